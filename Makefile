@@ -1,0 +1,62 @@
+# Variables: PYTHON (interpreter for .venv), ARGS (passed to the demo, or to pytest), ONLY (one benchmark).
+PYTHON ?= python3
+ARGS ?=
+ONLY ?=
+
+BIN := .venv/bin
+PACKAGES := broker edge_actor learner
+# Whatever decides what gets installed; a stamp in .venv older than one of these is stale.
+RECIPE := setup.cfg pyproject.toml constraints.txt
+SHELL_SCRIPTS = .ci/run $(shell find . \( -name .git -o -name .venv -o -name runs \) -prune -o -name '*.sh' -print)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench test-trixie clean
+
+help: ## this list
+	@echo 'make TARGET [PYTHON=python3.11] [ARGS="..."] [ONLY=name]'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+
+demo: .venv/.runtime ## train CartPole with a broker, a learner and two int8 actors on this machine (ARGS="--env ...")
+	@$(BIN)/actorq-learner demo $(ARGS)
+
+test: .venv/.dev ## run the tests (ARGS="-k name" picks some)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/.dev ## ruff, mypy, import-linter, shellcheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/lint-imports
+	@command -v shellcheck > /dev/null || { echo 'make: shellcheck is missing: apt install shellcheck' >&2; exit 1; }
+	shellcheck $(SHELL_SCRIPTS)
+
+bench: .venv/.dev ## run the benchmarks, one JSON object per line (ONLY=actor runs one)
+	@$(BIN)/python -m tests.benchmarks $(ONLY)
+
+test-trixie: ## as root: the actor's tests on Python 3.13, in a Debian Trixie root made by debootstrap
+	tests/trixie/run.sh $(ARGS)
+
+clean: ## remove .venv, caches and build output; runs/ stays
+	rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	find . -name runs -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The venv is made once; each stamp says what was installed into it, so a second run does nothing.
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'make: Python 3.11 or newer is needed, and $(PYTHON) is not: '"$$($(PYTHON) --version 2>&1)" >&2; \
+	  echo '      apt install python3 python3-venv, or name one that is: make PYTHON=python3.11' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { \
+	  echo 'make: $(PYTHON) cannot make virtual environments: apt install python3-venv' >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	@touch $@
+
+.venv/.runtime: .venv/.created $(RECIPE)
+	@echo 'Installing into .venv: the first time this downloads about 700 MB, mostly TensorFlow, in 1 to 3 minutes.' >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,actor,local]'
+	@touch $@
+
+.venv/.dev: .venv/.runtime
+	@echo 'Installing the test tools into .venv.' >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,actor,local,dev]'
+	@touch $@

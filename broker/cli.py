@@ -1,0 +1,50 @@
+"""How every command ends: errors in three lines on stderr, a traceback only with -v, a named exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from broker import errors
+
+
+def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+    """Runs a command and turns what it raises into its exit code (errors.py draws the tree).
+
+    Args:
+        command: Parses its arguments and returns an exit code.
+        argv: Arguments without the program name; None takes the process's own.
+    """
+    args = sys.argv[1:] if argv is None else list(argv)
+    verbose = "-v" in args or "--verbose" in args
+    try:
+        return command(args)
+    except errors.ActorqError as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return errors.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away; Python would complain once more at exit
+        return errors.EXIT_OK
+    except Exception as error:
+        traceback.print_exc()
+        print(f"error: unexpected {type(error).__name__}: {error}\n  to do: please report this", file=sys.stderr)
+        return errors.EXIT_UNEXPECTED
+
+
+def on_stop_signal(stop: Callable[[], None]) -> None:
+    """Calls `stop` at the first SIGTERM or SIGINT; a second one ends the process as Python would."""
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+        stop()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)

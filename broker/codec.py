@@ -1,0 +1,216 @@
+"""Message <-> bytes, in the safetensors format; `DecodeError` on anything odd; never pickle.
+
+The layout is the library's (8 bytes of header length, JSON header, data), and the library reads what we write. It is
+written here because `safetensors.numpy` returns no metadata and its metadata order changes from call to call, so that
+no golden bytes could pin the wire. Decoding copies nothing: arrays are read-only views of the payload.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from typing import Any, TypeVar
+
+import numpy as np
+
+from broker import errors, messages, specs
+
+_M = TypeVar("_M")
+MAX_HEADER_BYTES = 64 * 1024
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_KIND_OF: dict[type[Any], str] = {cls: kind for kind, cls in messages.KINDS.items()}
+_HINTS = {
+    cls: typing.get_type_hints(cls)
+    for cls in (*_KIND_OF, messages.Manifest, messages.Birth, messages.Vitals)
+    + (specs.EnvSpec, specs.ObservationSpec, specs.ActionSpec)
+}
+_PLANS = {
+    cls: (
+        {name: hint for name, hint in _HINTS[cls].items() if name not in messages.ARRAYS.get(cls, {})},
+        tuple(messages.ARRAYS.get(cls, {})),
+    )
+    for cls in _KIND_OF
+}
+"""Of each message: its other fields with their types, and the names of its arrays, both in declaration order."""
+_SCHEMA = str(messages.SCHEMA_VERSION)
+
+
+def encode(message: messages.Message) -> bytes:
+    """Bytes of a message; equal messages give equal bytes."""
+    cls = type(message)
+    kind = _KIND_OF[cls]
+    scalars, arrays = _PLANS[cls]
+    metadata = {"message": kind, "schema": _SCHEMA}
+    for name in scalars:
+        metadata[name] = _dump(getattr(message, name))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    data: list[bytes] = []
+    offset = 0
+    for name in arrays:
+        array = getattr(message, name)
+        chunk = array.tobytes()
+        end = offset + len(chunk)
+        header[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
+        data.append(chunk)
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
+    return b"".join((len(text).to_bytes(8, "little"), text, *data))
+
+
+def decode(expected: type[_M], payload: bytes) -> _M:
+    """The message of type `expected` that `payload` holds.
+
+    Raises:
+        DecodeError: Anything else; its `reason` is one of `size`, `header`, `schema`, `kind`, `field`, `array`.
+    """
+    header, body = _split(payload)
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise errors.DecodeError("the header has no metadata", reason="header")
+    if metadata.get("schema") != _SCHEMA:
+        raise errors.DecodeError(
+            f"schema version {str(metadata.get('schema'))[:20]!r}, expected {_SCHEMA}",
+            reason="schema",
+            todo="run the same release of actorq-fleet on learner and actors",
+        )
+    kind = _KIND_OF[expected]
+    if metadata.get("message") != kind:
+        raise errors.DecodeError(f"message {str(metadata.get('message'))[:20]!r}, expected {kind!r}", reason="kind")
+    scalars, arrays = _PLANS[expected]
+    if header.keys() != set(arrays):
+        raise errors.DecodeError(f"arrays of {kind} are not {arrays}", reason="array")
+    if metadata.keys() != {"message", "schema", *scalars}:
+        raise errors.DecodeError(f"fields of {kind} are not {tuple(scalars)}", reason="field")
+    values: dict[str, Any] = {name: _load(name, metadata[name], hint) for name, hint in scalars.items()}
+    offset = 0
+    for name, entry in header.items():  # the library lists arrays as they lie, and sorts them in its own way
+        values[name], offset = _array(expected, name, entry, body, offset)
+    if offset != len(body):
+        raise errors.DecodeError(f"{len(body) - offset} bytes too many behind the arrays", reason="array")
+    try:
+        return expected(**values)
+    except errors.ActorqError as error:
+        raise errors.DecodeError(error.what, reason="field") from error
+
+
+def _split(payload: bytes) -> tuple[dict[str, Any], memoryview]:
+    if len(payload) < 8:
+        raise errors.DecodeError("shorter than a header", reason="size")
+    length = int.from_bytes(payload[:8], "little")
+    if length > MAX_HEADER_BYTES or 8 + length > len(payload):
+        raise errors.DecodeError(f"header length {length} does not fit", reason="size")
+    try:
+        header = json.loads(payload[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise errors.DecodeError("the header is not JSON", reason="header") from error
+    if not isinstance(header, dict):
+        raise errors.DecodeError("the header is not an object", reason="header")
+    return header, memoryview(payload)[8 + length :]
+
+
+def _array(cls: type[Any], name: str, entry: Any, body: memoryview, offset: int) -> tuple[np.ndarray[Any, Any], int]:
+    """The array described by `entry`, which must start at `offset`; and the offset behind it."""
+    dtypes, rank = messages.ARRAYS[cls][name]
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise errors.DecodeError(f"array {name} is not described", reason="array")
+    dtype = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if dtype is None or dtype.name not in dtypes:
+        raise errors.DecodeError(f"array {name} has dtype {str(entry['dtype'])[:20]!r}", reason="array")
+    if not _is_sizes(shape) or len(shape) > 5 or (rank is not None and len(shape) != rank):
+        raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
+    end = offset + math.prod(shape) * dtype.itemsize
+    if not _is_sizes(offsets) or offsets != [offset, end] or end > len(body):
+        raise errors.DecodeError(f"array {name} does not lie where it says", reason="array")
+    try:
+        return np.frombuffer(body[offset:end], dtype).reshape(shape), end
+    except ValueError as error:  # [0, 2**62] has no elements and fits nowhere
+        raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array") from error
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+
+
+def _dump(value: Any) -> str:
+    if type(value) is int:  # the hot path: counters of Experience
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+def _load(name: str, text: str, hint: Any) -> Any:
+    if hint is int and len(text) < 19 and text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise errors.DecodeError(f"field {name} is not JSON", reason="field") from error
+    return _typed(name, value, hint)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """`value` as parsed from JSON, if it is exactly what `hint` says."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+        origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _nested(name, value, hint)
+    if origin is dict and isinstance(value, dict):
+        item = typing.get_args(hint)[1]
+        return {_typed(name, key, str): _typed(name, v, item) for key, v in value.items()}
+    if origin is tuple and isinstance(value, list):
+        item = typing.get_args(hint)[0]
+        return tuple(_typed(name, v, item) for v in value)
+    if hint is float and type(value) in (int, float):
+        return _finite(name, value)
+    if hint is str and type(value) is str:
+        return _printable(name, value)
+    if hint in (bool, int) and type(value) is hint and -(2**63) <= value < 2**63:
+        return value
+    raise errors.DecodeError(f"field {name} is not of type {hint}", reason="field")
+
+
+def _nested(name: str, value: Any, cls: type[Any]) -> Any:
+    hints = _HINTS[cls]
+    if not isinstance(value, dict) or value.keys() != hints.keys():
+        raise errors.DecodeError(f"field {name} is not a {cls.__name__}", reason="field")
+    try:
+        return cls(**{key: _typed(f"{name}.{key}", value[key], hint) for key, hint in hints.items()})
+    except errors.SpecError as error:
+        raise errors.DecodeError(f"field {name}: {error.what}", reason="field") from error
+
+
+def _printable(name: str, value: str) -> str:
+    try:
+        value.encode()  # half a surrogate pair passes JSON and fails later, in a log line or a topic
+    except UnicodeEncodeError as error:
+        raise errors.DecodeError(f"field {name} is not Unicode text", reason="field") from error
+    return value
+
+
+def _finite(name: str, value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise errors.DecodeError(f"field {name} is not finite", reason="field")
+    return number

@@ -1,0 +1,157 @@
+"""The error tree and the exit code each branch ends a command with.
+
+    ActorqError                      1   anything of ours that has no better name
+    ├── ConfigError                 10   unknown key, wrong type, clashing settings
+    ├── EnvironmentFailure          11   environment unknown, not importable, or broken
+    ├── SpecError                   12   spaces we cannot carry, or two that do not match
+    ├── BrokerUnreachable           13   no broker answered
+    ├── FleetBusy                   14   another learner is live on the fleet
+    ├── IdentityError               15   keys or enrolment bundle missing or unusable
+    ├── PolicyError                 16   a policy file or message that must not run
+    ├── RunError                    17   run directory or checkpoint missing or broken
+    ├── RuntimeMissing              18   no TFLite runtime, TensorFlow or broker program installed
+    ├── NotSolved                   19   the budget ended before the policy was good
+    ├── ActorRefused                20   the learner refused this actor
+    └── MessageError                21   bytes from the network that are not a message of ours
+        ├── DecodeError
+        └── SignatureError
+
+Usage errors end with 2 (argparse), an interrupted learner with 130, an unexpected exception with 70.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_UNEXPECTED = 70
+EXIT_INTERRUPTED = 130
+
+
+class ActorqError(Exception):
+    """Base of every error that a user is meant to read.
+
+    Args:
+        what: One sentence that says what is wrong.
+        where: The file, key, topic or address it was found at.
+        todo: What the reader can do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.todo = todo
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.todo:
+            lines.append(f"  to do: {self.todo}")
+        return "\n".join(lines)
+
+
+class ConfigError(ActorqError):
+    """A setting is unknown, has the wrong type or clashes with another."""
+
+    exit_code = 10
+
+
+class EnvironmentFailure(ActorqError):
+    """The environment is unknown, cannot be imported or failed while stepping."""
+
+    exit_code = 11
+
+
+class SpecError(ActorqError):
+    """A space that the contract cannot carry, or two specs that must match and do not."""
+
+    exit_code = 12
+
+
+class BrokerUnreachable(ActorqError):
+    """No broker of the list answered in time."""
+
+    exit_code = 13
+
+
+class FleetBusy(ActorqError):
+    """Another live learner owns the fleet."""
+
+    exit_code = 14
+
+
+class IdentityError(ActorqError):
+    """Keys or the enrolment bundle are missing or unusable."""
+
+    exit_code = 15
+
+
+class PolicyError(ActorqError):
+    """A policy that must not run: altered, too old, too large, or made for another spec.
+
+    Args:
+        what: One sentence that says what is wrong.
+        reason: Short slug under which refusals of this kind are counted.
+    """
+
+    exit_code = 16
+
+    def __init__(self, what: str, *, reason: str = "policy", where: str = "", todo: str = "") -> None:
+        super().__init__(what, where=where, todo=todo)
+        self.reason = reason
+
+
+class RunError(ActorqError):
+    """A run directory or checkpoint that is missing, broken or in use."""
+
+    exit_code = 17
+
+
+class RuntimeMissing(ActorqError):
+    """A program or runtime that the command needs is not installed."""
+
+    exit_code = 18
+
+
+class NotSolved(ActorqError):
+    """The step or time budget ended before the published policy was good."""
+
+    exit_code = 19
+
+
+class ActorRefused(ActorqError):
+    """The learner will not take experience from this actor."""
+
+    exit_code = 20
+
+
+class MessageError(ActorqError):
+    """Bytes from the network that are not a message of ours.
+
+    Args:
+        what: One sentence that says what is wrong.
+        reason: Short slug under which refusals of this kind are counted.
+    """
+
+    exit_code = 21
+
+    def __init__(self, what: str, *, reason: str, where: str = "", todo: str = "") -> None:
+        super().__init__(what, where=where, todo=todo)
+        self.reason = reason
+
+
+class DecodeError(MessageError):
+    """A payload that does not decode to the message expected at its topic."""
+
+    def __init__(self, what: str, *, reason: str = "decode", where: str = "", todo: str = "") -> None:
+        super().__init__(what, reason=reason, where=where, todo=todo)
+
+
+class SignatureError(MessageError):
+    """A payload whose signature or MAC is missing or wrong."""
+
+    def __init__(self, what: str, *, reason: str = "signature", where: str = "", todo: str = "") -> None:
+        super().__init__(what, reason=reason, where=where, todo=todo)

@@ -1,0 +1,380 @@
+"""One MQTT connection that keeps itself up. The only file that imports paho.
+
+A network thread owns connecting, reading, keep-alive and reconnecting; a lock makes `publish` safe from any other
+thread. `publish` writes to the socket inline, without waking the network thread: a wake-up per message would cost the
+actor's hot loop more than the write (FACTS.md: 0.06 of its speed). Nothing in `publish` waits for the network.
+
+On each connect: subscribe, wait for every SUBACK, then send all that is retained, the will's topic last: that one is
+the birth, which promises that its sender listens. Each connection is a new paho client with a clean session, so that
+paho never holds messages of its own over a reconnect; what must survive is held by the caller (spool) or in `retain`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+
+from broker import errors
+
+DEFAULT_PORT = 1883
+KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
+CONNECT_TIMEOUT_S = 5.0
+BACKOFF_FIRST_S = 0.1
+BACKOFF_LIMIT_S = 10.0
+WATCHDOG_S = 30.0  # a network thread that did not turn for so long is declared dead
+LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
+IN_FLIGHT_LIMIT = 20  # more is slower with paho (FACTS.md) and delays what is urgent
+
+Handler = Callable[[str, bytes, bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host and port of a broker."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """From `host`, `host:port` or `[v6]:port`.
+
+        Raises:
+            ConfigError: It is none of these.
+        """
+        host, port = text, str(DEFAULT_PORT)
+        if text.startswith("["):
+            host, _, rest = text[1:].partition("]")
+            port = rest.removeprefix(":") or port
+        elif text.count(":") == 1:
+            host, port = text.split(":")
+        elif ":" in text and not _is_v6(text):
+            host = ""
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise errors.ConfigError(f"{text!r} is not a broker address", todo="write host or host:port")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _is_v6(text: str) -> bool:
+    try:
+        return bool(ipaddress.IPv6Address(text))
+    except ValueError:
+        return False
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait after so many failures in a row: doubled, capped, and jittered lest a fleet comes back as one."""
+    return min(BACKOFF_LIMIT_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 16)) * random.uniform(0.5, 1.0)
+
+
+class Link:
+    """A connection to one broker of a list.
+
+    Args:
+        brokers: `host[:port]`, tried in turn.
+        client_id: MQTT client id; a suffix per connection is added, so that a late session cannot push out a new one.
+        username: With `password`, for brokers that want them.
+        will: Topic and payload that the broker publishes (retained, QoS 1) when this side vanishes.
+        on_connect: Called on the network thread after everything retained was sent.
+        on_log: Takes one line for people when the connection is lost, found again or refused.
+    """
+
+    def __init__(
+        self,
+        brokers: Sequence[str],
+        client_id: str,
+        *,
+        username: str = "",
+        password: str = "",
+        will: tuple[str, bytes] | None = None,
+        on_connect: Callable[[], None] | None = None,
+        on_log: Callable[[str], None] | None = None,
+    ) -> None:
+        if not brokers:
+            raise errors.ConfigError("the list of brokers is empty", todo="name at least one: --broker HOST")
+        self._addresses = [Address.parse(text) for text in brokers]
+        self._client_id = client_id
+        self._credentials = (username, password)
+        self._will = will
+        self._on_connect = on_connect
+        self._on_log = on_log or (lambda line: None)
+        self._handlers: list[tuple[str, Handler]] = []
+        self._retained: dict[str, bytes | Callable[[], bytes]] = {}
+        self._lock = threading.RLock()
+        self._client: mqtt.Client | None = None
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._unacknowledged: set[int] = set()
+        self._drained = threading.Condition(self._lock)
+        self._awaited_subacks: set[int] = set()
+        self._refusal = ""
+        self._turned_at = time.monotonic()
+        self._generation = 0
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._down_logged = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.connections = 0
+        self.handler_errors = 0
+        self.address = ""
+
+    # -- what callers use -------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Connected, subscribed, and everything retained sent."""
+        return self._ready.is_set()
+
+    @property
+    def in_flight(self) -> int:
+        """QoS 1 messages that the broker has not acknowledged yet."""
+        return len(self._unacknowledged)
+
+    def subscribe(self, topic_filter: str, handler: Handler) -> None:
+        """Hands every message of a filter to `handler(topic, payload, retained)`, on the network thread."""
+        with self._lock:
+            self._handlers.append((topic_filter, handler))
+            if self._client is not None and self._ready.is_set():
+                self._client.subscribe(topic_filter, qos=1)
+
+    def start(self) -> None:
+        """Starts the network thread and its watchdog."""
+        self._spawn()
+        threading.Thread(target=self._watch, name="mqtt-watchdog", daemon=True).start()
+
+    def wait_connected(self, timeout_s: float) -> None:
+        """Waits for the first connection.
+
+        Raises:
+            BrokerUnreachable: None was made in time.
+        """
+        if not self._ready.wait(timeout_s):
+            tried = ", ".join(map(str, self._addresses))
+            raise errors.BrokerUnreachable(
+                f"no broker answered within {timeout_s:g} s" + (f" ({self._refusal})" if self._refusal else ""),
+                where=tried,
+                todo="start one with `actorq-broker up`, or name yours with --broker HOST[:PORT]",
+            )
+
+    def retain(self, topic: str, payload: bytes | Callable[[], bytes]) -> None:
+        """Publishes a retained message now, if connected, and again on every connect.
+
+        Args:
+            topic: Where to.
+            payload: The bytes, or a function that makes them anew at each connect.
+        """
+        with self._lock:
+            self._retained[topic] = payload
+            if self._ready.is_set():
+                self._send(topic, payload() if callable(payload) else payload, retain=True)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
+        """Sends once at QoS 1 without waiting.
+
+        Returns:
+            False when not connected, busy, or with too much in flight: the caller keeps the message.
+        """
+        if not self._ready.is_set() or len(self._unacknowledged) >= IN_FLIGHT_LIMIT:
+            return False
+        if not self._lock.acquire(timeout=LOCK_WAIT_S):
+            return False
+        try:
+            return self._ready.is_set() and self._send(topic, payload, retain=retain)
+        finally:
+            self._lock.release()
+
+    def close(self, farewell: tuple[str, bytes] | None = None, timeout_s: float = 2.0) -> None:
+        """Sends a last retained message, waits until all is acknowledged, and disconnects."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            if farewell is not None and self._ready.is_set():
+                self._send(*farewell, retain=True)
+            while self._unacknowledged and self._ready.is_set() and (left := deadline - time.monotonic()) > 0:
+                self._drained.wait(left)
+            self._stopping.set()
+            if self._client is not None:
+                self._client.disconnect()  # a clean DISCONNECT withdraws the will
+        self._thread.join(max(0.1, deadline - time.monotonic()))
+
+    # -- network thread ---------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        self._generation += 1
+        self._turned_at = time.monotonic()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._generation,), name=f"mqtt-{self._generation}", daemon=True
+        )
+        self._thread.start()
+
+    def _watch(self) -> None:
+        """Replaces a network thread that died or hangs; without this, publishes would be refused for ever."""
+        while not self._stopping.wait(WATCHDOG_S / 6):
+            if not self._thread.is_alive() or time.monotonic() - self._turned_at > WATCHDOG_S:
+                self._on_log("the network thread stopped turning; starting another")
+                self._ready.clear()
+                self._spawn()
+
+    def _run(self, generation: int) -> None:
+        turn = failures = 0
+        while not self._stopping.is_set() and generation == self._generation:
+            address = self._addresses[turn % len(self._addresses)]
+            before = self.connections
+            try:
+                self._serve(address, generation)
+            except OSError as error:
+                self._refusal = str(error)
+            except Exception as error:  # a bug of ours or paho's must not end the thread; it is counted and shown
+                self.handler_errors += 1
+                self._refusal = f"{type(error).__name__}: {error}"
+            lost = self.connections > before
+            self._lose(f"connection to {address} lost" if lost else f"cannot reach {address}")
+            turn += 1
+            failures = 0 if lost else failures + 1
+            delay = backoff_s(failures // len(self._addresses))
+            self._turned_at = time.monotonic()
+            self._stopping.wait(delay)
+
+    def _lose(self, line: str) -> None:
+        with self._lock:
+            self._ready.clear()
+            self._client = None
+            self._unacknowledged.clear()
+            self._drained.notify_all()
+        if not self._stopping.is_set() and not self._down_logged:
+            self._down_logged = True  # a failure is said once, its end once
+            self._on_log(f"{line}{': ' + self._refusal if self._refusal else ''}; trying again")
+
+    def _serve(self, address: Address, generation: int) -> None:
+        """Connects and serves the socket until it is lost."""
+        client = self._new_client()
+        self._refusal = ""
+        client.connect(address.host, address.port, keepalive=KEEPALIVE_S)  # blocks this thread alone: no lock held
+        sock = client.socket()
+        if not isinstance(sock, socket.socket):
+            raise OSError("no socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        poll = select.poll()  # not select(): that fails past descriptor 1023
+        poll.register(self._woken, select.POLLIN)
+        with self._lock:
+            self._client = client
+            self.address = str(address)
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while generation == self._generation:
+            self._turned_at = time.monotonic()
+            if not self._ready.is_set() and time.monotonic() > deadline:
+                raise OSError(self._refusal or "no answer to CONNECT or SUBSCRIBE")
+            with self._lock:
+                if client.socket() is None:  # the thread that published last noticed the loss
+                    return
+                poll.register(sock, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
+            events = poll.poll(200)
+            with self._lock:
+                code = MQTTErrorCode.MQTT_ERR_SUCCESS
+                for descriptor, event in events:
+                    if descriptor == self._woken.fileno():
+                        self._woken.recv(4096)
+                        continue
+                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                        code = client.loop_read() or code
+                    if event & select.POLLOUT and client.socket() is not None:
+                        code = client.loop_write() or code
+                code = code or client.loop_misc()
+            if code or client.socket() is None:
+                return
+
+    def _new_client(self) -> mqtt.Client:
+        client = mqtt.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=f"{self._client_id}-{random.getrandbits(32):08x}",
+            clean_session=True,
+            protocol=mqtt.MQTTv311,
+        )
+        client.connect_timeout = CONNECT_TIMEOUT_S
+        client.max_inflight_messages_set(0)  # the window is ours: `publish` refuses beyond IN_FLIGHT_LIMIT
+        if self._credentials[0]:
+            client.username_pw_set(*self._credentials)
+        if self._will is not None:
+            client.will_set(*self._will, qos=1, retain=True)
+        client.on_connect = self._connected
+        client.on_subscribe = self._subscribed
+        client.on_publish = self._published
+        client.on_message = self._message
+        return client
+
+    def _connected(self, client: mqtt.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
+        if reason.is_failure:
+            self._refusal = f"refused: {reason}"
+            client.disconnect()
+            return
+        filters = [(topic_filter, 1) for topic_filter, _ in self._handlers]
+        if not filters:
+            self._bear()
+            return
+        _, mid = client.subscribe(filters)
+        self._awaited_subacks = {mid} if mid is not None else set()
+
+    def _subscribed(self, client: mqtt.Client, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:
+        if any(reason.is_failure for reason in reasons):
+            self._refusal = "a subscription was refused"
+            client.disconnect()
+            return
+        self._awaited_subacks.discard(mid)
+        if not self._awaited_subacks and not self._ready.is_set():
+            self._bear()
+
+    def _bear(self) -> None:
+        """All subscriptions stand: send what is retained, the birth last."""
+        self._ready.set()
+        self.connections += 1
+        birth_topic = self._will[0] if self._will else ""
+        for topic, payload in sorted(self._retained.items(), key=lambda item: item[0] == birth_topic):
+            self._send(topic, payload() if callable(payload) else payload, retain=True)
+        if self._down_logged:
+            self._down_logged = False
+            self._on_log(f"connected to {self.address} again")
+        if self._on_connect is not None:
+            self._on_connect()
+
+    def _published(self, client: mqtt.Client, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
+        self._unacknowledged.discard(mid)
+        if not self._unacknowledged:
+            self._drained.notify_all()
+
+    def _message(self, client: mqtt.Client, userdata: Any, message: mqtt.MQTTMessage) -> None:
+        self.bytes_received += len(message.payload)
+        for topic_filter, handler in self._handlers:
+            if mqtt.topic_matches_sub(topic_filter, message.topic):
+                try:
+                    handler(message.topic, bytes(message.payload), message.retain)
+                except Exception as error:  # paho would end its loop, and the fleet its connection, over one message
+                    self.handler_errors += 1
+                    self._on_log(f"handling a message on {message.topic} failed: {type(error).__name__}: {error}")
+
+    def _send(self, topic: str, payload: bytes, *, retain: bool) -> bool:
+        if self._client is None:
+            return False
+        info = self._client.publish(topic, payload, qos=1, retain=retain)
+        if info.rc != mqtt.MQTT_ERR_SUCCESS:
+            return False
+        self._unacknowledged.add(info.mid)
+        self.bytes_sent += len(payload)
+        if self._client.want_write() and threading.current_thread() is not self._thread:
+            with contextlib.suppress(BlockingIOError):  # a wake-up is pending already
+                self._wake.send(b"\0")  # the socket is full: the network thread must send the rest
+        return True

@@ -1,0 +1,1 @@
+"""Mosquitto as this fleet's broker: its rendered configuration and its process."""

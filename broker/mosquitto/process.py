@@ -1,0 +1,213 @@
+"""Mosquitto as a child of this process: found, started, waited for, reloaded, stopped, never left behind."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from broker import errors, listener
+from broker.mosquitto import access, config
+
+_PATH_BESIDES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
+"""Where packages put it; Debian's user PATH lacks the first two."""
+_START_TIMEOUT_S = 5.0
+_STOP_TIMEOUT_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+
+def find() -> str | None:
+    """Path of the Mosquitto program, if it is installed."""
+    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:{_PATH_BESIDES}")
+
+
+class Mosquitto:
+    """A running Mosquitto.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; 0 takes any free one.
+        fleet: Whose topics the users may use.
+        users: Names and passwords of those who may connect; None lets in whoever reaches a loopback address.
+        on_log: Takes each line that Mosquitto writes: warnings and errors. Called on a thread of its own.
+
+    Raises:
+        RuntimeMissing: Mosquitto is not installed.
+        IdentityError: An address that others can reach was asked for without users.
+        ConfigError: The port is taken, or Mosquitto did not start; with what it said.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        fleet: str,
+        users: Mapping[str, str] | None = None,
+        on_log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        program = find()
+        if program is None:
+            raise errors.RuntimeMissing("Mosquitto is not installed", todo="sudo apt install mosquitto")
+        if users is None and not listener.is_loopback(host):
+            raise errors.IdentityError(
+                "a broker that others can reach needs enrolled actors",
+                where=f"{host}, fleet {fleet}",
+                todo="run `actorq-broker enroll NAME` once per actor, then start again",
+            )
+        self.host = host
+        self.port = listener.reserve(host, port)
+        self._fleet = fleet
+        self._on_log = on_log
+        self._owner = _other_user()
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=5)
+        # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root.
+        self._directory = Path(tempfile.mkdtemp(prefix="actorq-mosquitto-"))
+        try:
+            self._write_all(users)
+            self._child = self._spawn(program)
+        except BaseException:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+        self._reader = threading.Thread(target=self._read, name="mosquitto-log", daemon=True)
+        self._reader.start()
+        try:
+            self._wait_until_up()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def __enter__(self) -> Mosquitto:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def reload(self, users: Mapping[str, str]) -> None:
+        """Lets in other users from now on. Mosquitto keeps those connected who already are."""
+        self._write("passwords", access.render_passwords(users))
+        self._write("access", access.render_acl(self._fleet, users))
+        self._child.send_signal(signal.SIGHUP)
+
+    def check(self) -> None:
+        """Raises BrokerUnreachable if Mosquitto has ended by itself."""
+        code = self._child.poll()
+        if code is not None:
+            raise errors.BrokerUnreachable(
+                f"Mosquitto ended with {code}{self._said()}", where=f"{self.host}:{self.port}", todo="start it again"
+            )
+
+    def stop(self) -> None:
+        """Ends Mosquitto, at the latest after two seconds, and removes its files."""
+        self._child.terminate()
+        try:
+            self._child.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._reader.join(1.0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _write_all(self, users: Mapping[str, str] | None) -> None:
+        if users is None:
+            text = config.render(self.host, self.port)
+        else:
+            passwords = self._write("passwords", access.render_passwords(users))
+            acl = self._write("access", access.render_acl(self._fleet, users))
+            text = config.render(self.host, self.port, passwords=passwords, access=acl)
+        self._write("mosquitto.conf", text)
+        if self._owner is not None:
+            os.chown(self._directory, self._owner.pw_uid, self._owner.pw_gid)
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self._directory / name
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        if self._owner is not None:
+            os.chown(path, self._owner.pw_uid, self._owner.pw_gid)
+        return path
+
+    def _spawn(self, program: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [program, "-c", str(self._directory / "mosquitto.conf")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            # Not Mosquitto's own way of dropping root: a process that changes its user loses its death signal.
+            user=self._owner.pw_uid if self._owner else None,
+            group=self._owner.pw_gid if self._owner else None,
+            extra_groups=() if self._owner else None,
+            preexec_fn=die_with_parent(),  # noqa: PLW1509  it calls prctl and getppid, no more
+            process_group=0,  # Ctrl-C is for us; we then stop Mosquitto in order
+        )
+
+    def _read(self) -> None:
+        for line in self._child.stderr or ():
+            self._last_lines.append(line.strip())
+            self._on_log(line.strip())
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._child.poll() is not None:
+                self._reader.join(1.0)
+                raise errors.ConfigError(
+                    f"Mosquitto did not start{self._said()}",
+                    where=f"{self.host}:{self.port}",
+                    todo="free the port or choose another one; --kind embedded needs no Mosquitto",
+                )
+            with contextlib.suppress(OSError), socket.create_connection(_reachable(self.host, self.port), 0.5):
+                return
+            time.sleep(0.01)
+        raise errors.ConfigError("Mosquitto does not answer", where=f"{self.host}:{self.port}")
+
+    def _said(self) -> str:
+        return ": " + "; ".join(self._last_lines) if self._last_lines else ""
+
+
+def _reachable(host: str, port: int) -> tuple[str, int]:
+    """Where to connect to a listener on `host`, which may be a wildcard."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+
+
+def _other_user() -> pwd.struct_passwd | None:
+    """The unprivileged user that Mosquitto runs as when we are root."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam("mosquitto")
+    except KeyError:
+        return pwd.getpwnam("nobody")
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Has the kernel end the child when this process is gone, even after kill -9. Linux only."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)  # loaded before the fork: after it, only calls that are safe between fork and exec
+    parent = os.getpid()
+
+    def in_child() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died between fork and prctl
+            os._exit(1)
+
+    return in_child

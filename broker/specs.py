@@ -1,0 +1,122 @@
+"""What an environment takes and gives, which kind of output a policy has, and the fingerprint of both.
+
+The learner builds its networks from these alone; it never imports an environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from broker import errors
+
+Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
+HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
+OBSERVATION_DTYPES = ("float32", "uint8")
+_MAX_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationSpec:
+    """One observation: `shape` without the batch dimension, as the policy sees it.
+
+    Dict, Tuple and Discrete spaces arrive here flattened (edge_actor/env.py says in which order).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in OBSERVATION_DTYPES:
+            raise errors.SpecError(
+                f"observations of dtype {self.dtype!r} are not carried",
+                todo=f"wrap the environment so that it gives one of {', '.join(OBSERVATION_DTYPES)}",
+            )
+        _check_shape(self.shape, "observation", rank_min=1)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """One action: `discrete` with `n` choices 0..n-1, or `continuous` with `shape` and bounds."""
+
+    kind: str
+    n: int = 0
+    shape: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind == "discrete":
+            if not 2 <= self.n <= 1 << 16:
+                raise errors.SpecError(f"a discrete action needs 2 to 65536 choices, not {self.n}")
+        elif self.kind == "continuous":
+            _check_shape(self.shape, "action", rank_min=1)
+            size = math.prod(self.shape)
+            if len(self.low) != size or len(self.high) != size:
+                raise errors.SpecError("action bounds must have one value per element of the action")
+            if not all(
+                math.isfinite(lo) and math.isfinite(hi) and lo < hi for lo, hi in zip(self.low, self.high, strict=True)
+            ):
+                raise errors.SpecError(
+                    "action bounds must be finite, with low below high",
+                    todo="wrap the environment with gymnasium.wrappers.RescaleAction",
+                )
+        else:
+            raise errors.SpecError(f"unknown kind of action {self.kind!r}", todo="use 'discrete' or 'continuous'")
+
+    @property
+    def size(self) -> int:
+        """Outputs of a q_values, deterministic or categorical head for this action."""
+        return self.n if self.kind == "discrete" else math.prod(self.shape)
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """Heads that can choose such an action."""
+        return ("q_values", "categorical") if self.kind == "discrete" else ("deterministic", "gaussian")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Observation and action spec of one environment."""
+
+    observation: ObservationSpec
+    action: ActionSpec
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over the canonical JSON of the spec; equal exactly when policies are interchangeable."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def describe(self) -> str:
+        """One line for people: `obs float32[4] -> 2 actions`."""
+        observation = f"obs {self.observation.dtype}[{','.join(map(str, self.observation.shape))}]"
+        if self.action.kind == "discrete":
+            return f"{observation} -> {self.action.n} actions"
+        return f"{observation} -> continuous[{','.join(map(str, self.action.shape))}]"
+
+
+def check_head(head: str, action: ActionSpec) -> Head:
+    """Returns `head` if it can choose actions of this spec.
+
+    Raises:
+        SpecError: It is unknown or does not fit.
+    """
+    if head not in action.heads:
+        raise errors.SpecError(
+            f"a policy head {head!r} cannot choose {action.kind} actions",
+            todo=f"use one of {', '.join(action.heads)}",
+        )
+    return next(h for h in HEADS if h == head)
+
+
+def _check_shape(shape: tuple[int, ...], what: str, rank_min: int) -> None:
+    if len(shape) < rank_min or len(shape) > 4 or any(d < 1 for d in shape) or math.prod(shape) > _MAX_ELEMENTS:
+        raise errors.SpecError(f"{what} shape {shape} is not carried", todo="flatten it to 1 to 4 dimensions")

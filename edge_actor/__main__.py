@@ -1,0 +1,115 @@
+"""actorq-actor: acts in an environment for a learner, or scores a policy file."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker import cli, errors, settings, specs
+from edge_actor import config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    return cli.run(_run, argv)
+
+
+def _run(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    return _act(args) if args.command == "run" else _evaluate(args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="actorq-actor", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="act and send experience until Ctrl-C or SIGTERM")
+    settings.add_arguments(run, config.ActorConfig)
+    run.add_argument("-v", dest="verbose", action="store_true", default=None, help="short for --verbose")
+
+    score = commands.add_parser("evaluate", help="play a .tflite policy greedily, and time it")
+    score.add_argument("policy", type=Path, metavar="POLICY.tflite")
+    score.add_argument("--env", required=True, help="Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId")
+    score.add_argument("--env-kwargs", default="{}", metavar="JSON", help="arguments for the environment")
+    score.add_argument("--episodes", type=int, default=20, metavar="N", help="(default: %(default)s)")
+    score.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="episode k resets with N + k (default: %(default)s)"
+    )
+    score.add_argument(
+        "--head", choices=specs.HEADS, help="what the model puts out (default: q_values, or deterministic)"
+    )
+    score.add_argument("--runtime", choices=config.RUNTIMES, default="auto", help="(default: %(default)s)")
+    score.add_argument("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    score.add_argument("--json", action="store_true", help="print one JSON object")
+    score.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _act(args: argparse.Namespace) -> int:
+    chosen = settings.load(config.ActorConfig, args, env_prefix=config.ENV_PREFIX)
+    if settings.dump_if_asked(args, chosen):
+        return errors.EXIT_OK
+    if not chosen.bundle:
+        raise errors.ConfigError(
+            "an actor needs its enrolment bundle",
+            where="bundle",
+            todo="run `actorq-broker enroll NAME` beside the learner, copy NAME.json here, and give --bundle NAME.json",
+        )
+    from broker import identity
+    from edge_actor import acting_loop  # here: NumPy, Gymnasium and the runtime would slow --help down
+
+    actor = acting_loop.Actor(
+        chosen, identity.Bundle.read(Path(chosen.bundle)), lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    cli.on_stop_signal(actor.stop)
+    actor.run()
+    return errors.EXIT_OK
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    if args.episodes < 1 or args.threads < 1:
+        raise errors.ConfigError("--episodes and --threads must be at least 1")
+    chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs)
+    try:
+        model = args.policy.read_bytes()
+    except OSError as error:
+        raise errors.PolicyError(
+            f"the policy cannot be read: {error.strerror}",
+            where=str(args.policy),
+            todo="give the path of a .tflite file",
+        ) from error
+    from edge_actor import env, evaluate, policy
+
+    environment = env.make(chosen.env, 1, chosen.env_arguments)
+    head = args.head or environment.spec.action.heads[0]
+    try:
+        acting = policy.Policy(model, head, environment.spec, 1, runtime=args.runtime, threads=args.threads)
+    except errors.PolicyError as error:
+        error.where = error.where or str(args.policy)
+        raise
+    score = evaluate.run(acting, environment, args.episodes, args.seed)
+    environment.close()
+    assert score is not None
+    result = {
+        "policy": str(args.policy),
+        "sha256": hashlib.sha256(model).hexdigest(),
+        "env": args.env,
+        "seed": args.seed,
+        "runtime": str(acting.interpreter.runtime),
+        "delegate": acting.delegate,
+        **score.values,
+        "episode_return": score.episode_return.tolist(),
+    }
+    if args.json:
+        print(json.dumps(result))
+        return errors.EXIT_OK
+    for name, value in result.items():
+        print(f"{name:32} {value}")
+    return errors.EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,416 @@
+"""Wires the actor together and runs it: one thread acts, others talk to the network, build policies and beat.
+
+Between two bursts of steps (about 2 ms, or one step at a control rate) the loop looks at everything else: what the
+learner said, a policy that is ready, experience to send. Without a grant an actor that runs flat out sleeps; one with a
+control rate acts on without recording, as it does when learner or network are gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import platform
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from broker import codec, errors, identity, link, messages, signing, topics
+from edge_actor import (
+    command,
+    config,
+    env,
+    exploration,
+    heartbeat,
+    inbox,
+    interpreter,
+    pace,
+    plant,
+    policy,
+    recorder,
+    rollout,
+    spool,
+    swap,
+    trajectory,
+    vitals,
+)
+
+_IDLE_S = 0.2
+_UNSENT_IDLE_S = 0.005  # the link refuses while its window is full, and does not say when it opens
+_BUILD_SLACK_S = 0.005  # building takes 0.1 to 5 ms
+_MESSAGE_STEPS = 1024  # before the learner says how many
+
+
+class Actor:
+    """One actor process.
+
+    Args:
+        settings: Checked settings.
+        bundle: Who it is.
+        on_log: Takes one line for people.
+
+    Raises:
+        EnvironmentFailure: `settings.env` cannot be made.
+        RuntimeMissing: There is no TFLite runtime.
+    """
+
+    def __init__(self, settings: config.ActorConfig, bundle: identity.Bundle, on_log: Callable[[str], None]) -> None:
+        if settings.fleet and settings.fleet != bundle.fleet:
+            raise errors.ConfigError(
+                f"the bundle is for fleet {bundle.fleet!r}, not {settings.fleet!r}", where=settings.bundle
+            )
+        self._settings = settings
+        self._on_log = on_log
+        self._runtime = interpreter.find(settings.runtime)
+        self._id = bundle.actor_id
+        self._topics = topics.Topics(bundle.fleet)
+        self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
+        environment = self._make(settings.env, settings.envs) if settings.env else None
+        self._boot = identity.next_count(self._state_dir / "boot")
+        self._session = secrets.token_hex(8)
+        self._mac = signing.ActorMac(bundle.mac_key)
+        self._verifier = signing.LearnerVerifier(bundle.learner_key)
+        self._inbox = inbox.Inbox(self._verifier, on_log)
+        self._link = self._connectable(bundle)
+        self._stopping = self._reconnected = False
+        self._task = ""
+        self._assignment: messages.Assignment | None = None
+        self._acting: policy.Policy | None = None
+        self._grant, self._burst = pace.Grant(), pace.BurstLength()
+        self._metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
+        self._commander = command.Commander(self._boot)
+        self._reports: collections.deque[messages.Report] = collections.deque()
+        self._beats = 0
+        self._load = vitals.Load()
+        self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
+        self._plant: plant.Plant | None = None
+        if environment is not None:
+            self._prepare(environment)
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Acts until `stop`.
+
+        Raises:
+            ActorRefused: The learner does not want this actor.
+            BrokerUnreachable: There is no broker, and nothing to do without one.
+            EnvironmentFailure: The learner's task cannot be made here, or none was named.
+        """
+        try:
+            self.start()
+            while not self._stopping:
+                self.turn()
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """Ends `run` soon; safe in a signal handler."""
+        self._stopping = True
+        self._inbox.wake.set()
+
+    def start(self) -> None:
+        """Connects, takes the learner's task if there is no other, and gives birth."""
+        self._link.start()
+        try:
+            self._link.wait_connected(self._settings.connect_timeout_s)
+        except errors.BrokerUnreachable:
+            if self._metronome is None or self._plant is None or not self._swap.ready:
+                raise
+            self._on_log("no broker: acting with the stored policy until there is one")
+        if self._plant is None and (task := self._wait_for_task()):
+            self._prepare(self._make(task, self._settings.envs))
+        if self._plant is None:
+            return  # stopped while it waited
+        environment = self._plant.environment
+        self._on_log(
+            f"actor {self._id} boot {self._boot}: {environment.name}, {environment.spec.describe()}, "
+            f"{environment.n_envs} at once, {self._runtime}"
+        )
+        self._link.retain(self._topics.actor_state(self._id), self._state)
+        self._heartbeat.start()
+
+    def close(self) -> None:
+        """Sends what is there, says goodbye, and frees everything."""
+        if self._plant is not None:
+            self._recorder.flush()
+            self._send()
+            self._plant.close()
+            self._heartbeat.close()
+            self._swap.close()
+        self._commander.close()
+        offline = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=self._beats)
+        self._link.close((self._topics.actor_state(self._id), self._seal_state(offline)), timeout_s=1.0)
+
+    # -- one turn of the loop ---------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Looks at everything, then acts for one burst or waits."""
+        self._listen()
+        if self._swap.ready:
+            self._swap_in()
+        self._send()
+        if self._metronome is None:
+            self._turn_flat_out()
+        else:
+            self._turn_at_rate(self._metronome)
+
+    def _turn_flat_out(self) -> None:
+        rows = self._allowed_rows()
+        if not rows:
+            self._recorder.flush()
+            self._send()
+            self._inbox.wake.wait(_UNSENT_IDLE_S if self._spool.unsent or self._reports else _IDLE_S)
+            self._inbox.wake.clear()
+            return
+        record = self._recorder.trajectory
+        before, began = record.used, time.perf_counter()
+        self._act(min(rows, self._burst.rows))
+        if record.used > before:
+            self._burst.learn(record.used - before, time.perf_counter() - began)
+        self._recorder.flush_if_due()
+
+    def _turn_at_rate(self, metronome: pace.Metronome) -> None:
+        if not metronome.wait(self._inbox.wake):
+            self._inbox.wake.clear()
+            return
+        if self._acting is None and self._assignment is None:
+            return  # nobody said yet what to do here
+        too_old = self._policy_is_too_old()
+        self._recorder.record(not too_old and self._allowed_rows() > 0)
+        self._act(1, safely=too_old)
+        self._recorder.flush_if_due()
+        if self._swap.has_work and metronome.slack_s > _BUILD_SLACK_S:
+            self._swap.give_slack()
+
+    def _allowed_rows(self) -> int:
+        """Rows that the learner wants to be recorded now."""
+        wanted = self._assignment
+        if wanted is None:
+            return 0
+        if wanted.lockstep_version and self._recorder.order < (wanted.epoch, wanted.lockstep_version):
+            return 0
+        record = self._recorder
+        return max(0, self._grant.left(record.recorded) // record.trajectory.n_envs)
+
+    def _act(self, rows: int, *, safely: bool = False) -> None:
+        assert self._plant is not None
+        record = self._recorder.trajectory
+        try:
+            if not self._plant.running:
+                self._plant.begin(record, self._assignment)
+            if safely:
+                rollout.run(self._plant.environment, [self._plant.safe_action], record)
+            else:
+                rollout.burst(self._plant.environment, self._acting, self._explorer, record, rows)
+        except Exception as error:  # whatever an environment raises: it is counted, said, and tried again
+            record.cut()
+            self._recorder.flush()
+            self._plant.rebuild(error, self._is_stopping, self._inbox.wake)
+            if self._metronome is not None:
+                self._metronome.restart()
+
+    def _policy_is_too_old(self) -> bool:
+        limit_s = self._settings.max_policy_age_s
+        return limit_s > 0 and time.monotonic() - self._swap.heard_at > limit_s
+
+    def _swap_in(self) -> None:
+        self._recorder.flush()
+        first = self._acting is None
+        self._acting = self._swap.take()
+        self._recorder.order = (self._acting.epoch, self._acting.version)
+        if first:
+            self._on_log(f"policy {self._acting.epoch}.{self._acting.version} acts on {self._acting.delegate}")
+        self._heartbeat.now()
+
+    def _send(self) -> None:
+        if self._reconnected:
+            self._reconnected = False
+            self._spool.rewind()
+        self._spool.pump(self._publish_experience)
+        while self._reports:
+            topic = self._topics.report(self._id)
+            if not self._link.publish(topic, self._mac.seal(topic, codec.encode(self._reports[0]))):
+                return
+            self._reports.popleft()
+
+    # -- what the learner says --------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while (word := self._inbox.get()) is not None:
+            if isinstance(word, messages.Assignment):
+                self._assign(word)
+            elif isinstance(word, messages.Receipt):
+                self._spool.acknowledge(word)
+            elif isinstance(word, messages.Command):
+                self._obey(word)
+
+    def _assign(self, assignment: messages.Assignment) -> None:
+        if assignment.boot != self._boot:
+            return
+        if assignment.refused:
+            raise errors.ActorRefused(
+                f"the learner refused this actor: {assignment.refused}",
+                where=f"actor {self._id}",
+                todo="compare its environment with the other actors', or start it on another fleet",
+            )
+        self._assignment = assignment
+        self._recorder.assign(assignment)
+        self._grant.assign(assignment, self._recorder.recorded)
+        self._explorer.assign(assignment)
+        if assignment.channel != self._swap.channel:
+            self._swap.channel = assignment.channel
+            self._subscribe_policies()
+
+    def _obey(self, order: messages.Command) -> None:
+        assert self._plant is not None
+        if order.kind == "evaluate" and self._settings.one_env:
+            self._recorder.trajectory.cut()
+            self._recorder.flush()
+            self._plant.stop_episode()
+            self._respond(self._commander.evaluate(order, self._builder(1), self._plant.environment, self._paced_stop))
+        elif self._metronome is None:
+            self._respond(self._commander.answer(order, self._builder(1), self._make_one, self._is_stopping))
+        else:
+            self._commander.start(order, self._builder(1), self._make_one, self._is_stopping, self._respond)
+
+    def _respond(self, report: messages.Report | None) -> None:
+        if report is not None:
+            self._reports.append(report)
+            self._inbox.wake.set()
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
+    def _paced_stop(self) -> bool:
+        """For an evaluation on the only environment there is: it holds the control rate too."""
+        while self._metronome is not None and not self._stopping and not self._metronome.wait(self._inbox.wake):
+            self._inbox.wake.clear()
+        return self._stopping
+
+    # -- making things ----------------------------------------------------------------------------------------------
+
+    def _connectable(self, bundle: identity.Bundle) -> link.Link:
+        will = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=0)
+        made = link.Link(
+            self._settings.broker or bundle.brokers,
+            self._id,
+            username=self._id,
+            password=bundle.password,
+            will=(self._topics.actor_state(self._id), self._seal_state(will)),
+            on_connect=self._on_connect,
+            on_log=self._on_log,
+        )
+        open_as, put = self._inbox.opener, self._inbox.put
+        made.subscribe(self._topics.learner_state, open_as(messages.LearnerState, self._on_learner))
+        made.subscribe(self._topics.assignment(self._id), open_as(messages.Assignment, put))
+        made.subscribe(self._topics.receipt(self._id), open_as(messages.Receipt, put))
+        made.subscribe(self._topics.command(self._id), open_as(messages.Command, put))
+        return made
+
+    def _prepare(self, environment: env.Environment) -> None:
+        """Makes all that depends on the environment."""
+        settings, spec, n_envs = self._settings, environment.spec, environment.n_envs
+        self._plant = plant.Plant(environment, settings, self._on_log)
+        self._spool = spool.Spool(self._boot, spec.fingerprint, self._seal_experience, settings.spool_bytes)
+        self._recorder = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), self._spool)
+        self._explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: self._recorder.recorded)
+        self._swap = swap.Swap(
+            self._builder(n_envs),
+            spec,
+            self._state_dir / "policy.sealed",
+            wants_slack=self._metronome is not None,
+            on_ready=self._inbox.wake.set,
+            on_log=self._on_log,
+        )
+        self._swap.start(self._verifier, self._topics.keyframe(self._swap.channel))
+        self._subscribe_policies()
+
+    def _subscribe_policies(self) -> None:
+        topic = self._topics.keyframe(self._swap.channel)
+        self._link.subscribe(topic, self._inbox.opener(messages.Policy, self._swap.offer))
+
+    def _builder(self, batch: int) -> Callable[[messages.Manifest, bytes], policy.Policy]:
+        assert self._plant is not None
+        return functools.partial(
+            policy.from_manifest,
+            spec=self._plant.environment.spec,
+            batch=batch,
+            runtime=self._settings.runtime,
+            threads=self._settings.threads,
+        )
+
+    def _make(self, name: str, n_envs: int) -> env.Environment:
+        return env.make(name, n_envs, self._settings.env_arguments)
+
+    def _make_one(self) -> env.Environment:
+        assert self._plant is not None
+        return self._make(self._plant.environment.name, 1)
+
+    def _wait_for_task(self) -> str:
+        until = time.monotonic() + self._settings.connect_timeout_s
+        while not self._task and not self._stopping:
+            if time.monotonic() > until:
+                raise errors.EnvironmentFailure(
+                    "this actor has no environment, and no learner has said which one to take",
+                    where="env",
+                    todo="name one (--env CartPole-v1), or start the learner first",
+                )
+            self._inbox.wake.wait(_IDLE_S)
+            self._inbox.wake.clear()
+        if self._task:
+            env.check_from_network(self._task)
+        return self._task
+
+    # -- called on other threads too --------------------------------------------------------------------------------
+
+    def _on_connect(self) -> None:
+        self._reconnected = True
+        self._inbox.wake.set()
+
+    def _on_learner(self, state: messages.LearnerState, sealed: bytes) -> None:
+        if state.online and state.env_id:
+            self._task = state.env_id
+        if self._plant is not None and state.version:
+            self._swap.announce(state.epoch, state.version)
+        self._inbox.wake.set()
+
+    def _publish_experience(self, payload: bytes) -> bool:
+        return self._link.publish(self._topics.experience(self._id), payload)
+
+    def _seal_experience(self, message: messages.Experience) -> bytes:
+        return self._mac.seal(self._topics.experience(self._id), codec.encode(message))
+
+    def _seal_state(self, state: messages.ActorState) -> bytes:
+        return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
+
+    def _beat(self) -> None:
+        self._link.retain(self._topics.actor_state(self._id), self._state)
+
+    def _state(self) -> bytes:
+        assert self._plant is not None
+        environment, acting = self._plant.environment, self._acting
+        self._beats += 1
+        birth = messages.Birth(
+            env_id=environment.name,
+            spec=environment.spec,
+            n_envs=environment.n_envs,
+            board=vitals.board(),
+            python=platform.python_version(),
+            runtime=str(self._runtime),
+            delegate=acting.delegate if acting else "",
+            rate_hz=self._settings.rate_hz,
+        )
+        taken = vitals.take(
+            self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load
+        )
+        state = messages.ActorState(
+            online=True,
+            session=self._session,
+            boot=self._boot,
+            heartbeat=self._beats,
+            birth=birth,
+            vitals=dataclasses.replace(taken, delegate=birth.delegate),
+        )
+        return self._seal_state(state)

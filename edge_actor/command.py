@@ -1,0 +1,111 @@
+"""What the learner asks of one actor, and the report that answers it."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from broker import errors, messages
+from edge_actor import env, evaluate, policy, swap
+
+Build = Callable[[messages.Manifest, bytes], policy.Policy]
+_REMEMBERED = 64
+_EPISODES_LIMIT = 1000
+
+
+class Commander:
+    """Carries out commands for one boot, each of them once.
+
+    Keeps the environment that evaluations use.
+    """
+
+    def __init__(self, boot: int) -> None:
+        self._boot = boot
+        self._done: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
+        self._environment: env.Environment | None = None
+        self._lock = threading.Lock()
+
+    def answer(
+        self, order: messages.Command, build: Build, make: Callable[[], env.Environment], stop: Callable[[], bool]
+    ) -> messages.Report | None:
+        """Carries out a command on an environment of its own.
+
+        Args:
+            order: From the network.
+            build: Makes a policy of batch 1.
+            make: Makes a single environment; called once.
+            stop: Asked before each step.
+
+        Returns:
+            None if it is for another boot, was done before, or was stopped.
+        """
+        if order.kind != "evaluate":
+            return self._refuse(order, f"this actor cannot {order.kind!r}")
+        with self._lock:
+            try:
+                if self._environment is None:
+                    self._environment = make()
+                return self.evaluate(order, build, self._environment, stop)
+            except errors.ActorqError as error:
+                return self._refuse(order, error.what)
+
+    def start(
+        self,
+        order: messages.Command,
+        build: Build,
+        make: Callable[[], env.Environment],
+        stop: Callable[[], bool],
+        respond: Callable[[messages.Report | None], None],
+    ) -> None:
+        """`answer`, in a thread, for an actor that has a control rate to hold meanwhile."""
+        threading.Thread(
+            target=lambda: respond(self.answer(order, build, make, stop)), name="command", daemon=True
+        ).start()
+
+    def evaluate(
+        self, order: messages.Command, build: Build, environment: env.Environment, stop: Callable[[], bool]
+    ) -> messages.Report | None:
+        """Scores the enclosed policy in the environment given. Returns as `answer`."""
+        if not self._is_new(order):
+            return None
+        try:
+            if order.manifest is None or not 0 < order.episodes <= _EPISODES_LIMIT:
+                raise errors.PolicyError(f"evaluate needs a policy and 1 to {_EPISODES_LIMIT} episodes")
+            model = order.model.tobytes()
+            swap.check(order.manifest, model, environment.spec, time.time())
+            acting = build(order.manifest, model)
+            score = evaluate.run(acting, environment, order.episodes, order.seed, stop)
+        except Exception as error:  # a broken environment included: the learner must hear of it, the actor goes on
+            what = error.what if isinstance(error, errors.ActorqError) else f"{type(error).__name__}: {error}"
+            return messages.Report(order.command_id, order.kind, error=what)
+        if score is None:
+            return None
+        return messages.Report(
+            order.command_id,
+            order.kind,
+            labels={
+                "runtime": str(acting.interpreter.runtime),
+                "delegate": acting.delegate,
+                "sha256": order.manifest.sha256,
+            },
+            values=score.values,
+            episode_return=score.episode_return.astype(np.float32),
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            if self._environment is not None:
+                self._environment.close()
+
+    def _refuse(self, order: messages.Command, what: str) -> messages.Report | None:
+        return messages.Report(order.command_id, order.kind, error=what) if self._is_new(order) else None
+
+    def _is_new(self, order: messages.Command) -> bool:
+        if order.boot != self._boot or order.command_id in self._done:
+            return False
+        self._done.append(order.command_id)
+        return True

@@ -1,0 +1,82 @@
+"""Every setting of an actor, with its meaning: flags, environment variables and files all come from here.
+
+Precedence, weakest first: the defaults below, --config FILE, ACTORQ_ACTOR_* environment variables, flags.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from broker import errors
+from broker.settings import setting
+
+ENV_PREFIX = "ACTORQ_ACTOR_"
+RUNTIMES = ("auto", "ai-edge-litert", "tflite-runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class ActorConfig:
+    """Settings of `actorq-actor run`.
+
+    Raises:
+        ConfigError: Values that cannot be meant, all of them in one message.
+    """
+
+    bundle: str = setting("", "enrolment bundle of this actor, made by `actorq-broker enroll`")
+    fleet: str = setting("", "name of the fleet, if it must be checked against the bundle's")
+    broker: tuple[str, ...] = setting((), "HOST[:PORT] of the brokers to try in turn, instead of the bundle's")
+    env: str = setting(
+        "",
+        "Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId; without one the learner's task, if it is Gymnasium's own",
+    )
+    env_kwargs: str = setting("{}", "JSON object of arguments for the environment")
+    envs: int = setting(1, "copies of the environment, stepped together with one batched inference")
+    one_env: bool = setting(
+        False, "the environment exists once, like a robot: evaluations use it too, and end the episode in progress"
+    )
+    rate_hz: float = setting(0.0, "control rate to hold; 0 acts as fast as it can")
+    safe_action: str = setting("", "JSON action for stops, failures and policies that are too old; empty: none")
+    max_policy_age_s: float = setting(0.0, "take the safe action when no newer policy came for so long; 0: never")
+    state_dir: str = setting("", "where boot counter and last good policy are kept (default: ~/.actorq/NAME)")
+    heartbeat_s: float = setting(1.0, "time between two states")
+    spool_bytes: int = setting(
+        64_000_000, "experience kept in memory until the learner has it; then the oldest is dropped"
+    )
+    connect_timeout_s: float = setting(10.0, "how long to look for a broker, or for the learner's task, at the start")
+    threads: int = setting(1, "threads of the TFLite runtime; one is the fastest for small policies")
+    seed: int = setting(0, "of the environments, and of all that is random before the learner assigns a seed")
+    runtime: str = setting("auto", f"TFLite runtime: {', '.join(RUNTIMES)}")
+    verbose: bool = setting(False, "show tracebacks")
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name in ("envs", "threads", "heartbeat_s", "spool_bytes", "connect_timeout_s"):
+            if getattr(self, name) <= 0:
+                problems.append(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("rate_hz", "max_policy_age_s", "seed"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name} must not be negative: {getattr(self, name)}")
+        if self.runtime not in RUNTIMES:
+            problems.append(f"runtime {self.runtime!r} is none of {', '.join(RUNTIMES)}")
+        if self.one_env and self.envs != 1:
+            problems.append(f"one_env says that there is one environment, envs = {self.envs} that there are more")
+        if self.max_policy_age_s and not self.safe_action:
+            problems.append("max_policy_age_s needs a safe_action to take")
+        if self.max_policy_age_s and not self.rate_hz:
+            problems.append("max_policy_age_s needs a rate_hz: an actor without a control rate waits for its learner")
+        for name, kind in (("env_kwargs", dict), ("safe_action", object)):
+            try:
+                if not isinstance(json.loads(getattr(self, name) or "0"), kind):
+                    problems.append(f"{name} must be a JSON object, not {getattr(self, name)!r}")
+            except ValueError as error:
+                problems.append(f"{name} is not JSON: {error}")
+        if problems:
+            raise errors.ConfigError("\n  ".join(problems), todo="actorq-actor run --help explains every setting")
+
+    @property
+    def env_arguments(self) -> dict[str, Any]:
+        """`env_kwargs`, parsed."""
+        arguments: dict[str, Any] = json.loads(self.env_kwargs)
+        return arguments

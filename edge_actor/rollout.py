@@ -1,0 +1,154 @@
+"""The hot loops: environment, policy, exploration and record, burst by burst.
+
+Nothing here allocates arrays, reads a clock, takes a lock or touches the network. Both loops act by Gymnasium's
+NEXT_STEP rule: the step after an end resets and does nothing else (trajectory.py says why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from edge_actor import env, exploration, policy, trajectory
+
+
+def burst(
+    environment: env.Environment,
+    acting: policy.Policy | None,
+    explorer: exploration.Explorer,
+    record: trajectory.Trajectory,
+    rows: int,
+) -> None:
+    """Takes `rows` steps, or fewer where the record or the block of random rows ends.
+
+    Args:
+        environment: One environment or several.
+        acting: Chooses the actions that are not explored; None acts uniformly at random.
+        explorer: Random rows.
+        record: Where the steps go. If the environment raises, all steps before are in it.
+        rows: At least 1.
+    """
+    rows = min(rows, record.free, explorer.left)
+    if acting is None:
+        run(environment, explorer.take_random(rows), record)
+    elif acting.stochastic:
+        _sampled(environment, acting, explorer, record, rows)
+    else:
+        _loop(environment)(environment, acting.act, explorer.take(rows), record, _pass)
+
+
+def run(environment: env.Environment, actions: Sequence[Any], record: trajectory.Trajectory) -> None:
+    """Takes a step with each of `actions`."""
+    _loop(environment)(environment, _unasked, actions, record, _pass)
+
+
+def _sampled(
+    environment: env.Environment,
+    acting: policy.Policy,
+    explorer: exploration.Explorer,
+    record: trajectory.Trajectory,
+    rows: int,
+) -> None:
+    first = record.used
+    noise = iter(explorer.take_noise(rows, acting.head))
+    log_probs: list[Any] = []
+    unused = np.zeros(record.n_envs, np.float32)
+
+    def skip() -> None:
+        next(noise)  # a row of noise belongs to a step, also to one that only resets
+        log_probs.append(unused)
+
+    act = acting.sampler(noise, log_probs.append)
+    try:
+        _loop(environment)(environment, act, [None] * rows, record, skip)
+    finally:
+        done = record.used - first
+        record.log_prob[first : record.used] = np.reshape(log_probs[:done], (done, record.n_envs))
+        record.sampled = True
+
+
+def _one(
+    environment: env.Environment,
+    act: policy.Act,
+    draws: Sequence[Any],
+    record: trajectory.Trajectory,
+    skip: Callable[[], None],
+) -> None:
+    step, reset, to_env = environment.step, environment.reset, environment.to_env
+    first, nothing = record.used, environment.no_action
+    ended = bool(record.ended[0])
+    ends: list[tuple[int, bool, bool]] = []
+    actions: list[Any] = []
+    rewards: list[Any] = []
+    took, gained = actions.append, rewards.append
+    rows = zip(record.rows[first:], record.cells[first + 1 :], draws, strict=False)
+    try:
+        for row, cell, drawn in rows:
+            if ended:
+                cell[...] = reset()[0]
+                skip()
+                took(nothing)
+                gained(0.0)
+                ended = False
+                continue
+            action = act(row) if drawn is None else drawn
+            cell[...], reward, terminated, truncated, _ = step(to_env(action))
+            took(action)
+            gained(reward)
+            if terminated or truncated:
+                ends.append((len(rewards) - 1, terminated, truncated))
+                ended = True
+    finally:
+        window = slice(first, first + len(rewards))
+        if rewards:
+            record.action[window, 0] = actions
+            record.reward[window, 0] = rewards
+        record.terminated[window] = record.truncated[window] = False
+        for row_index, terminated, truncated in ends:
+            record.terminated[first + row_index] = terminated
+            record.truncated[first + row_index] = truncated
+        record.advance(len(rewards))
+
+
+def _several(
+    environment: env.Environment,
+    act: policy.Act,
+    draws: Sequence[Any],
+    record: trajectory.Trajectory,
+    skip: Callable[[], None],
+) -> None:
+    step, to_env = environment.step, environment.to_env
+    first = record.used
+    done = 0
+    rows = zip(
+        record.rows[first:],
+        record.rows[first + 1 :],
+        record.action_rows[first:],
+        record.reward_rows[first:],
+        record.terminated_rows[first:],
+        record.truncated_rows[first:],
+        draws,
+        strict=False,
+    )
+    try:
+        for row, cell, action, reward, terminated, truncated, drawn in rows:
+            chosen = act(row) if drawn is None else drawn
+            cell[...], reward[...], terminated[...], truncated[...], _ = step(to_env(chosen))
+            action[...] = chosen
+            done += 1
+    finally:
+        record.advance(done)
+
+
+def _loop(environment: env.Environment) -> Callable[..., None]:
+    return _several if environment.vectorized else _one
+
+
+def _unasked(row: policy.Row) -> Any:
+    raise AssertionError("every action was given")
+
+
+def _pass() -> None:
+    """Without noise there is none to skip."""

@@ -1,0 +1,110 @@
+"""Every setting of a training run, with its meaning: CLI, environment, file and run directory all come from here.
+
+Precedence, weakest first: the defaults below, tasks.toml for the environment, --config FILE, ACTORQ_LEARNER_*
+environment variables, flags. No TensorFlow here: --help must be quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker import errors, identity
+from broker.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class DqnConfig:
+    """Settings of algorithms/dqn.py and its replay."""
+
+    hidden: tuple[int, ...] = setting((256, 256), "widths of the hidden layers, behind the convolutions for images")
+    dueling: bool = setting(True, "separate streams for state value and advantages; only the latter is published")
+    double: bool = setting(True, "choose the bootstrap action by the online network, value it by the target network")
+    n_step: int = setting(3, "rewards summed before bootstrapping")
+    gamma: float = setting(0.99, "discount per step")
+    learning_rate: float = setting(1e-3, "Adam's step size")
+    huber_delta: float = setting(1.0, "TD error beyond which the loss grows linearly")
+    normalizer_floor: float = setting(0.1, "inputs of a smaller standard deviation count as that large when normalised")
+    max_grad_norm: float = setting(10.0, "gradients of a larger global norm are scaled down to it")
+    batch_size: int = setting(64, "transitions per gradient step")
+    target_period: int = setting(100, "updates between two copies of the weights into the target network")
+    updates_per_call: int = setting(16, "gradient steps per TensorFlow call; samples are drawn for all of them at once")
+    replay_capacity: int = setting(100_000, "transitions kept; the oldest leave first")
+    prioritized: bool = setting(False, "sample in proportion to the TD error instead of uniformly")
+    priority_exponent: float = setting(0.6, "how strongly the TD error counts when prioritized: 0 not at all, 1 fully")
+    importance_exponent: float = setting(0.4, "how far weights correct for prioritized sampling: 0 not at all, 1 fully")
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """Thresholds of quantize/gate.py: what an int8 policy must show beside fp32 before it is published."""
+
+    gate_agreement_min: float = setting(0.9, "least share of the fp32 action gap on which both act alike")
+    gate_ties_max: float = setting(0.4, "largest share of observations where the two best int8 actions are equal")
+    gate_saturation_max: float = setting(0.05, "largest share of int8 outputs at the end of their range")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Settings of training_loop.py: the fleet, the pace, and when to publish, score, save and stop."""
+
+    fleet: str = setting(identity.DEFAULT_FLEET, "name of the fleet; its keys lie in ~/.actorq/fleets/NAME")
+    broker: tuple[str, ...] = setting((identity.DEFAULT_BROKER,), "MQTT brokers as host[:port], tried in turn")
+    env: str = setting("", "task: actors without an environment of their own take it; empty: the first actor's")
+    algorithm: str = setting("dqn", "learning algorithm: dqn")
+    seed: int = setting(0, "seed of weights, replay sampling and the actors' exploration")
+    actors: int = setting(1, "actors to wait for before training starts")
+    wait_s: float = setting(0.0, "give up when no actor came after so long; 0 waits for ever")
+    learning_starts: int = setting(1000, "environment steps (random policy) before the first update")
+    samples_per_insert: float = setting(32.0, "times each transition is sampled on average; sets the actors' pace")
+    epsilon_start: float = setting(1.0, "share of random actions at the start")
+    epsilon_end: float = setting(0.05, "share of random actions after the decay")
+    epsilon_decay_steps: int = setting(10_000, "environment steps of the whole fleet over which epsilon falls")
+    message_steps: int = setting(1024, "most steps in one experience message")
+    message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
+    max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
+    publish_period_updates: int = setting(1000, "updates between two published policies")
+    evaluate_episodes: int = setting(20, "greedy episodes by which an actor scores a published policy; 0: never")
+    evaluate_seed: int = setting(10_000, "seed of the first scored episode; confirmations use seeds of their own")
+    solved_return: float = setting(float("inf"), "stop when the published int8 policy's mean return reaches this")
+    max_env_steps: int = setting(200_000, "stop after so many environment steps")
+    max_wall_s: float = setting(0.0, "stop after so long; 0: no limit")
+    checkpoint_period_s: float = setting(30.0, "time between two checkpoints")
+    checkpoint_replay: bool = setting(True, "save replay in checkpoints, so that --resume goes on without refilling it")
+    run_dir: str = setting("", "run directory; empty: runs/ENV-ALGORITHM-TIME")
+    deterministic: bool = setting(False, "lock-step with one actor: the same seed gives the same weights and bytes")
+    threads: int = setting(1, "TensorFlow threads per operation; 1 is fastest for small networks")
+    energy: bool = setting(True, "estimate the learner's energy and CO2 with codecarbon's offline tracker")
+    country: str = setting("USA", "ISO code of the country whose carbon intensity codecarbon uses")
+
+
+class Settings(NamedTuple):
+    """All settings of a run."""
+
+    train: TrainConfig
+    algorithm: DqnConfig
+    gate: GateConfig
+
+
+def check(settings: Settings) -> Settings:
+    """Returns the settings if they can go together.
+
+    Raises:
+        ConfigError: They cannot; every clash is named.
+    """
+    train, algorithm = settings.train, settings.algorithm
+    positive = ("actors", "learning_starts", "samples_per_insert", "message_steps", "publish_period_updates", "threads")
+    clashes = [f"{name} must be positive, not {getattr(train, name)}" for name in positive if getattr(train, name) <= 0]
+    if train.algorithm != "dqn":
+        clashes.append(f"algorithm {train.algorithm!r} is unknown; use dqn")
+    if train.max_env_steps < train.learning_starts:
+        clashes.append(f"max_env_steps {train.max_env_steps} ends before learning_starts {train.learning_starts}")
+    if train.learning_starts > algorithm.replay_capacity:
+        clashes.append(f"learning_starts {train.learning_starts} exceeds replay_capacity {algorithm.replay_capacity}")
+    if train.deterministic and train.actors != 1:
+        clashes.append(f"deterministic runs have one actor, not {train.actors}")
+    if not 0.0 <= train.epsilon_end <= train.epsilon_start <= 1.0:
+        clashes.append(f"epsilon must fall within 0..1, not from {train.epsilon_start} to {train.epsilon_end}")
+    if clashes:
+        raise errors.ConfigError("settings clash: " + "; ".join(clashes), todo="--dump-config prints what is in force")
+    return settings

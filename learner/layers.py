@@ -1,0 +1,105 @@
+"""A policy as frozen numbers: what a learner hands to quantization, whatever algorithm made it.
+
+The first layer takes observations in raw units; whatever normaliser training used is folded in already. numpy only, so
+that a policy can be rewritten into a model without touching TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Activation = Literal["none", "relu", "tanh"]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """`activation(x @ kernel + bias)` on [B, in]; kernel [in, out], bias [out]."""
+
+    kernel: FloatArray
+    bias: FloatArray
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conv2D:
+    """Convolution of [B, height, width, in] without padding; kernel [height, width, in, out], bias [out]."""
+
+    kernel: FloatArray
+    bias: FloatArray
+    stride: int
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """[B, ...] to [B, features], last axis fastest."""
+
+
+Layer = Dense | Conv2D | Flatten
+PolicyLayers = tuple[Layer, ...]
+
+
+def arrays(policy: PolicyLayers) -> dict[str, FloatArray]:
+    """Kernels and biases by stable name: `0/kernel`, `0/bias`, `2/kernel`, ..."""
+    return {
+        f"{i}/{name}": getattr(layer, name)
+        for i, layer in enumerate(policy)
+        if not isinstance(layer, Flatten)
+        for name in ("kernel", "bias")
+    }
+
+
+def with_arrays(policy: PolicyLayers, values: Iterable[FloatArray]) -> PolicyLayers:
+    """Returns the policy with other numbers, given in the order of `arrays`."""
+    remaining = iter(values)
+    return tuple(
+        layer if isinstance(layer, Flatten) else replace(layer, kernel=next(remaining), bias=next(remaining))
+        for layer in policy
+    )
+
+
+def finite(policy: PolicyLayers) -> bool:
+    """True if no weight or bias is NaN or infinite."""
+    return all(bool(np.isfinite(array).all()) for array in arrays(policy).values())
+
+
+def absorb(policy: PolicyLayers, gain: NDArray[Any], offset: NDArray[Any]) -> PolicyLayers:
+    """Returns the policy g with g(x) = policy(x * gain + offset), by rewriting its first weights only.
+
+    Exact but for float32 rounding: the sums are made in float64. Exact for convolutions too, as they do not pad.
+
+    Args:
+        policy: Layers, of which the first that has weights is rewritten.
+        gain: Per observation element, any shape of that many elements; one element in front of a convolution.
+        offset: As `gain`.
+    """
+    at = next(i for i, layer in enumerate(policy) if not isinstance(layer, Flatten))
+    first = policy[at]
+    assert not isinstance(first, Flatten)
+    kernel = first.kernel.astype(np.float64)
+    gain64, offset64 = np.asarray(gain, np.float64).reshape(-1), np.asarray(offset, np.float64).reshape(-1)
+    if isinstance(first, Dense):
+        bias = first.bias + np.broadcast_to(offset64, kernel.shape[:1]) @ kernel
+        kernel = kernel * gain64[:, None]
+    else:
+        (gain_all,), (offset_all,) = gain64, offset64
+        bias = first.bias + offset_all * kernel.sum((0, 1, 2))
+        kernel = kernel * gain_all
+    rewritten = replace(first, kernel=kernel.astype(np.float32), bias=bias.astype(np.float32))
+    return (*policy[:at], rewritten, *policy[at + 1 :])
+
+
+def centred(last: Dense) -> Dense:
+    """Returns the layer with the mean over its outputs subtracted: same argmax, smallest range for eight bits."""
+    kernel, bias = last.kernel.astype(np.float64), last.bias.astype(np.float64)
+    return replace(
+        last,
+        kernel=(kernel - kernel.mean(1, keepdims=True)).astype(np.float32),
+        bias=(bias - bias.mean()).astype(np.float32),
+    )

@@ -1,0 +1,51 @@
+"""Losses as pure functions, named and shaped as in rlax (https://github.com/google-deepmind/rlax).
+
+The time index is in the name: `q_tm1` belongs to the state that was acted in, `q_t` to the one that came n steps later.
+Shapes: B transitions, A actions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+Tensor = Any  # TensorFlow ships no types
+
+
+def q_learning(
+    q_tm1: Tensor,  # [B, A]
+    a_tm1: Tensor,  # [B] int32
+    r_t: Tensor,  # [B], discounted sum of n rewards
+    discount_t: Tensor,  # [B], of the bootstrap value; 0 where the episode terminated
+    q_t_value: Tensor,  # [B, A]
+    q_t_selector: Tensor,  # [B, A]
+) -> Tensor:
+    """TD errors [B] of n-step Q-learning: target minus `q_tm1[a_tm1]`, without gradient through the target.
+
+    The action valued by `q_t_value` is the best one of `q_t_selector`: the same tensor gives Q-learning, the online
+    network's gives double Q-learning (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461).
+    """
+    for name, tensor, rank in (
+        ("q_tm1", q_tm1, 2), ("a_tm1", a_tm1, 1), ("r_t", r_t, 1), ("discount_t", discount_t, 1),
+        ("q_t_value", q_t_value, 2), ("q_t_selector", q_t_selector, 2),
+    ):  # fmt: skip
+        _check_rank(name, tensor, rank)
+    actions = q_tm1.shape[1]
+    # One-hot products and not gathers: XLA fuses them on a CPU, and their gradient is no scatter.
+    best = tf.one_hot(tf.argmax(q_t_selector, axis=1, output_type=tf.int32), actions)
+    target = r_t + discount_t * tf.reduce_sum(q_t_value * best, axis=1)
+    taken = tf.reduce_sum(q_tm1 * tf.one_hot(a_tm1, actions), axis=1)
+    return tf.stop_gradient(target) - taken
+
+
+def huber(error: Tensor, delta: float) -> Tensor:
+    """Half the square up to `delta`, then linear with slope `delta`. Same shape as `error`."""
+    size = tf.abs(error)
+    quadratic = tf.minimum(size, delta)
+    return 0.5 * tf.square(quadratic) + delta * (size - quadratic)
+
+
+def _check_rank(name: str, tensor: Tensor, rank: int) -> None:
+    if tensor.shape.rank != rank:
+        raise ValueError(f"{name} must have rank {rank}, not shape {tensor.shape}")

@@ -1,0 +1,144 @@
+"""From fp32 layers to a signed policy on the wire: convert, gate, number, keep, send; and how long it took to act."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker import errors, messages, specs, topics
+from learner import config, layers, run_directory
+from learner.quantize import convert, gate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Published:
+    """A policy that went out; `float32` is the same policy unquantized, as a .tflite, for comparison."""
+
+    manifest: messages.Manifest
+    model: bytes
+    float32: bytes
+    verdict: gate.Verdict
+
+
+@dataclass(slots=True)
+class Timings:
+    """Milliseconds per publish of each stage, and until each actor acted on it (the learner's clock throughout)."""
+
+    convert_ms: list[float] = field(default_factory=list)
+    gate_ms: list[float] = field(default_factory=list)
+    acting_ms: list[float] = field(default_factory=list)
+
+
+def describe_as(manifest: messages.Manifest, model: bytes, precision: str) -> messages.Manifest:
+    """The manifest of the same policy in another precision."""
+    return replace(manifest, length=len(model), sha256=hashlib.sha256(model).hexdigest(), precision=precision)
+
+
+class Publisher:
+    """Publishes on the main channel.
+
+    Args:
+        retain: Signs and sends a retained message (`Session.retain`).
+        topic_names: Topics of the fleet.
+        spec: What policies are for.
+        head: What their output means.
+        epoch: Of this session.
+        version: The last version used before this session.
+        settings: Of the gate.
+        directory: Where published policies are kept.
+    """
+
+    def __init__(
+        self,
+        retain: Callable[[str, messages.Message], None],
+        topic_names: topics.Topics,
+        spec: specs.EnvSpec,
+        head: specs.Head,
+        epoch: int,
+        version: int,
+        settings: config.GateConfig,
+        directory: run_directory.RunDirectory,
+    ) -> None:
+        self._retain = retain
+        self._topics = topic_names
+        self._spec = spec
+        self._head = head
+        self._epoch = epoch
+        self._settings = settings
+        self._directory = directory
+        self._sent_at: dict[int, float] = {}
+        self.version = version
+        self.newest: Published | None = None
+        self.held_back: Counter[str] = Counter()
+        self.timings = Timings()
+        self.published = 0
+
+    def publish(
+        self, policy: layers.PolicyLayers, calibration: NDArray[np.generic], held_back: NDArray[np.generic]
+    ) -> gate.Verdict:
+        """Quantizes, judges and, if it passes, sends a policy as the next version.
+
+        Args:
+            policy: fp32 weights at the end of an update; the clock of publish-to-acting starts here.
+            calibration: [M, *shape] observations that set the ranges.
+            held_back: [M', *shape] other observations, for the gate.
+        """
+        started = time.monotonic()
+        try:
+            model = convert.convert(policy, calibration, "int8")
+            float32 = convert.convert(policy, calibration, "float32")
+        except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
+            self.held_back[error.reason] += 1
+            return gate.Verdict(False, error.reason)
+        converted = time.monotonic()
+        previous = self.newest.model if self.newest else None
+        verdict = gate.judge(model, float32, held_back, self._settings, previous)
+        judged = time.monotonic()
+        self.timings.convert_ms.append((converted - started) * 1e3)
+        self.timings.gate_ms.append((judged - converted) * 1e3)
+        if verdict.passed:
+            self._send(model, float32, verdict, started)
+        else:
+            self.held_back[verdict.reason] += 1
+        return verdict
+
+    def publish_again(self, policy: Published) -> None:
+        """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
+        self._send(policy.model, policy.float32, policy.verdict, time.monotonic())
+
+    def acts(self, version: int, now_s: float) -> None:
+        """Notes that one more actor acts on `version`."""
+        if version in self._sent_at:
+            self.timings.acting_ms.append((now_s - self._sent_at[version]) * 1e3)
+
+    def _send(self, model: bytes, float32: bytes, verdict: gate.Verdict, started_s: float) -> None:
+        if len(model) > messages.MAX_POLICY_BYTES:
+            raise errors.PolicyError(
+                f"the policy has {len(model)} bytes, more than the {messages.MAX_POLICY_BYTES} that actors accept",
+                reason="size",
+                todo="make the network smaller (--hidden)",
+            )
+        self.version += 1
+        manifest = messages.Manifest(
+            epoch=self._epoch,
+            version=self.version,
+            channel=topics.MAIN_CHANNEL,
+            length=len(model),
+            sha256=hashlib.sha256(model).hexdigest(),
+            fingerprint=self._spec.fingerprint,
+            head=self._head,
+            precision="int8",
+            created_s=time.time(),
+        )
+        topic = self._topics.keyframe(topics.MAIN_CHANNEL)
+        self._sent_at[self.version] = started_s
+        self._retain(topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
+        self._directory.save_policy(manifest, model)
+        self.newest = Published(manifest, model, float32, verdict)
+        self.published += 1

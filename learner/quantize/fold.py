@@ -1,0 +1,110 @@
+"""Per-feature input scaling in front of a model whose input has one scale for all features.
+
+An int8 input tensor has a single scale: a feature that moves by 0.2 beside one that moves by 20 keeps three levels.
+So each feature is brought to -1..1 in float before it is quantized, and the first layer's weights take the scaling
+back. The model then still answers for raw observations, and the two extra float operations cost 0.1 us (both are
+delegated).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flatbuffers  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+from tensorflow.lite.python import schema_py_generated as schema
+
+from learner import layers
+
+FloatArray = NDArray[np.float32]
+
+_HALF_RANGE_FLOOR = 1e-3
+"""Of a feature that stood still during calibration, relative to its size: it may later move that far unclipped."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """`x * gain + offset` per observation element, in the observation's shape."""
+
+    gain: FloatArray
+    offset: FloatArray
+
+    def apply(self, observations: NDArray[Any]) -> FloatArray:
+        """Scales [N, *shape] just as the folded model does, in float32."""
+        return observations.astype(np.float32) * self.gain + self.offset
+
+
+def from_ranges(observations: NDArray[Any]) -> Affine:
+    """The scaling that brings every feature of the sample [N, *shape] to -1..1."""
+    low, high = observations.min(0).astype(np.float64), observations.max(0).astype(np.float64)
+    middle = (high + low) / 2
+    half = np.maximum((high - low) / 2, _HALF_RANGE_FLOOR * np.maximum(1.0, np.abs(middle)))
+    return Affine((1 / half).astype(np.float32), (-middle / half).astype(np.float32))
+
+
+def compensate(policy: layers.PolicyLayers, affine: Affine) -> layers.PolicyLayers:
+    """Returns the policy that takes scaled observations and answers as `policy` does for raw ones."""
+    gain, offset = affine.gain.astype(np.float64), affine.offset.astype(np.float64)
+    return layers.absorb(policy, 1 / gain, -offset / gain)
+
+
+def insert(model: bytes, affine: Affine) -> bytes:
+    """Puts a float MUL and ADD in front of a .tflite model's only input.
+
+    Args:
+        model: A model whose input is float32, quantized by its own first operation or not at all.
+        affine: Constants of the two operations.
+
+    Returns:
+        The model for raw observations, its input named `observation`.
+    """
+    root = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(model, 0))
+    graph = root.subgraphs[0]
+    (scaled,) = graph.inputs
+    graph.tensors[scaled].name = b"scaled"
+    raw = _tensor(root, "observation", graph.tensors[scaled].shape)
+    gained = _tensor(root, "gained", graph.tensors[scaled].shape)
+    gain, offset = (
+        _tensor(root, name, values.shape, values)
+        for name, values in (("input_gain", affine.gain), ("input_offset", affine.offset))
+    )
+    operators, options = schema.BuiltinOperator, schema.BuiltinOptions
+    graph.operators = [
+        _operator(root, operators.MUL, [raw, gain], gained, options.MulOptions, schema.MulOptionsT()),
+        _operator(root, operators.ADD, [gained, offset], scaled, options.AddOptions, schema.AddOptionsT()),
+        *graph.operators,
+    ]
+    graph.inputs = [raw]
+    for signature in root.signatureDefs or []:
+        signature.inputs[0].tensorIndex = raw
+    builder = flatbuffers.Builder(len(model) + 4096)
+    builder.Finish(root.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def _tensor(root: Any, name: str, shape: Any, values: FloatArray | None = None) -> int:
+    """Adds a float32 tensor; returns its index. Without values it is an activation: buffer 0, empty by convention."""
+    tensor = schema.TensorT()
+    tensor.name, tensor.type, tensor.buffer = name.encode(), schema.TensorType.FLOAT32, 0
+    tensor.shape = np.asarray(shape, np.int32)
+    if values is not None:
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(values.astype("<f4").tobytes(), np.uint8)
+        root.buffers.append(buffer)
+        tensor.buffer = len(root.buffers) - 1
+    root.subgraphs[0].tensors.append(tensor)
+    return len(root.subgraphs[0].tensors) - 1
+
+
+def _operator(root: Any, builtin: int, inputs: list[int], output: int, options_type: int, options: Any) -> Any:
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = builtin
+    code.version = 1
+    root.operatorCodes.append(code)
+    operator = schema.OperatorT()
+    operator.opcodeIndex = len(root.operatorCodes) - 1
+    operator.inputs, operator.outputs = inputs, [output]
+    operator.builtinOptionsType, operator.builtinOptions = options_type, options
+    return operator

@@ -1,0 +1,274 @@
+"""Experience replay that stores every observation once.
+
+Observations live in one ring, transitions in another. A segment of T actions takes T + 1 observation slots and T
+transitions; a transition knows the observation it starts from and the one it bootstraps from, so next observations are
+never copied. n-step returns are worked out once, at insertion:
+
+    reward    = sum over j < m of gamma^j * r[t + j]
+    discount  = gamma^m, or 0 if the episode terminated at t + m
+    bootstrap = observation[t + m],    m = min(n_step, steps left in the segment)
+
+so a segment that was truncated, or that goes on in a later message, bootstraps from its own last observation after
+fewer steps: right in value, and no stitching of messages.
+
+Ids count up for ever; the slot of an id is `id % capacity`. The oldest transitions leave first, when either ring is
+full.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker import errors, specs
+from learner import priorities
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+
+
+class Segments(Protocol):
+    """The part of `messages.Experience` that is stored: S segments of N transitions in all, laid end to end."""
+
+    @property
+    def length(self) -> NDArray[np.int32]: ...  # [S]
+    @property
+    def terminated(self) -> NDArray[np.uint8]: ...  # [S]
+    @property
+    def observation(self) -> NDArray[np.generic]: ...  # [N + S, *shape]
+    @property
+    def action(self) -> NDArray[np.generic]: ...  # [N] or [N, *shape]
+    @property
+    def reward(self) -> FloatArray: ...  # [N]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """K minibatches of B transitions. `ids` name the transitions for `update_priorities`."""
+
+    observation: NDArray[Any]  # [K, B, *shape]
+    action: NDArray[Any]  # [K, B] int32, or [K, B, *shape] float32
+    reward: FloatArray  # [K, B], discounted sum over the n steps
+    discount: FloatArray  # [K, B], of the value at `bootstrap`
+    bootstrap: NDArray[Any]  # [K, B, *shape]
+    weight: FloatArray  # [K, B], importance weights, all 1 when sampled uniformly
+    ids: IntArray  # [K, B]
+
+
+class Replay:
+    """Ring of transitions over a ring of observations.
+
+    Args:
+        spec: Fixes shapes and dtypes; frames stay uint8.
+        capacity: Transitions that are kept.
+        n_step: Most rewards summed before bootstrapping.
+        gamma: Discount per step.
+        prioritized: Sample in proportion to |td error| ** priority_exponent, else uniformly.
+        priority_exponent: 0 is uniform, 1 fully proportional.
+        importance_exponent: How far the weights correct for it; 1 is unbiased.
+    """
+
+    def __init__(
+        self,
+        spec: specs.EnvSpec,
+        capacity: int,
+        n_step: int,
+        gamma: float,
+        *,
+        prioritized: bool = False,
+        priority_exponent: float = 0.6,
+        importance_exponent: float = 0.4,
+    ) -> None:
+        self.capacity = capacity
+        self.n_step = n_step
+        self.gamma = gamma
+        # Room for one extra observation per 8 steps, plus one segment: shorter segments evict a little early.
+        self._slots = capacity + capacity // 8 + 1
+        self._observation = np.zeros((self._slots, *spec.observation.shape), spec.observation.dtype)
+        discrete = spec.action.kind == "discrete"
+        self._action = np.zeros((capacity, *spec.action.shape), np.int32 if discrete else np.float32)
+        self._reward = np.zeros(capacity, np.float32)
+        self._discount = np.zeros(capacity, np.float32)
+        self._start = np.zeros(capacity, np.int64)  # id of the observation it starts from
+        self._bootstrap = np.zeros(capacity, np.int64)  # id of the observation it bootstraps from
+        self._observed = 0  # observations ever inserted
+        self.inserted = 0  # transitions ever inserted
+        self.oldest = 0  # id of the oldest transition that is kept
+        self._exponents = (priority_exponent, importance_exponent)
+        self._tree = priorities.SumTree(capacity) if prioritized else None
+        self._priority_max = 1.0
+
+    def __len__(self) -> int:
+        return self.inserted - self.oldest
+
+    def insert(self, segments: Segments) -> int:
+        """Adds S segments; returns the number of transitions, N.
+
+        Raises:
+            SpecError: They hold more than fits at all, or their arrays do not belong together.
+        """
+        length = segments.length.astype(np.int64)
+        n, n_observations = len(segments.reward), len(segments.observation)
+        if int(length.sum()) != n or n_observations != n + len(length) or len(segments.action) != n:
+            raise errors.SpecError(
+                f"{len(length)} segments of {int(length.sum())} steps came with {n_observations} observations, "
+                f"{len(segments.action)} actions and {n} rewards"
+            )
+        if n > self.capacity or n_observations > self._slots:
+            raise errors.SpecError(
+                f"{n} transitions in one message do not fit a replay of {self.capacity}",
+                todo="raise replay_capacity, or lower message_steps",
+            )
+        if n == 0:
+            return 0
+        start, steps, reward, discount = self._n_step(length, segments.terminated, segments.reward)
+        start += self._observed
+        self._evict(n, n_observations)
+        _write(self._observation, self._observed, segments.observation)
+        _write(self._start, self.inserted, start)
+        _write(self._bootstrap, self.inserted, start + steps)
+        _write(self._action, self.inserted, segments.action)
+        _write(self._reward, self.inserted, reward)
+        _write(self._discount, self.inserted, discount)
+        if self._tree is not None:
+            self._tree.set(np.arange(self.inserted, self.inserted + n) % self.capacity, self._priority_max)
+        self.inserted += n
+        self._observed += n_observations
+        return n
+
+    def _n_step(
+        self, length: IntArray, terminated: NDArray[np.uint8], reward: FloatArray
+    ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+        """Per transition: place of its observation in the message, steps to bootstrap over, return, discount."""
+        n = len(reward)
+        end = np.cumsum(length)
+        start = np.arange(n)
+        left = np.repeat(end, length) - start  # steps to the segment's end, this one included
+        steps = np.minimum(left, self.n_step)
+        total = reward.astype(np.float32, copy=True)
+        for j in range(1, min(self.n_step, n)):
+            total[:-j] += np.float32(self.gamma**j) * reward[j:] * (left[:-j] > j)
+        powers = (self.gamma ** np.arange(self.n_step + 1)).astype(np.float32)
+        done = np.repeat(terminated.astype(bool), length) & (steps == left)
+        discount = np.where(done, np.float32(0), powers[steps])
+        start += np.repeat(np.arange(len(length)), length)  # one more observation than steps per segment before it
+        return start, steps, total, discount
+
+    def _evict(self, transitions: int, observations: int) -> None:
+        """Forgets the oldest transitions, as many as what comes would overwrite."""
+        oldest = max(self.oldest, self.inserted + transitions - self.capacity)
+        first_kept = self._observed + observations - self._slots
+        if first_kept > 0:
+            ids = range(oldest, self.inserted)
+            oldest += bisect.bisect_left(ids, first_kept, key=lambda i: self._start[i % self.capacity])
+        if self._tree is not None and oldest > self.oldest:
+            self._tree.set(np.arange(self.oldest, oldest) % self.capacity, 0.0)
+        self.oldest = oldest
+
+    def sample(self, k: int, b: int, rng: np.random.Generator) -> Batch:
+        """Draws K minibatches of B transitions, with replacement. Every array is new: TensorFlow may alias it.
+
+        Raises:
+            IndexError: Replay is empty.
+        """
+        if not len(self):
+            raise IndexError("replay is empty")
+        if self._tree is None:
+            ids = rng.integers(self.oldest, self.inserted, k * b)
+            slots = ids % self.capacity
+            weight = np.ones(k * b, np.float32)
+        else:
+            slots, weight = self._draw(self._tree, k * b, rng)
+            ids = self.oldest + (slots - self.oldest) % self.capacity
+        return Batch(
+            observation=self._take(self._observation, self._start[slots] % self._slots, k, b),
+            action=self._take(self._action, slots, k, b),
+            reward=self._take(self._reward, slots, k, b),
+            discount=self._take(self._discount, slots, k, b),
+            bootstrap=self._take(self._observation, self._bootstrap[slots] % self._slots, k, b),
+            weight=weight.reshape(k, b),
+            ids=ids.reshape(k, b),
+        )
+
+    @staticmethod
+    def _take(ring: NDArray[Any], slots: IntArray, k: int, b: int) -> NDArray[Any]:
+        return ring.take(slots, axis=0).reshape(k, b, *ring.shape[1:])
+
+    def _draw(self, tree: priorities.SumTree, n: int, rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
+        """Slots in proportion to their priorities, one from each n-th of the total, and their weights."""
+        total = tree.total
+        slots = tree.draw((rng.permutation(n) + rng.random(n)) * (total / n))  # permuted: minibatches are alike
+        probability = tree.get(slots) / total
+        weight = (len(self) * probability) ** -self._exponents[1]
+        return slots, (weight / weight.max()).astype(np.float32)
+
+    def update_priorities(self, ids: IntArray, td_error: FloatArray) -> None:
+        """Gives transitions the priority of their new TD errors; skips those that have left replay since."""
+        if self._tree is None:
+            return
+        ids, error = ids.reshape(-1), np.abs(td_error.reshape(-1))
+        kept = ids >= self.oldest
+        priority = (error[kept].astype(np.float64) + 1e-6) ** self._exponents[0]  # never 0: all stay reachable
+        if len(priority):
+            self._priority_max = max(self._priority_max, float(priority.max()))
+            self._tree.set(ids[kept] % self.capacity, priority)
+
+    def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
+        """Up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
+        first = self._start[self.oldest % self.capacity] if len(self) else self._observed
+        ids = first + rng.choice(self._observed - first, min(n, self._observed - first), replace=False, shuffle=False)
+        return self._observation.take(ids % self._slots, axis=0)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copies of what is kept, oldest first, for a checkpoint."""
+        kept = np.arange(self.oldest, self.inserted) % self.capacity
+        first = int(self._start[kept[0]]) if len(kept) else self._observed
+        observations = np.arange(first, self._observed) % self._slots
+        state = {
+            "observation": self._observation[observations],
+            "action": self._action[kept],
+            "reward": self._reward[kept],
+            "discount": self._discount[kept],
+            "start": self._start[kept],
+            "bootstrap": self._bootstrap[kept],
+            "counters": np.array([self.inserted, self._observed], np.int64),
+        }
+        if self._tree is not None:
+            state["priority"] = np.append(self._tree.get(kept), self._priority_max)
+        return state
+
+    def restore(self, state: dict[str, NDArray[Any]]) -> None:
+        """Takes the state of a replay with the same settings; the next draws are those it would have made.
+
+        Raises:
+            RunError: The state is from a replay of another size or kind.
+        """
+        inserted, observed = (int(c) for c in state["counters"])
+        n, n_observations = len(state["reward"]), len(state["observation"])
+        fits = n <= self.capacity and n_observations <= self._slots
+        alike = state["observation"].shape[1:] == self._observation.shape[1:]
+        if not (fits and alike and ("priority" in state) == (self._tree is not None)):
+            raise errors.RunError(
+                f"a replay of {n} transitions does not fit this one of {self.capacity}",
+                todo="resume with the replay settings that the checkpoint was made with",
+            )
+        self.inserted, self.oldest, self._observed = inserted, inserted - n, observed
+        _write(self._observation, observed - n_observations, state["observation"])
+        for name in ("action", "reward", "discount", "start", "bootstrap"):
+            _write(getattr(self, f"_{name}"), self.oldest, state[name])
+        if self._tree is not None:
+            self._tree = priorities.SumTree(self.capacity)
+            self._tree.set(np.arange(self.oldest, inserted) % self.capacity, state["priority"][:-1])
+            self._priority_max = float(state["priority"][-1])
+
+
+def _write(ring: NDArray[Any], first_id: int, rows: NDArray[Any]) -> None:
+    """Writes rows to the slots of ids first_id, first_id + 1, ...: one copy, or two where the ring ends."""
+    at = first_id % len(ring)
+    head = min(len(rows), len(ring) - at)
+    ring[at : at + head] = rows[:head]
+    ring[: len(rows) - head] = rows[head:]

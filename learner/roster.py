@@ -1,0 +1,168 @@
+"""Which actors are in the fleet, which of them live, and what each is assigned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from broker import errors, messages, specs, topics
+from learner import config
+
+SILENCE_S = 10.0
+"""An actor that said nothing for so long is not counted as live."""
+ASSIGN_PERIOD_S = 0.02
+"""Least time between two assignments of one actor that differ in nothing but the pace."""
+
+
+@dataclass(slots=True)
+class Actor:
+    """One actor as the learner sees it; `recorded` counts steps of (this session, `boot`) that arrived."""
+
+    actor_id: str
+    slot: int
+    state: messages.ActorState | None = None
+    live: bool = False
+    seen_at: float = -math.inf
+    boot: int = 0
+    recorded: int = 0
+    refused: str = ""
+    assignment: messages.Assignment | None = None
+    assigned_at: float = -math.inf
+    version: int = 0  # the newest policy of this session that it acted on
+
+
+class Roster:
+    """Actors by id.
+
+    Args:
+        session: This learner's session.
+        epoch: Its epoch.
+        env_id: The task; empty takes the first actor's.
+        log: Takes one line for people.
+    """
+
+    def __init__(self, session: str, epoch: int, env_id: str, log: Callable[[str], None]) -> None:
+        self._session = session
+        self._epoch = epoch
+        self._log = log
+        self.actors: dict[str, Actor] = {}
+        self._spec: specs.EnvSpec | None = None
+        self.env_id = env_id
+
+    @property
+    def the_spec(self) -> specs.EnvSpec:
+        """The fleet's spec: that of the first live actor."""
+        if self._spec is None:
+            raise errors.SpecError("no actor has told its spec yet")
+        return self._spec
+
+    def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> Actor:
+        """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live."""
+        actor = self.actors.setdefault(actor_id, Actor(actor_id, slot=len(self.actors)))
+        if state.boot < actor.boot:
+            return actor  # a late will or heartbeat of a process that is gone
+        before = actor.state
+        if not state.online and before is not None and before.online and before.session != state.session:
+            return actor  # the will of a connection that a newer one has replaced
+        if state.boot != actor.boot:
+            actor.boot, actor.recorded, actor.assignment, actor.refused = state.boot, 0, None, ""
+        was_live = actor.live
+        actor.state = state
+        actor.live = state.online and (actor.live or not retained)
+        if not retained:
+            actor.seen_at = now_s
+        if actor.live and not was_live:
+            self._admit(actor)
+        elif was_live and not actor.live:
+            self._log(f"actor {actor_id} went offline")
+        return actor
+
+    def _admit(self, actor: Actor) -> None:
+        birth = actor.state.birth if actor.state else None
+        if birth is None:
+            return
+        if self._spec is None:
+            self._spec, self.env_id = birth.spec, self.env_id or birth.env_id
+        if birth.spec.fingerprint != self._spec.fingerprint:
+            actor.refused = (
+                f"the fleet trains on {self._spec.describe()}, this actor's environment {birth.env_id} "
+                f"has {birth.spec.describe()}"
+            )
+            self._log(f"actor {actor.actor_id} refused: {actor.refused}")
+            return
+        if birth.env_id != self.env_id:
+            self._log(f"actor {actor.actor_id} runs {birth.env_id} where the task is {self.env_id}; the specs agree")
+        self._log(
+            f"actor {actor.actor_id} joined: {birth.env_id} x{birth.n_envs}, {birth.spec.describe()}, "
+            f"{birth.board}, {birth.runtime}"
+        )
+
+    def expire(self, now_s: float) -> None:
+        """Marks actors that fell silent as not live."""
+        for actor in self.actors.values():
+            if actor.live and now_s - actor.seen_at > SILENCE_S:
+                actor.live = False
+                self._log(f"actor {actor.actor_id} fell silent")
+
+    def working(self) -> list[Actor]:
+        """Live actors whose experience is wanted, by slot."""
+        found = (a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth)
+        return sorted(found, key=lambda actor: actor.slot)
+
+    def assign(
+        self,
+        actor: Actor,
+        *,
+        steps_left: int,
+        env_steps: int,
+        lockstep_version: int,
+        settings: config.TrainConfig,
+        now_s: float,
+    ) -> messages.Assignment | None:
+        """The assignment an actor should hold now; None if the one it has will do.
+
+        Args:
+            actor: One of `self.actors`.
+            steps_left: Steps that the whole fleet may still record; each working actor gets an equal share.
+            env_steps: Steps of the fleet so far, for the exploration schedule.
+            lockstep_version: See messages.Assignment.
+            settings: Exploration and messages.
+            now_s: Monotonic time.
+        """
+        n = max(1, len(self.working()))
+        granted = actor.recorded + math.ceil(max(0, steps_left) / n)
+        old = actor.assignment
+        if old is None:
+            new = messages.Assignment(
+                session=self._session,
+                epoch=self._epoch,
+                boot=actor.boot,
+                channel=topics.MAIN_CHANNEL,
+                slot=actor.slot,
+                slots=n,
+                epsilon_start=settings.epsilon_start,
+                epsilon_end=settings.epsilon_end,
+                epsilon_decay_steps=max(1, settings.epsilon_decay_steps // n),
+                epsilon_offset=env_steps // n,
+                seed=settings.seed,
+                steps_granted=granted,
+                message_steps=settings.message_steps,
+                message_period_s=0.0 if settings.deterministic else settings.message_period_s,
+                lockstep_version=lockstep_version,
+                refused=actor.refused,
+            )
+        else:
+            new = replace(
+                old,
+                steps_granted=max(old.steps_granted, granted),
+                lockstep_version=lockstep_version,
+                refused=actor.refused,
+            )
+            if new == old or (
+                (new.lockstep_version, new.refused) == (old.lockstep_version, old.refused)
+                and (now_s - actor.assigned_at < ASSIGN_PERIOD_S)
+            ):
+                return None
+        actor.assignment, actor.assigned_at = new, now_s
+        return new

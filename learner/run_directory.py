@@ -1,0 +1,116 @@
+"""One directory per run that explains itself: settings, command line, versions, metrics, checkpoints, policies.
+
+config.toml  run.json  metrics.jsonl  tensorboard/  checkpoints/  policies/vNNNNNN.PRECISION.tflite + .json
+summary.json (at the end)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from broker import errors, identity, messages, settings
+from learner import config
+
+
+class RunDirectory:
+    """An open run directory, locked against a second process.
+
+    Args:
+        path: Made if missing.
+        resume: Whether it must exist already (true) or must not (false).
+
+    Raises:
+        RunError: It exists and should not, or the reverse; or another process uses it.
+    """
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        if resume and not (path / "config.toml").exists():
+            raise errors.RunError(
+                "there is no run to resume", where=str(path), todo="name a run directory, as in runs/"
+            )
+        if not resume and (path / "config.toml").exists():
+            raise errors.RunError(
+                "the run directory holds a run already", where=str(path), todo=f"--resume {path}, or another --run-dir"
+            )
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.policies = path / "policies"
+        for directory in (self.checkpoints, self.policies):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._lock = open(path / ".lock", "wb")  # noqa: SIM115  held, and thereby locked, until the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.RunError(
+                "another process is using the run directory",
+                where=str(path),
+                todo="stop it, or choose another --run-dir",
+            ) from None
+
+    def describe(self, effective: config.Settings) -> None:
+        """Writes the effective settings, and who ran what with which versions; a resumed run adds to the latter."""
+        identity.write_atomic(self.path / "config.toml", settings.dump(*effective).encode(), mode=0o644)
+        file = self.path / "run.json"
+        starts = json.loads(file.read_text())["starts"] if file.exists() else []
+        starts.append(
+            {
+                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "command": sys.argv,
+                "git": _git_state(),
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                "versions": _versions(),
+            }
+        )
+        identity.write_atomic(file, (json.dumps({"starts": starts}, indent=2) + "\n").encode(), mode=0o644)
+
+    def save_policy(self, manifest: messages.Manifest, model: bytes) -> Path:
+        """Keeps a published policy as a plain .tflite with its manifest beside it; returns the model's path."""
+        stem = f"v{manifest.version:06d}.{manifest.precision}"
+        path = self.policies / f"{stem}.tflite"
+        identity.write_atomic(path, model, mode=0o644)
+        text = json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
+        identity.write_atomic(self.policies / f"{stem}.json", text.encode(), mode=0o644)
+        return path
+
+    def save_summary(self, summary: dict[str, Any]) -> None:
+        text = json.dumps(summary, indent=2) + "\n"
+        identity.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
+
+
+def create(train: config.TrainConfig, env_id: str) -> RunDirectory:
+    """The directory of a new run: the one that was asked for, or runs/ENV-ALGORITHM-TIME."""
+    if train.run_dir:
+        return RunDirectory(Path(train.run_dir), resume=False)
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in env_id)
+    return RunDirectory(Path("runs") / f"{name}-{train.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}", resume=False)
+
+
+def _git_state() -> str:
+    """Commit of the source tree, `+` if it was changed, or empty outside a checkout."""
+    root = Path(__file__).parent.parent
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _versions() -> dict[str, str]:
+    names = ("actorq-fleet", "tensorflow", "numpy", "ai-edge-litert", "paho-mqtt", "codecarbon")
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found

@@ -1,0 +1,123 @@
+"""Scores of published policies, by actors: greedy, seeded, on the runtime that will run them.
+
+Every score of a policy uses the same screening seeds. One that reaches the target is scored again on seeds that no
+screening has seen, int8 beside fp32, and only that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from broker import messages
+from learner import config, publish, roster
+
+TIMEOUT_S = 120.0
+_CONFIRM_SEED_STRIDE = 100_000
+
+
+@dataclass(slots=True)
+class Score:
+    """One policy's way through scoring; reports by precision."""
+
+    policy: publish.Published
+    confirming: bool = False
+    seed: int = 0
+    reports: dict[str, messages.Report] = field(default_factory=dict)
+
+    def mean(self, precision: str) -> float:
+        """Mean return over the scored episodes."""
+        return float(self.reports[precision].episode_return.mean())
+
+
+class Scoring:
+    """Runs at most one score at a time.
+
+    Args:
+        send: Sends a Command to an actor; false if it cannot go out now.
+        settings: Episodes, seeds and target.
+        session: Part of command ids: an actor carries out each id once.
+    """
+
+    def __init__(
+        self, send: Callable[[str, messages.Command], bool], settings: config.TrainConfig, session: str
+    ) -> None:
+        self._send = send
+        self._session = session
+        self._settings = settings
+        self._current: Score | None = None
+        self._awaited: tuple[str, str] = ("", "")  # command id and precision
+        self._deadline_s = 0.0
+        self._commands = 0
+        self._confirmations = 0
+        self.failures = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None
+
+    def begin(self, policy: publish.Published, *, confirm: bool = False) -> None:
+        """Starts scoring a policy; with `confirm` it skips the screening."""
+        self._current = Score(policy)
+        self._awaited = ("", "")
+        if confirm:
+            self._confirm()
+        else:
+            self._current.seed = self._settings.evaluate_seed
+
+    def advance(self, actors: list[roster.Actor], now_s: float) -> None:
+        """Sends the next command when none is awaited, or again when its answer is overdue."""
+        score = self._current
+        if score is None or not actors or (self._awaited[0] and now_s < self._deadline_s):
+            return
+        if self._awaited[0]:
+            self.failures += 1
+            actors = actors[1:] + actors[:1]  # the one that did not answer is asked last
+        precision = "float32" if "int8" in score.reports else "int8"
+        model = score.policy.model if precision == "int8" else score.policy.float32
+        manifest = score.policy.manifest
+        if precision == "float32":
+            manifest = publish.describe_as(manifest, model, "float32")
+        self._commands += 1
+        command = messages.Command(
+            command_id=f"{self._session}-{self._commands}",
+            kind="evaluate",
+            boot=actors[0].boot,
+            episodes=self._settings.evaluate_episodes,
+            seed=score.seed,
+            manifest=manifest,
+            model=np.frombuffer(model, np.uint8),
+        )
+        if self._send(actors[0].actor_id, command):
+            self._awaited, self._deadline_s = (command.command_id, precision), now_s + TIMEOUT_S
+
+    def take(self, report: messages.Report) -> Score | None:
+        """Takes in a report; returns the score when it is complete (screened and failed, or confirmed)."""
+        score = self._current
+        if score is None or report.command_id != self._awaited[0]:
+            return None
+        precision = self._awaited[1]
+        self._awaited = ("", "")
+        if report.error or len(report.episode_return) != self._settings.evaluate_episodes:
+            self.failures += 1
+            self._current = None
+            return None
+        score.reports[precision] = report
+        if not score.confirming:
+            if score.mean("int8") >= self._settings.solved_return:
+                self._confirm()
+                return None
+        elif len(score.reports) < 2:
+            return None
+        self._current = None
+        return replace(score)
+
+    def _confirm(self) -> None:
+        score = self._current
+        assert score is not None
+        self._confirmations += 1
+        score.confirming = True
+        score.seed = self._settings.evaluate_seed + _CONFIRM_SEED_STRIDE * self._confirmations
+        score.reports = {}

@@ -1,0 +1,216 @@
+"""The learner's presence on the fleet: claims it, announces itself, seals what goes out, opens what comes in.
+
+The network thread only puts payloads into a queue. `drain` hands them on in the caller's thread, one after the other;
+what is not a genuine message of the fleet is counted in `refused` and goes no further.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from broker import codec, errors, identity, link, messages, signing, topics
+from learner import config, roster
+
+HEARTBEAT_S = 2.0
+_RETAINED_S = 0.3  # retained messages follow the SUBACK at once
+_SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
+
+
+class Stopped(Exception):
+    """The session was asked to stop before training began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One message from an actor. Experience comes sealed: ingest opens it, checks it and keeps its own counts."""
+
+    actor_id: str
+    topic: str
+    message: messages.ActorState | messages.Report | bytes
+    retained: bool
+
+
+class Session:
+    """One learner process on one fleet.
+
+    Args:
+        settings: Fleet, brokers and task.
+        say: Takes one line for people.
+    """
+
+    def __init__(self, settings: config.TrainConfig, say: Callable[[str], None]) -> None:
+        self.fleet = identity.Fleet.open(settings.fleet)
+        self.id = secrets.token_hex(8)
+        self.epoch = self.fleet.next_epoch()
+        self.topics = topics.Topics(settings.fleet)
+        self.macs = {name: signing.ActorMac(self.fleet.bundle(name).mac_key) for name in self.fleet.actors()}
+        self.refused: Counter[str] = Counter()
+        self._settings = settings
+        self._say = say
+        self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
+        self._inbox: queue.SimpleQueue[tuple[str, bytes, bool]] = queue.SimpleQueue()
+        self._claimed = False
+        self._left_over = False
+        self._fingerprint = ""
+        self._version = 0
+        self._heartbeat = 0
+        self._announced_at = 0.0
+        state_topic = self.topics.learner_state
+        self.link = link.Link(
+            settings.broker,
+            f"actorq-{settings.fleet}-learner",
+            username=identity.LEARNER_USER,
+            password=self.fleet.password,
+            will=(state_topic, self._sealed(state_topic, self._state(online=False))),
+            on_log=say,
+        )
+        for topic in (state_topic, *(self.topics.every_actor(leaf) for leaf in ("state", "experience", "report"))):
+            self.link.subscribe(topic, lambda *arrival: self._inbox.put(arrival))
+
+    def join(self) -> list[Arrival]:
+        """Connects and claims the fleet; returns what arrived meanwhile.
+
+        Raises:
+            BrokerUnreachable: No broker answered.
+            FleetBusy: Another learner is alive on the fleet.
+        """
+        self.link.start()
+        self.link.wait_connected(2 * link.CONNECT_TIMEOUT_S)
+        arrivals: list[Arrival] = []
+        deadline = time.monotonic() + _RETAINED_S
+        while (left := deadline - time.monotonic()) > 0:
+            arrivals += self.drain(left)
+            if self._left_over:  # someone said "online": if alive, it will say so again
+                self._left_over = False
+                deadline = time.monotonic() + _SILENCE_S
+        self._claimed = True
+        self.announce(self._fingerprint, 0)
+        return arrivals
+
+    def gather(self, found: roster.Roster, stop: threading.Event) -> roster.Roster:
+        """Joins, and waits until enough actors are alive; the first one's spec becomes the fleet's.
+
+        Raises:
+            EnvironmentFailure: They did not come in time.
+            Stopped: `stop` was set meanwhile.
+        """
+        settings = self._settings
+        arrivals = self.join()
+        self._say(
+            f"learner on {self.link.address}, fleet {settings.fleet!r}: waiting for {settings.actors} actor(s); "
+            f"enrolled: {', '.join(self.macs) or 'none; run `actorq-broker enroll NAME`'}"
+        )
+        deadline = time.monotonic() + (settings.wait_s or math.inf)
+        while True:
+            for arrival in arrivals:
+                if isinstance(arrival.message, messages.ActorState):
+                    found.observe(arrival.actor_id, arrival.message, retained=arrival.retained, now_s=time.monotonic())
+            if len(found.working()) >= settings.actors:
+                return found
+            if stop.is_set():
+                raise Stopped
+            if time.monotonic() > deadline:
+                raise errors.EnvironmentFailure(
+                    f"{len(found.working())} of {settings.actors} actors came within {settings.wait_s:g} s",
+                    where=f"fleet {settings.fleet!r} at {self.link.address}",
+                    todo="start actors with `actorq-actor run`, and look at what they say",
+                )
+            self.beat()
+            arrivals = list(self.drain(0.1))
+
+    def announce(self, fingerprint: str, version: int) -> None:
+        """Says (retained) which spec this learner trains on and which policy version is the newest."""
+        self._fingerprint, self._version = fingerprint, version
+        self._heartbeat += 1
+        self._announced_at = time.monotonic()
+        self.retain(self.topics.learner_state, self._state(online=True))
+
+    def beat(self) -> None:
+        """Announces again when the heartbeat is due."""
+        if time.monotonic() - self._announced_at > HEARTBEAT_S:
+            self.announce(self._fingerprint, self._version)
+
+    def retain(self, topic: str, message: messages.Message) -> None:
+        """Signs and publishes a retained message, now and on every connect."""
+        self.link.retain(topic, self._sealed(topic, message))
+
+    def command(self, actor_id: str, command: messages.Command) -> bool:
+        """Signs and sends a command; false if it cannot go out now."""
+        topic = self.topics.command(actor_id)
+        return self.link.publish(topic, self._sealed(topic, command))
+
+    def drain(self, wait_s: float) -> Iterator[Arrival]:
+        """What has arrived; waits up to `wait_s` for the first message.
+
+        Raises:
+            FleetBusy: Another learner turned out to be alive on the fleet.
+        """
+        try:
+            raw = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            while True:
+                arrival = self._open(*raw)
+                if arrival is not None:
+                    yield arrival
+                raw = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def close(self) -> None:
+        """Says goodbye, if the fleet was ours, and disconnects."""
+        topic = self.topics.learner_state
+        self.link.close((topic, self._sealed(topic, self._state(online=False))) if self._claimed else None)
+
+    def _open(self, topic: str, payload: bytes, retained: bool) -> Arrival | None:
+        leaf = topic.rpartition("/")[2]
+        try:
+            if topic == self.topics.learner_state:
+                self._watch_for_rival(
+                    codec.decode(messages.LearnerState, self._verifier.open(topic, payload)), retained
+                )
+                return None
+            actor_id = self.topics.actor_id(topic)
+            if leaf == "experience":
+                return Arrival(actor_id, topic, payload, retained)
+            mac = self.macs.get(actor_id)
+            if mac is None:
+                raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
+            body = mac.open(topic, payload)
+            if leaf == "state":
+                return Arrival(actor_id, topic, codec.decode(messages.ActorState, body), retained)
+            return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
+        except errors.MessageError as error:
+            self.refused[f"{leaf}.{error.reason}"] += 1
+            return None
+
+    def _watch_for_rival(self, state: messages.LearnerState, retained: bool) -> None:
+        if state.session == self.id or not state.online:
+            return
+        if retained:
+            self._left_over = True
+        elif not self._claimed or state.epoch > self.epoch:
+            raise errors.FleetBusy(
+                "another learner is live on this fleet",
+                where=f"fleet {self.topics.fleet!r} at {self.link.address}",
+                todo="stop it first, or give this one a fleet of its own with --fleet",
+            )
+
+    def _state(self, *, online: bool) -> messages.LearnerState:
+        return messages.LearnerState(
+            online=online,
+            session=self.id,
+            epoch=self.epoch,
+            heartbeat=self._heartbeat,
+            env_id=self._settings.env,
+            fingerprint=self._fingerprint,
+            version=self._version,
+        )
+
+    def _sealed(self, topic: str, message: messages.Message) -> bytes:
+        return self.fleet.sealer.seal(topic, codec.encode(message))

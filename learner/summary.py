@@ -1,0 +1,141 @@
+"""What a run came to: one dict with units in its names, and the table that people read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from broker import messages
+from learner import energy
+
+if TYPE_CHECKING:
+    from learner import training_loop
+
+_TIMINGS = ("invoke_us_p50", "invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99")
+
+
+def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_error: str) -> dict[str, Any]:
+    """The summary of a session that has ended; a figure that was not taken is None."""
+    score = loop.solved or loop.last_score
+    int8 = score.reports.get("int8") if score else None
+    float32 = score.reports.get("float32") if score else None
+    policy = score.policy if score else loop.publisher.newest
+    acting_ms = loop.publisher.timings.acting_ms
+    refused = loop.ingest.refused + loop.session.refused
+    return {
+        "env_id": loop.roster.env_id,
+        "algorithm": loop.settings.algorithm,
+        "seed": loop.settings.seed,
+        "solved": loop.solved is not None,
+        "solved_return": loop.settings.solved_return if np.isfinite(loop.settings.solved_return) else None,
+        "env_steps": loop.env_steps,
+        "updates": loop.algorithm.updates,
+        "episodes": loop.progress.episodes,
+        "learner_wall_s": round(loop.wall_s, 3),
+        "finished_unix_s": round(loop.finished_unix_s or time.time(), 3),
+        **_returns("int8", int8),
+        **_returns("fp32", float32),
+        "score_seed": score.seed if score else None,
+        "greedy_agreement": policy.verdict.agreement if policy else None,
+        "greedy_agreement_weighted": policy.verdict.agreement_weighted if policy else None,
+        "ties": policy.verdict.ties if policy else None,
+        "policy_version": loop.publisher.version,
+        "policies_published": loop.publisher.published,
+        "policies_held_back": dict(loop.publisher.held_back),
+        "policy_int8_bytes": len(policy.model) if policy else None,
+        "policy_fp32_bytes": len(policy.float32) if policy else None,
+        "convert_ms_p50": _percentile(loop.publisher.timings.convert_ms, 50),
+        "gate_ms_p50": _percentile(loop.publisher.timings.gate_ms, 50),
+        "publish_to_acting_ms_p50": _percentile(acting_ms, 50),
+        "publish_to_acting_ms_p99": _percentile(acting_ms, 99),
+        "publish_to_acting_count": len(acting_ms),
+        "policy_lag_mean_versions": loop.progress.lag_mean,
+        **{key: int8.values.get(key) if int8 else None for key in _TIMINGS},
+        "runtime": int8.labels.get("runtime") if int8 else None,
+        "delegate": int8.labels.get("delegate") if int8 else None,
+        "experience_messages": loop.ingest.messages,
+        "messages_refused": dict(refused),
+        "steps_refused": loop.ingest.steps_refused,
+        "bytes_received": loop.session.link.bytes_received,
+        "bytes_sent": loop.session.link.bytes_sent,
+        "energy_wh": used.energy_wh if used else None,
+        "co2_g": used.co2_g if used else None,
+        "energy_source": used.source if used else f"none: {energy_error}",
+    }
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary as aligned lines of label and value."""
+    s = {key: ("-" if value is None else value) for key, value in summary.items()}
+    wall = s.get("train_wall_s", s["learner_wall_s"])
+    rows = [
+        ("environment", f"{s['env_id']}, {s['algorithm']}, seed {s['seed']}"),
+        ("environment steps", f"{s['env_steps']:,} in {s['episodes']:,} episodes"),
+        ("updates", f"{s['updates']:,}"),
+        ("wall time", f"{wall:.1f} s" + (" from the first process started" if "train_wall_s" in s else "")),
+        ("return, published int8 policy", _spread(summary, "int8")),
+        ("return, fp32 on the same seeds", _spread(summary, "fp32")),
+        ("greedy agreement int8 / fp32", f"{_share(s['greedy_agreement'])} of replay states, ties {_share(s['ties'])}"),
+        ("policy size", f"int8 {_bytes(s['policy_int8_bytes'])}, fp32 {_bytes(s['policy_fp32_bytes'])}"),
+        (
+            "policies published",
+            f"{s['policies_published']}, held back {sum(summary['policies_held_back'].values())}; "
+            f"convert {_number(s['convert_ms_p50'])} ms, gate {_number(s['gate_ms_p50'])} ms (median)",
+        ),
+        (
+            "publish to acting",
+            f"p50 {_number(s['publish_to_acting_ms_p50'])} ms, p99 {_number(s['publish_to_acting_ms_p99'])} ms, "
+            f"{s['publish_to_acting_count']} swaps",
+        ),
+        ("policy lag", f"{_number(s['policy_lag_mean_versions'])} versions (mean over steps)"),
+        ("invoke only", f"p50 {_number(s['invoke_us_p50'])} us, p99 {_number(s['invoke_us_p99'])} us"),
+        (
+            "observation to action",
+            f"p50 {_number(s['observation_to_action_us_p50'])} us, p99 {_number(s['observation_to_action_us_p99'])} us",
+        ),
+        ("runtime, kernels", f"{s['runtime']}, {s['delegate']}"),
+        ("MQTT at the learner", f"{_bytes(s['bytes_received'])} in, {_bytes(s['bytes_sent'])} out"),
+        ("refused", ", ".join(f"{k} {v}" for k, v in summary["messages_refused"].items()) or "nothing"),
+        ("learner's energy, CO2", f"{_number(s['energy_wh'])} Wh, {_number(s['co2_g'])} g"),
+        ("  its source", s["energy_source"]),
+    ]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _returns(name: str, report: messages.Report | None) -> dict[str, Any]:
+    values = report.episode_return if report else None
+    return {
+        f"{name}_return_mean": float(values.mean()) if values is not None else None,
+        f"{name}_return_std": float(values.std()) if values is not None else None,
+        f"{name}_returns": [float(v) for v in values] if values is not None else None,
+    }
+
+
+def _percentile(values: Sequence[float], q: float) -> float | None:
+    return float(np.percentile(values, q)) if values else None
+
+
+def _spread(summary: dict[str, Any], name: str) -> str:
+    returns = summary[f"{name}_returns"]
+    if not returns:
+        return "-"
+    mean, std = summary[f"{name}_return_mean"], summary[f"{name}_return_std"]
+    return f"{mean:.1f} +- {std:.1f} over {len(returns)} episodes ({min(returns):.0f} to {max(returns):.0f})"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _share(value: Any) -> str:
+    return f"{100 * value:.1f} %" if isinstance(value, float) else str(value)
+
+
+def _bytes(value: Any) -> str:
+    if not isinstance(value, int):
+        return str(value)
+    return f"{value / 1e6:.2f} MB" if value >= 1e6 else f"{value / 1e3:.1f} kB"

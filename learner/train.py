@@ -1,0 +1,68 @@
+"""One session of a learner, from joining the fleet to the summary.
+
+Nothing here imports TensorFlow before actors are sought: its three seconds pass while they arrive.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker import errors
+from learner import chatter, checkpoint, config, console, energy, roster, run_directory, session
+
+
+def run(
+    initial: config.Settings,
+    configure: Callable[[str], config.Settings],
+    *,
+    resume: Path | None,
+    stop: threading.Event,
+    screen: console.Console,
+) -> tuple[dict[str, Any], Path]:
+    """One session of a learner on a fleet; returns its summary (see summary.py) and the run directory.
+
+    Args:
+        initial: Settings for finding the fleet and its actors.
+        configure: Effective settings once the environment is known.
+        resume: Run directory to go on with.
+        stop: Set from outside to end the session early.
+        screen: For people.
+
+    Raises:
+        session.Stopped: `stop` was set before training began.
+    """
+    started = time.monotonic()
+    threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True).start()
+    directory = run_directory.RunDirectory(resume, resume=True) if resume else None
+    saved = checkpoint.load_newest(directory.checkpoints, screen.say) if directory else None
+    if directory and saved is None:
+        raise errors.RunError("the run has no checkpoint yet", where=str(resume), todo="start a new run")
+    tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
+    here = session.Session(initial.train, screen.say)
+    try:
+        actors = here.gather(roster.Roster(here.id, here.epoch, initial.train.env, screen.say), stop)
+        settings = configure(actors.env_id)
+        directory = directory or run_directory.create(settings.train, actors.env_id)
+        directory.describe(settings)
+        from learner import summary, training_loop  # with TensorFlow, which has had time to load
+
+        loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, started, stop)
+        loop.train()
+        used = tracker.stop() if tracker else None
+        result = summary.make(loop, used, tracker.error if tracker else "switched off")
+        directory.save_summary(result)
+        return result, directory.path
+    finally:
+        here.close()
+        screen.close()
+
+
+def _load_tensorflow() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with chatter.hidden():
+        import tensorflow  # noqa: F401  whoever imports it next finds it loaded, or waits for the rest

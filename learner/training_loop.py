@@ -1,0 +1,352 @@
+"""The learner's loop: take in experience, set the pace, update, publish, score, save. The wiring on this side.
+
+Everything happens in one thread, one step after the other, so that the loop can be read and --deterministic means what
+it says. Updates come several per TensorFlow call; between two calls the loop looks at what has arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from broker import errors, messages, specs
+from learner import (
+    checkpoint,
+    config,
+    console,
+    ingest,
+    metrics,
+    progress,
+    publish,
+    rate_limiter,
+    replay,
+    roster,
+    run_directory,
+    scoring,
+    session,
+)
+from learner.algorithms import Algorithm, dqn
+
+CALIBRATION_OBSERVATIONS = 1024
+GATE_OBSERVATIONS = 2048
+_RESEND_PERIOD_S = 1.0
+
+
+class TrainingLoop:
+    """Training on a fleet whose spec is known.
+
+    Args:
+        settings: Of the run.
+        directory: Run directory.
+        here: This learner's session on the fleet.
+        actors: Who is there.
+        saved: Checkpoint to go on from.
+        screen: For people.
+        started_s: Monotonic time at which the process began.
+        stop: Ends training when set.
+    """
+
+    def __init__(
+        self,
+        settings: config.Settings,
+        directory: run_directory.RunDirectory,
+        here: session.Session,
+        actors: roster.Roster,
+        saved: checkpoint.Checkpoint | None,
+        screen: console.Console,
+        started_s: float,
+        stop: threading.Event,
+    ) -> None:
+        train, algorithm = settings.train, settings.algorithm
+        self.settings = train
+        self.algorithm_settings = algorithm
+        self.directory = directory
+        self.session = here
+        self.roster = actors
+        self.spec = actors.the_spec
+        self.scoring = scoring.Scoring(here.command, train, here.id)
+        self.progress = progress.Progress()
+        self.rng = np.random.default_rng(train.seed)
+        self.replay = replay.Replay(
+            self.spec,
+            algorithm.replay_capacity,
+            algorithm.n_step,
+            algorithm.gamma,
+            prioritized=algorithm.prioritized,
+            priority_exponent=algorithm.priority_exponent,
+            importance_exponent=algorithm.importance_exponent,
+        )
+        self._samples_per_call = algorithm.batch_size * algorithm.updates_per_call
+        self.limiter = rate_limiter.RateLimiter(
+            train.samples_per_insert,
+            train.learning_starts,
+            error_buffer=max(2.0 * self._samples_per_call, train.samples_per_insert * train.message_steps),
+        )
+        self.update_metrics: dict[str, float] = {}
+        self.solved: scoring.Score | None = None
+        self.last_score: scoring.Score | None = None
+        self.wall_s = 0.0
+        self.finished_unix_s = 0.0
+        self._started = started_s
+        self._stop = stop
+        self._resend_asked: dict[str, float] = {}
+        self._lockstep_goal = train.learning_starts
+        self._first_epoch = here.epoch
+        version = self._restore_counters(saved) if saved else 0
+        self.ingest = ingest.Ingest(
+            here.macs, here.id, self.spec, (self._first_epoch, here.epoch), train.max_policy_lag
+        )
+        here.announce(self.spec.fingerprint, version)
+        self._assign(lockstep_version=0)
+        screen.say("compiling the networks; the actors gather their first steps meanwhile")
+        self.algorithm = _make_algorithm(settings, self.spec)
+        if saved:
+            self.algorithm.restore(saved.parts["algorithm"])
+        self.publisher = publish.Publisher(
+            here.retain, here.topics, self.spec, self.algorithm.head, here.epoch, version, settings.gate, directory
+        )
+        self.metrics = metrics.Metrics(directory.path, screen, started_s)
+        self._screen = screen
+        self._published_updates = self.algorithm.updates
+        self._saved_at = time.monotonic()
+        self.progress.restart_rates(self.algorithm.updates, self.env_steps)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of the fleet that reached replay, over the whole run."""
+        return self.limiter.inserted
+
+    @property
+    def epsilon(self) -> float:
+        """Share of random actions that the schedule sets now."""
+        train = self.settings
+        done = min(1.0, self.env_steps / max(1, train.epsilon_decay_steps))
+        return train.epsilon_start + done * (train.epsilon_end - train.epsilon_start)
+
+    def train(self) -> None:
+        """Trains until the published policy is good, the budget is spent, or the session is asked to stop."""
+        settings = self.settings
+        turn = self._turn_in_lockstep if settings.deterministic else self._turn
+        try:
+            while self.solved is None and not self._stop.is_set() and self.env_steps < settings.max_env_steps:
+                if settings.max_wall_s and time.monotonic() - self._started > settings.max_wall_s:
+                    break
+                turn()
+                self._tick()
+                if time.monotonic() - self._saved_at > settings.checkpoint_period_s:
+                    self.save()
+            self.wall_s = time.monotonic() - self._started
+            self.finished_unix_s = time.time()
+            if not self._stop.is_set():
+                self._finish()
+        finally:
+            self.save()
+            self.metrics.close()
+
+    # -- one turn ---------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """What has arrived, then one call of updates if it is due, then one policy if it is due."""
+        due = self._may_update()
+        self._drain(0.0 if due else 0.02)
+        if not due:
+            return
+        self._update()
+        updates = self.algorithm.updates - self._published_updates
+        if updates >= self.settings.publish_period_updates or self.publisher.newest is None:
+            self._publish()
+
+    def _turn_in_lockstep(self) -> None:
+        """Exactly the granted steps, then exactly the updates they allow, then one policy, then its score."""
+        while self.limiter.inserted < self._lockstep_goal:
+            if self._stop.is_set():
+                return
+            self._drain(0.1)
+            self._tick()
+        while self._may_update():
+            self._update()
+        self._publish()
+        self._lockstep_goal += max(
+            1,
+            round(
+                self.settings.publish_period_updates
+                * self.algorithm_settings.batch_size
+                / self.settings.samples_per_insert
+            ),
+        )
+        while self.scoring.busy and not self._stop.is_set():
+            self._drain(0.1)
+            self._tick()
+
+    def _may_update(self) -> bool:
+        return len(self.replay) > 0 and self.limiter.may_sample(self._samples_per_call)
+
+    def _update(self) -> None:
+        settings = self.algorithm_settings
+        if self.algorithm.updates == 0:
+            self.algorithm.normalize(self.replay.observations(CALIBRATION_OBSERVATIONS, self.rng))
+        batch = self.replay.sample(settings.updates_per_call, settings.batch_size, self.rng)
+        self.limiter.sample(self._samples_per_call)
+        update = self.algorithm.update(batch)
+        self.replay.update_priorities(batch.ids, update.td_error)
+        self.update_metrics = update.metrics
+
+    def _publish(self) -> None:
+        self._published_updates = self.algorithm.updates
+        verdict = self.publisher.publish(
+            self.algorithm.policy_layers(),
+            self.replay.observations(CALIBRATION_OBSERVATIONS, self.rng),
+            self.replay.observations(GATE_OBSERVATIONS, self.rng),
+        )
+        if not verdict.passed or self.publisher.newest is None:
+            return
+        self.session.announce(self.spec.fingerprint, self.publisher.version)
+        if self.settings.evaluate_episodes and not self.scoring.busy:
+            self.scoring.begin(self.publisher.newest)
+
+    def _finish(self) -> None:
+        """Makes the policy that was found good the newest; where none was, scores the last one."""
+        newest = self.publisher.newest
+        if newest is None:
+            return
+        if self.solved is not None:
+            if self.solved.policy.manifest.sha256 != newest.manifest.sha256:
+                self.publisher.publish_again(self.solved.policy)
+                self.session.announce(self.spec.fingerprint, self.publisher.version)
+        elif self.settings.evaluate_episodes:
+            self.scoring.begin(newest, confirm=True)
+            deadline = time.monotonic() + scoring.TIMEOUT_S
+            while self.scoring.busy and time.monotonic() < deadline and not self._stop.is_set():
+                self._drain(0.1)
+                self._tick()
+
+    # -- what arrives -----------------------------------------------------------------------------------------------
+
+    def _drain(self, wait_s: float) -> None:
+        for arrival in self.session.drain(wait_s):
+            message = arrival.message
+            if isinstance(message, messages.ActorState):
+                self._take_state(arrival.actor_id, message, arrival.retained)
+            elif isinstance(message, messages.Report):
+                self._take_report(message)
+            else:
+                self._take_experience(arrival.actor_id, arrival.topic, message)
+
+    def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
+        now = time.monotonic()
+        actor = self.roster.observe(actor_id, state, retained=retained, now_s=now)
+        version = state.vitals.policy_version
+        if state.vitals.policy_epoch == self.session.epoch and version > actor.version and not retained:
+            actor.version = version
+            self.publisher.acts(version, now)
+
+    def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
+        gaps = self.ingest.refused["gap"]
+        experience = self.ingest.accept(actor_id, topic, payload, self.publisher.version)
+        if experience is not None:
+            self.limiter.insert(self.replay.insert(experience))
+            self._count(actor_id, experience)
+        elif self.ingest.refused["gap"] > gaps:  # a receipt said again asks the actor to send what it does not cover
+            now = time.monotonic()
+            if now - self._resend_asked.get(actor_id, 0.0) < _RESEND_PERIOD_S:
+                return
+            self._resend_asked[actor_id] = now
+        receipt = self.ingest.receipt(actor_id)
+        if receipt is not None:
+            self.session.retain(self.session.topics.receipt(actor_id), receipt)
+
+    def _count(self, actor_id: str, experience: messages.Experience) -> None:
+        steps = len(experience.reward)
+        actor = self.roster.actors.get(actor_id)
+        if actor is not None and actor.boot == experience.boot and experience.assigned_epoch == self.session.epoch:
+            actor.recorded += steps
+        ours = experience.epoch == self.session.epoch
+        self.progress.count(experience, self.publisher.version if ours else None)
+
+    def _take_report(self, report: messages.Report) -> None:
+        if report.error:
+            self._screen.say(f"an actor could not {report.kind}: {report.error}")
+        score = self.scoring.take(report)
+        if score is None:
+            return
+        self.last_score = score
+        if score.confirming and score.mean("int8") >= self.settings.solved_return:
+            self.solved = score
+
+    # -- what goes out ----------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Heartbeat, pace, scores and metrics, each when due."""
+        now = time.monotonic()
+        self.session.beat()
+        self.roster.expire(now)
+        self._assign(self.publisher.version if self.settings.deterministic else 0)
+        self.scoring.advance(self.roster.working(), now)
+        row = self.progress.row(self)
+        if row is not None:
+            self.metrics.write(row)
+
+    def _assign(self, lockstep_version: int) -> None:
+        goal = self._lockstep_goal if self.settings.deterministic else self.limiter.steps_granted()
+        for actor in self.roster.actors.values():
+            if not actor.live:
+                continue
+            assignment = self.roster.assign(
+                actor,
+                steps_left=min(goal, self.settings.max_env_steps) - self.env_steps,
+                env_steps=self.env_steps,
+                lockstep_version=lockstep_version,
+                settings=self.settings,
+                now_s=time.monotonic(),
+            )
+            if assignment is not None:
+                self.session.retain(self.session.topics.assignment(actor.actor_id), assignment)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint."""
+        self._saved_at = time.monotonic()
+        meta = {
+            "env_id": self.roster.env_id,
+            "fingerprint": self.spec.fingerprint,
+            "first_epoch": self._first_epoch,
+            "version": self.publisher.version,
+            "episodes": self.progress.episodes,
+            "rng": self.rng.bit_generator.state,
+            "limiter": self.limiter.state(),
+            "lockstep_goal": self._lockstep_goal,
+        }
+        parts = {"algorithm": self.algorithm.state()}
+        if self.settings.checkpoint_replay:
+            parts["replay"] = self.replay.state()
+        checkpoint.save(self.directory.checkpoints, self.algorithm.updates, meta, parts)
+
+    def _restore_counters(self, saved: checkpoint.Checkpoint) -> int:
+        """Takes back all but the algorithm; returns the last policy version."""
+        meta = saved.meta
+        if meta["fingerprint"] != self.spec.fingerprint:
+            raise errors.SpecError(
+                "the run was made for another environment",
+                where=f"run: {meta['env_id']}; actors: {self.roster.env_id}, {self.spec.describe()}",
+                todo="start the actors with the run's environment, or start a new run",
+            )
+        self.rng.bit_generator.state = meta["rng"]
+        self.limiter.restore(meta["limiter"])
+        self.progress.episodes = int(meta["episodes"])
+        self._lockstep_goal = int(meta["lockstep_goal"])
+        self._first_epoch = int(meta["first_epoch"])
+        if "replay" in saved.parts:
+            self.replay.restore(saved.parts["replay"])
+        return int(meta["version"])
+
+
+def _make_algorithm(settings: config.Settings, spec: specs.EnvSpec) -> Algorithm:
+    tf.config.threading.set_intra_op_parallelism_threads(settings.train.threads)
+    if settings.train.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    dqn.Dqn.check(spec)
+    return dqn.Dqn(spec, settings.algorithm, settings.train.seed)

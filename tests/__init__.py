@@ -1,0 +1,1 @@
+"""Tests: one folder per package, and the whole system."""

@@ -1,0 +1,1 @@
+"""Benchmarks: one JSON object per line."""

@@ -1,0 +1,39 @@
+"""`make bench`: one JSON object per line for each row of each benchmark; `make bench ONLY=actor` runs one of them.
+
+A benchmark is a module beside this file with `run()`, which yields rows with the keys in `KEYS`. Ratios are measured
+side by side, alternating, in one run; `spread` is the range of the ratio (or value) over those runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker import errors
+
+KEYS = ("benchmark", "case", "value", "unit", "reference", "ratio", "runs", "spread", "explain")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmarks named, or all."""
+    known = sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if not m.name.startswith("_"))
+    wanted = list(argv) or known
+    if unknown := sorted(set(wanted) - set(known)):
+        print(f"error: unknown benchmark {', '.join(unknown)}\n  to do: choose among {', '.join(known)}", file=sys.stderr)
+        return errors.EXIT_USAGE
+    for name in wanted:
+        print(f"benchmark {name} ...", file=sys.stderr, flush=True)
+        for row in importlib.import_module(f"tests.benchmarks.{name}").run():
+            missing = [key for key in KEYS if key not in row]
+            if missing:
+                raise ValueError(f"a row of {name} lacks {missing}")
+            print(json.dumps(row), flush=True)
+    return errors.EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,154 @@
+"""Steps per second of the whole actor, against a bare loop of pre-drawn actions over the same environments.
+
+The actor is the real one: int8 policy 256x2, exploration, recording, encoding, sealing, and publishing to a Mosquitto
+from which another process receives as the learner does. The bare loop replays the very actions that the actor took, so
+that both step through episodes of the same lengths. The two alternate within one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from broker import identity
+from broker.mosquitto import process
+from edge_actor import acting_loop, config, evaluate, policy
+from edge_actor import env as environments
+
+ALTERNATIONS = 15
+SLICE_STEPS = 40_000
+ENV = "CartPole-v1"
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yields one row per case."""
+    with tempfile.TemporaryDirectory(prefix="actorq-bench-") as name:
+        directory = Path(name)
+        model = directory / "policy.tflite"
+        # In a process of its own: TensorFlow would change what this one measures
+        subprocess.run([sys.executable, "-m", "tests.edge_actor.models.make", "256", "int8", str(model)], check=True)
+        yield _steps(directory, model, n_envs=1, epsilon=0.05, message_steps=4096)
+        yield _steps(directory, model, n_envs=1, epsilon=0.0, message_steps=4096)
+        yield _steps(directory, model, n_envs=16, epsilon=0.05, message_steps=8192)
+        yield _latency(model)
+
+
+def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message_steps: int) -> dict[str, Any]:
+    bare_env = _bare_env(n_envs)
+    ratios, actor_rates, bare_rates = [], [], []
+    with _acting(directory, model, n_envs, epsilon, message_steps) as actor:
+        recorder = actor._recorder
+        for _ in range(ALTERNATIONS):
+            actions: list[NDArray[Any]] = []
+            flush = recorder.trajectory.flush
+            recorder.trajectory.flush = lambda: (  # type: ignore[method-assign]
+                actions.append(recorder.trajectory.action[: recorder.trajectory.used].copy()), flush()  # noqa: B023
+            )[1]
+            before, began = recorder.recorded, time.perf_counter()
+            while recorder.recorded - before < SLICE_STEPS * n_envs:
+                actor.turn()
+            actor_rates.append((recorder.recorded - before) / (time.perf_counter() - began))
+            recorder.trajectory.flush = flush  # type: ignore[method-assign]
+            bare_rates.append(_bare(bare_env, np.concatenate(actions)))
+            ratios.append(actor_rates[-1] / bare_rates[-1])
+            actor._listen()
+        delegate, runtime, dropped = actor._acting.delegate, str(actor._runtime), actor._spool.steps_dropped  # type: ignore[union-attr]
+        held = len(actor._spool)
+    kind = "gymnasium.make" if n_envs == 1 else f"{n_envs} at once, native vector entry point"
+    return {
+        "benchmark": "actor",
+        "case": f"{ENV}, {kind}, epsilon {epsilon:g}",
+        "value": round(statistics.median(actor_rates)),
+        "unit": "steps/s",
+        "reference": round(statistics.median(bare_rates)),
+        "ratio": round(statistics.median(ratios), 3),
+        "runs": ALTERNATIONS,
+        "spread": round(max(ratios) - min(ratios), 3),
+        "explain": f"int8 MLP 256x2 on {runtime}, {delegate}; messages of {message_steps} steps over Mosquitto; "
+        f"{dropped} steps dropped, {held} messages without a receipt at the end",
+    }
+
+
+def _bare_env(n_envs: int) -> Any:
+    if n_envs == 1:
+        return gymnasium.make(ENV)
+    return gymnasium.make_vec(ENV, num_envs=n_envs, vectorization_mode="vector_entry_point")
+
+
+def _bare(environment: Any, actions: NDArray[Any]) -> float:
+    """Steps per second of nothing but the environment."""
+    rows = list(actions[:, 0] if actions.shape[1] == 1 else actions)
+    environment.reset(seed=0)
+    step, reset = environment.step, environment.reset
+    steps = actions.size
+    began = time.perf_counter()
+    if actions.shape[1] == 1:
+        for action in rows:
+            _, _, terminated, truncated, _ = step(action)
+            if terminated or truncated:
+                reset()
+    else:
+        for action in rows:
+            step(action)
+    return steps / (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def _acting(
+    directory: Path, model: Path, n_envs: int, epsilon: float, message_steps: int
+) -> Iterator[acting_loop.Actor]:
+    """An actor that has its policy and its grant."""
+    fleet = identity.Fleet.open("bench", directory / "fleet")
+    with process.Mosquitto("127.0.0.1", 0, fleet="bench") as broker:
+        address = f"127.0.0.1:{broker.port}"
+        bundle = fleet.enroll("bench-actor", [address])
+        learner = subprocess.Popen(
+            [sys.executable, "-m", "tests.edge_actor.fake_learner"]
+            + [address, str(directory / "fleet"), "bench", "bench-actor", str(model), str(epsilon), str(message_steps)],
+        )
+        state = directory / f"state-{n_envs}-{epsilon}"
+        settings = config.ActorConfig(env=ENV, envs=n_envs, state_dir=str(state))
+        actor = acting_loop.Actor(settings, bundle, lambda line: print(line, file=sys.stderr))
+        try:
+            actor.start()
+            while actor._acting is None or actor._recorder.recorded < 4 * message_steps:
+                actor.turn()
+            yield actor
+        finally:
+            actor.close()
+            learner.terminate()
+            learner.wait()
+
+
+def _latency(model: Path) -> dict[str, Any]:
+    """Observation to action, against the interpreter alone."""
+    environment = environments.make(ENV)
+    acting = policy.Policy(model.read_bytes(), "q_values", environment.spec, 1)
+    scores = [evaluate.run(acting, environment, 4, seed) for seed in range(ALTERNATIONS)]
+    environment.close()
+    timings = [score.timing for score in scores if score is not None]
+    ratios = [t["observation_to_action_us_p50"] / t["invoke_us_p50"] for t in timings]
+    median = {name: statistics.median(t[name] for t in timings) for name in timings[0]}
+    return {
+        "benchmark": "actor",
+        "case": "observation to action",
+        "value": median["observation_to_action_us_p50"],
+        "unit": "us",
+        "reference": median["invoke_us_p50"],
+        "ratio": round(statistics.median(ratios), 3),
+        "runs": ALTERNATIONS,
+        "spread": round(max(ratios) - min(ratios), 3),
+        "explain": f"int8 MLP 256x2 on {acting.interpreter.runtime}, {acting.delegate}; reference is invoke only; "
+        f"p99 {median['observation_to_action_us_p99']} and {median['invoke_us_p99']} us",
+    }

@@ -1,0 +1,97 @@
+"""DQN updates per second with everything around them, against the bare compiled update.
+
+`value` counts gradient steps of: sample from replay, hand to TensorFlow, K compiled steps, and with prioritised
+replay the new priorities. `reference` runs the same compiled function over and over on one batch that TensorFlow holds
+already. The two alternate within one process, so that a machine that slows down slows both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from broker import specs
+from learner import config, replay
+
+ALTERNATIONS = 9
+CALLS = 8  # of K updates each, per timing
+SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
+TRANSITIONS = 100_000
+
+
+class _Segments:
+    """Random experience in segments of 200 steps."""
+
+    def __init__(self, rng: np.random.Generator, transitions: int) -> None:
+        count = transitions // 200
+        self.length = np.full(count, 200, np.int32)
+        self.terminated = np.ones(count, np.uint8)
+        self.observation = rng.normal(size=(transitions + count, *SPEC.observation.shape)).astype(np.float32)
+        self.action = rng.integers(0, SPEC.action.n, transitions).astype(np.int32)
+        self.reward = rng.normal(size=transitions).astype(np.float32)
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yields one row per case."""
+    import tensorflow as tf
+
+    with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
+        tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
+    for name, prioritized in (("uniform", False), ("prioritised", True)):
+        settings = config.DqnConfig(hidden=(256, 256), batch_size=64, prioritized=prioritized)
+        yield _row(f"{name} replay, MLP 256x2, batch 64", settings)
+
+
+def _row(case: str, settings: config.DqnConfig) -> dict[str, Any]:
+    import tensorflow as tf
+
+    from learner.algorithms import dqn
+
+    rng = np.random.default_rng(0)
+    memory = replay.Replay(
+        SPEC, settings.replay_capacity, settings.n_step, settings.gamma, prioritized=settings.prioritized,
+        priority_exponent=settings.priority_exponent, importance_exponent=settings.importance_exponent,
+    )  # fmt: skip
+    memory.insert(_Segments(rng, TRANSITIONS))
+    agent = dqn.Dqn(SPEC, settings, seed=0)
+    k, b = settings.updates_per_call, settings.batch_size
+    one = memory.sample(k, b, rng)
+    prepared = [
+        tf.constant(a) for a in (one.observation, one.action, one.reward, one.discount, one.bootstrap, one.weight)
+    ]
+
+    def bare() -> None:
+        agent._steps(*prepared)
+
+    def whole() -> None:
+        batch = memory.sample(k, b, rng)
+        memory.update_priorities(batch.ids, agent.update(batch).td_error)
+
+    for warm_up in (bare, whole):
+        warm_up()
+    rates: dict[Callable[[], None], list[float]] = {bare: [], whole: []}
+    for _ in range(ALTERNATIONS):
+        for side, seen in rates.items():
+            started = time.perf_counter()
+            for _ in range(CALLS):
+                side()
+            seen.append(CALLS * k / (time.perf_counter() - started))
+    value, reference = statistics.median(rates[whole]), statistics.median(rates[bare])
+    ratios = [w / r for w, r in zip(rates[whole], rates[bare], strict=True)]
+    return {
+        "benchmark": "update",
+        "case": case,
+        "value": round(value, 1),
+        "unit": "updates/s",
+        "reference": round(reference, 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "runs": ALTERNATIONS,
+        "spread": round(max(ratios) - min(ratios), 3),
+        "explain": f"{k} updates per call; sampling costs one gather per array and call, and no copy on the way to "
+        "TensorFlow" + (", but a sum tree is walked twice" if settings.prioritized else ""),
+    }

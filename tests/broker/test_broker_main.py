@@ -1,0 +1,234 @@
+"""The command actorq-broker: what it says, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker import __main__ as command
+from broker import errors, identity, listener
+from broker.mosquitto import process
+from tests import conftest
+from tests.broker import plain_client
+
+
+def run(*argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "broker", *argv], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["up", "--help"], ["enroll", "--help"]])
+def test_help_answers_at_once(argv: list[str]) -> None:
+    started = time.monotonic()
+    done = run(*argv)
+    assert done.returncode == 0 and "usage: actorq-broker" in done.stdout
+    assert time.monotonic() - started < 5  # one second on an idle machine; here others may be testing too
+
+
+@pytest.mark.parametrize("argv", [[], ["down"], ["up", "--kind", "rabbit"], ["up", "--port", "x"], ["enroll"]])
+def test_usage_errors(argv: list[str]) -> None:
+    done = run(*argv)
+    assert done.returncode == errors.EXIT_USAGE and "usage:" in done.stderr and not done.stdout
+
+
+# -- up ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", conftest.KINDS)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_up_says_where_it_is_and_ends_cleanly(kind: str, signum: int) -> None:
+    conftest.require(kind)
+    up = subprocess.Popen(
+        [sys.executable, "-m", "broker", "up", "--kind", kind, "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert up.stdout is not None
+    ready = json.loads(up.stdout.readline())
+    assert ready["kind"] == kind and ready["host"] == "127.0.0.1" and conftest.answers(ready["port"])
+    assert os.path.exists(f"/proc/{ready['pid']}") or sys.platform != "linux"
+    started = time.monotonic()
+    up.send_signal(signum)
+    out, err = up.communicate(timeout=20)
+    assert up.returncode == 0 and out == ""
+    assert time.monotonic() - started < 5
+    assert f"127.0.0.1:{ready['port']} (this machine only)" in err
+    assert f"actorq-learner train --broker 127.0.0.1:{ready['port']}" in err
+    assert err.endswith("broker stopped\n") and "Traceback" not in err
+    assert not conftest.answers(ready["port"])
+
+
+def test_without_json_stdout_stays_empty(start_broker: Callable[[str], conftest.BrokerProcess]) -> None:
+    taken = start_broker("embedded")
+    done = run("up", "--kind", "embedded", "--port", str(taken.port))
+    assert done.returncode == errors.ConfigError.exit_code and done.stdout == ""
+    assert f"error: port {taken.port} is in use" in done.stderr and "to do:" in done.stderr
+
+
+def test_auto_takes_mosquitto_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(command, "_up_mosquitto", lambda args: chosen.append("mosquitto"))
+    monkeypatch.setattr(process, "find", lambda: "/usr/sbin/mosquitto")
+    assert command.main(["up"]) == 0
+    assert chosen == ["mosquitto"]
+
+
+def test_auto_falls_back_to_the_embedded_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    conftest.require("embedded")
+    from broker import embedded
+
+    chosen: list[tuple[object, ...]] = []
+    monkeypatch.setattr(embedded, "run", lambda *args: chosen.append(args[:2]))
+    monkeypatch.setattr(process, "find", lambda: None)
+    assert command.main(["up", "--port", "0"]) == 0
+    assert chosen == [("127.0.0.1", 0)]
+
+
+def test_a_network_address_without_mosquitto(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    identity.Fleet.open("default").enroll("pi")
+    monkeypatch.setattr(process, "find", lambda: None)
+    assert command.main(["up", "--bind", "0.0.0.0"]) == errors.RuntimeMissing.exit_code
+    assert "sudo apt install mosquitto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "192.0.2.1"])
+def test_a_network_address_needs_enrolled_actors(bind: str, made: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    if made:
+        identity.Fleet.open("lab")
+    assert command.main(["up", "--bind", bind, "--kind", "mosquitto", "--fleet", "lab"]) == 15
+    assert "actorq-broker enroll NAME" in capsys.readouterr().err
+    assert (identity.home() / "fleets" / "lab").exists() == made, "refusing must not make keys"
+
+
+def test_the_embedded_broker_stays_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    conftest.require("embedded")
+    assert command.main(["up", "--bind", "0.0.0.0", "--kind", "embedded"]) == errors.ConfigError.exit_code
+    assert "serves one machine" in capsys.readouterr().err
+
+
+def test_who_is_enrolled_later_is_let_in(tmp_path: Path) -> None:
+    """The whole way of a second Pi: a broker on all addresses, enrolment while it runs, a connection."""
+    conftest.require("mosquitto")
+    identity.Fleet.open("lab").enroll("first")
+    up = subprocess.Popen(
+        [sys.executable, "-m", "broker", "up", "--bind", "0.0.0.0", "--port", "0", "--fleet", "lab", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=process.die_with_parent(),  # noqa: PLW1509  a killed test run leaves no broker
+    )
+    assert up.stdout is not None
+    port = json.loads(up.stdout.readline())["port"]
+    try:
+        assert run("enroll", "second", "--fleet", "lab", "-o", str(tmp_path / "b.json")).returncode == 0
+        bundle = identity.Bundle.read(tmp_path / "b.json")
+
+        def let_in() -> bool:
+            with plain_client.PlainClient(port, "second", "second", bundle.password) as client:
+                return client.reason == "Success"
+
+        conftest.wait_until(let_in, "the actor enrolled later is let in")
+        with plain_client.PlainClient(port, "anyone") as client:
+            assert client.reason == "Not authorized"
+    finally:
+        up.terminate()
+        _, err = up.communicate(timeout=20)
+    assert up.returncode == 0
+    assert "the network" in err and "--bundle NAME.json" in err and "2 actors enrolled" in err
+
+
+def test_a_mosquitto_that_dies_ends_the_command(mosquitto: conftest.BrokerProcess) -> None:
+    os.kill(mosquitto.pid, signal.SIGKILL)
+    assert mosquitto.process.wait(20) == errors.BrokerUnreachable.exit_code
+
+
+# -- enroll -----------------------------------------------------------------------------------------------------------
+
+
+def test_enroll_writes_a_bundle_and_says_what_is_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["enroll", "pi-kitchen", "--broker", "desk.local", "--broker", "10.0.0.2:1884"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "pi-kitchen.json\n"
+    assert "scp pi-kitchen.json" in err and "actorq-actor run --bundle pi-kitchen.json" in err
+    path = tmp_path / "pi-kitchen.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    bundle = identity.Bundle.read(path)
+    assert bundle == identity.Fleet.open("default", create=False).bundle("pi-kitchen")
+    assert bundle.brokers == ("desk.local:1883", "10.0.0.2:1884")
+    assert bundle.password not in out + err
+
+
+def test_enroll_overwrites_only_when_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "b.json"
+    assert command.main(["enroll", "pi", "-o", str(path)]) == 0
+    first = path.read_bytes()
+    assert command.main(["enroll", "pi", "-o", str(path)]) == errors.IdentityError.exit_code
+    assert "--force" in capsys.readouterr().err and path.read_bytes() == first
+    assert identity.Fleet.open("default").bundle("pi") == identity.Bundle.read(path), "refusing must not renew the keys"
+    assert command.main(["enroll", "pi", "-o", str(path), "--force"]) == 0
+    assert path.read_bytes() != first
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["Pi"], ["learner"], ["pi", "--broker", "mqtt://desk:1883"], ["pi", "--broker", ":1"], ["pi", "--fleet", "A"]],
+)
+def test_enroll_refuses_bad_names(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["enroll", *argv]) == errors.ConfigError.exit_code
+    assert not list(tmp_path.glob("*.json"))
+
+
+# -- listener ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.com", False),
+        ("", False),
+    ],
+)
+def test_loopback(host: str, local: bool) -> None:
+    assert listener.is_loopback(host) is local
+
+
+def test_reserve_finds_a_free_port() -> None:
+    port = listener.reserve("127.0.0.1", 0)
+    assert 1024 < port < 65536 and listener.reserve("127.0.0.1", port) == port
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1"])
+def test_reserve_refuses_addresses_of_others(host: str) -> None:
+    with pytest.raises(errors.ConfigError, match="cannot listen there"):
+        listener.reserve(host, 0)
+
+
+@pytest.mark.parametrize("port", [65536, -1, 70000])
+def test_reserve_refuses_what_is_no_port(port: int) -> None:
+    with pytest.raises(errors.ConfigError, match=f"{port} is not a port"):
+        listener.reserve("127.0.0.1", port)

@@ -1,0 +1,122 @@
+"""How commands end: each error with its own code, three lines on stderr, a traceback only when asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from broker import cli, errors
+
+EXIT_CODES = {
+    errors.ActorqError: 1,
+    errors.ConfigError: 10,
+    errors.EnvironmentFailure: 11,
+    errors.SpecError: 12,
+    errors.BrokerUnreachable: 13,
+    errors.FleetBusy: 14,
+    errors.IdentityError: 15,
+    errors.PolicyError: 16,
+    errors.RunError: 17,
+    errors.RuntimeMissing: 18,
+    errors.NotSolved: 19,
+    errors.ActorRefused: 20,
+    errors.DecodeError: 21,
+    errors.SignatureError: 21,
+}
+
+
+def family(cls: type[errors.ActorqError]) -> set[type[errors.ActorqError]]:
+    return {cls}.union(*map(family, cls.__subclasses__()))
+
+
+def raising(error: BaseException) -> int:
+    def command(argv: Sequence[str]) -> int:
+        raise error
+
+    return cli.run(command, [])
+
+
+def test_every_error_has_its_code_here() -> None:
+    assert family(errors.ActorqError) == {*EXIT_CODES, errors.MessageError}
+
+
+@pytest.mark.parametrize(("cls", "code"), EXIT_CODES.items())
+def test_exit_codes_and_three_lines(
+    cls: type[errors.ActorqError], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert raising(cls("it broke", where="here", todo="mend it")) == code
+    assert capsys.readouterr().err == "error: it broke\n  where: here\n  to do: mend it\n"
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    drawn = dict(re.findall(r"── (\w+) +(\d+)", errors.__doc__ or ""))
+    assert {name: int(code) for name, code in drawn.items()} == {
+        cls.__name__: cls.exit_code for cls in errors.ActorqError.__subclasses__()
+    }
+
+
+def test_codes_are_distinct() -> None:
+    codes = [cls.exit_code for cls in errors.ActorqError.__subclasses__()]
+    assert len(set(codes)) == len(codes)
+    assert not set(codes) & {errors.EXIT_OK, errors.EXIT_USAGE, errors.EXIT_UNEXPECTED, errors.EXIT_INTERRUPTED}
+
+
+def test_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(KeyboardInterrupt()) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_unexpected_shows_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(ZeroDivisionError("oops")) == 70
+    err = capsys.readouterr().err
+    assert "Traceback" in err and "error: unexpected ZeroDivisionError: oops" in err
+
+
+@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+def test_verbose_adds_a_traceback(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(argv: Sequence[str]) -> int:
+        raise errors.RunError("it broke")
+
+    assert cli.run(command, [flag]) == 17
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_commands_own_code_is_kept() -> None:
+    assert cli.run(len, ["a", "b", "c"]) == 3
+
+
+def test_arguments_default_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "one", "two"])
+    assert cli.run(len, None) == 2
+
+
+def test_an_error_without_place_or_advice_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    raising(errors.RunError("it broke"))
+    assert capsys.readouterr().err == "error: it broke\n"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_stops_and_the_second_ends(signum: int) -> None:
+    """A stop that hangs must still be endable by a second Ctrl-C."""
+    code = """
+import signal, sys, threading
+from broker import cli
+cli.on_stop_signal(lambda: print("stopping", flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert child.stdout is not None
+    with child:
+        assert child.stdout.readline() == "ready\n"
+        os.kill(child.pid, signum)
+        assert child.stdout.readline() == "stopping\n"
+        os.kill(child.pid, signum)
+        assert child.wait(10) != 0

@@ -1,0 +1,410 @@
+"""The link, against real brokers of both kinds: birth, will, coming back, failing over, and saying goodbye."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from broker import errors, link
+from broker.mosquitto import process
+from tests import conftest
+from tests.broker import plain_client
+
+STATE = "actorq/t/actor/pi/state"
+ACTOR = """
+import sys, time
+from broker import link
+actor = link.Link(sys.argv[1:], "pi", will=("actorq/t/actor/pi/state", b"offline"))
+actor.retain("actorq/t/actor/pi/state", b"online")
+actor.start()
+actor.wait_connected(10)
+print("connected", flush=True)
+time.sleep(60)
+"""
+Messages = queue.Queue[tuple[str, bytes, bool]]
+MakeLink = Callable[..., link.Link]
+
+
+@pytest.fixture
+def make_link() -> Iterator[MakeLink]:
+    """Links that are closed behind the test."""
+    made: list[link.Link] = []
+
+    def make(*brokers: str, name: str = "pi", start: bool = True, **options: Any) -> link.Link:
+        made.append(link.Link(brokers, name, **options))
+        if start:
+            made[-1].start()
+            made[-1].wait_connected(10)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def listen(made: link.Link, topic_filter: str) -> Messages:
+    received: Messages = queue.Queue()
+    made.subscribe(topic_filter, lambda *message: received.put(message))
+    return received
+
+
+def until(received: Messages, payload: bytes) -> tuple[str, bytes, bool]:
+    """The next message with this payload."""
+    while True:
+        message = received.get(timeout=15)
+        if message[1] == payload:
+            return message
+
+
+# -- connecting -------------------------------------------------------------------------------------------------------
+
+
+def test_birth_comes_after_the_subscriptions(broker_address: str, make_link: MakeLink) -> None:
+    """Whoever answers a birth at once must be heard, so nothing may be sent before the SUBACK."""
+    answerer = make_link(broker_address, name="learner", start=False)
+
+    def answer(topic: str, payload: bytes, retained: bool) -> None:
+        answerer.publish("actorq/t/actor/pi/assignment", b"go")
+
+    answerer.subscribe(STATE, answer)
+    answerer.start()
+    answerer.wait_connected(10)
+    for n in range(5):
+        actor = make_link(broker_address, name=f"pi-{n}", start=False)
+        received = listen(actor, "actorq/t/actor/pi/assignment")
+        actor.retain(STATE, b"online")
+        actor.start()
+        assert received.get(timeout=10) == ("actorq/t/actor/pi/assignment", b"go", False)
+
+
+def test_the_state_is_sent_last(broker_address: str, make_link: MakeLink) -> None:
+    watcher = make_link(broker_address, name="watcher", start=False)
+    received = listen(watcher, "actorq/t/#")
+    watcher.start()
+    watcher.wait_connected(10)
+    actor = make_link(broker_address, start=False, will=(STATE, b"offline"))
+    actor.retain(STATE, b"online")
+    actor.retain("actorq/t/policy", b"policy")
+    actor.retain("actorq/t/receipt", lambda: b"made anew")
+    actor.start()
+    assert [received.get(timeout=10)[1] for _ in range(3)] == [b"policy", b"made anew", b"online"]
+
+
+def test_everything_is_said_to_be_ready_before_on_connect(broker_address: str, make_link: MakeLink) -> None:
+    order: queue.Queue[bool] = queue.Queue()
+    actor: link.Link = make_link(broker_address, start=False, on_connect=lambda: order.put(actor.connected))
+    actor.start()
+    assert order.get(timeout=10) is True
+    assert actor.address == broker_address and actor.connections == 1
+
+
+def test_the_will_is_the_births_twin(broker_address: str, make_link: MakeLink) -> None:
+    """Killed -9: the broker says offline at the same topic, retained, to those listening and those who come later."""
+    watcher = make_link(broker_address, name="watcher", start=False)
+    received = listen(watcher, STATE)
+    watcher.start()
+    watcher.wait_connected(10)
+    with subprocess.Popen([sys.executable, "-c", ACTOR, broker_address], stdout=subprocess.PIPE, text=True) as actor:
+        assert actor.stdout is not None and actor.stdout.readline() == "connected\n"
+        assert received.get(timeout=10) == (STATE, b"online", False)
+        actor.kill()
+    assert received.get(timeout=10) == (STATE, b"offline", False)
+    late = make_link(broker_address, name="late", start=False)
+    received = listen(late, STATE)
+    late.start()
+    assert received.get(timeout=10) == (STATE, b"offline", True)
+
+
+def test_subscribing_and_retaining_while_connected(broker_address: str, make_link: MakeLink) -> None:
+    actor = make_link(broker_address)
+    received = listen(actor, "actorq/t/command")
+    actor.retain("actorq/t/command", b"x" * 100_000)
+    assert received.get(timeout=10)[1] == b"x" * 100_000
+    assert actor.bytes_received >= 100_000 and actor.bytes_sent >= 100_000
+
+
+def test_a_large_policy_passes_beside_a_stream_of_small_messages(broker_address: str, make_link: MakeLink) -> None:
+    learner = make_link(broker_address, name="learner")
+    actor = make_link(broker_address, start=False)
+    received = listen(actor, "actorq/t/#")
+    actor.start()
+    actor.wait_connected(10)
+    policy = os.urandom(20_000_000)
+    learner.retain("actorq/t/policy", policy)
+    sent = 0
+    deadline = time.monotonic() + 30
+    while sent < 100:
+        assert time.monotonic() < deadline
+        if learner.publish("actorq/t/small", b"%d" % sent):
+            sent += 1
+        else:
+            time.sleep(0.001)
+    got = [received.get(timeout=20) for _ in range(101)]
+    assert [m[1] for m in got if m[0] == "actorq/t/policy"] == [policy]
+    assert [int(m[1]) for m in got if m[0] == "actorq/t/small"] == list(range(100))
+
+
+# -- coming back ------------------------------------------------------------------------------------------------------
+
+
+def test_everything_retained_is_sent_again_to_a_broker_that_forgot(
+    real_broker: conftest.BrokerProcess, make_link: MakeLink
+) -> None:
+    lines: list[str] = []
+    actor = make_link(real_broker.address, start=False, will=(STATE, b"offline"), on_log=lines.append)
+    actor.retain("actorq/t/policy", b"policy")
+    actor.retain(STATE, b"online")
+    heard = listen(actor, "actorq/t/ping")
+    actor.start()
+    actor.wait_connected(10)
+    real_broker.kill()
+    conftest.wait_until(lambda: not actor.connected, "the loss is noticed")
+    assert not actor.publish("actorq/t/x", b"lost?"), "publish must say no while there is no broker"
+    real_broker.restart()
+    actor.wait_connected(15)
+    with plain_client.PlainClient(real_broker.port, "late") as late:
+        late.subscribe("actorq/#")
+        found = dict(late.next()[:2] for _ in range(2))
+        late.publish("actorq/t/ping", b"ping")
+        assert heard.get(timeout=10)[1] == b"ping", "subscriptions stand again"
+    assert found == {"actorq/t/policy": b"policy", STATE: b"online"}
+    assert actor.connections == 2 and actor.handler_errors == 0
+    assert len(lines) == 2 and "lost" in lines[0] and "again" in lines[1], lines
+
+
+def test_fails_over_to_the_next_broker_and_back(
+    start_broker: Callable[[str], conftest.BrokerProcess], make_link: MakeLink
+) -> None:
+    first, second = start_broker("embedded"), start_broker("embedded")
+    actor = make_link(first.address, second.address, will=(STATE, b"offline"))
+    actor.retain(STATE, b"online")
+    assert actor.address == first.address
+    first.kill()
+    conftest.wait_until(lambda: actor.connected and actor.address == second.address, "it moved to the second")
+    with plain_client.PlainClient(second.port, "late") as late:
+        late.subscribe(STATE)
+        assert late.next() == (STATE, b"online", True)
+    first.restart()
+    second.kill()
+    conftest.wait_until(lambda: actor.connected and actor.address == first.address, "it moved back")
+
+
+def test_a_broker_that_is_not_there_yet(
+    start_broker: Callable[[str], conftest.BrokerProcess], make_link: MakeLink
+) -> None:
+    broker = start_broker("embedded")
+    broker.kill()
+    actor = make_link(broker.address, start=False)
+    actor.start()
+    with pytest.raises(
+        errors.BrokerUnreachable, match=f"no broker answered.*\n.*{broker.address}.*\n.*actorq-broker up"
+    ):
+        actor.wait_connected(0.5)
+    broker.restart()
+    actor.wait_connected(15)
+
+
+def test_a_port_that_accepts_and_says_nothing(make_link: MakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        actor = make_link(f"127.0.0.1:{mute.getsockname()[1]}", start=False)
+        actor.start()
+        first, _ = mute.accept()
+        second, _ = mute.accept()  # it gave up the first connection and tried again
+        with first, second:
+            first.settimeout(10)
+            while first.recv(4096):
+                pass  # reads CONNECT, then the end: the abandoned socket was closed
+        assert not actor.connected and actor.handler_errors == 0
+
+
+def test_refused_by_name_says_so(make_link: MakeLink) -> None:
+    conftest.require("mosquitto")
+    with process.Mosquitto("127.0.0.1", 0, fleet="t", users={"learner": "right"}) as mosquitto:
+        address = f"127.0.0.1:{mosquitto.port}"
+        lines: queue.Queue[str] = queue.Queue()
+        make_link(address, start=False, username="learner", password="wrong", on_log=lines.put).start()
+        assert "Not authorized" in lines.get(timeout=10)
+        assert make_link(address, username="learner", password="right").connected
+
+
+# -- what must not break it -------------------------------------------------------------------------------------------
+
+
+def test_a_failing_handler_does_not_end_the_connection(broker_address: str, make_link: MakeLink) -> None:
+    lines: list[str] = []
+    actor = make_link(broker_address, start=False, on_log=lines.append)
+    received = listen(actor, "actorq/t/good")
+
+    def fail(topic: str, payload: bytes, retained: bool) -> None:
+        raise ZeroDivisionError("boom")
+
+    actor.subscribe("actorq/t/bad", fail)
+    actor.start()
+    actor.wait_connected(10)
+    for _ in range(3):
+        assert actor.publish("actorq/t/bad", b"x")
+    assert actor.publish("actorq/t/good", b"still here")
+    assert until(received, b"still here")
+    assert actor.handler_errors == 3 and actor.connections == 1
+    assert "actorq/t/bad failed: ZeroDivisionError: boom" in lines[0]
+
+
+def test_the_window_is_bounded_and_the_answer_is_no(
+    start_broker: Callable[[str], conftest.BrokerProcess], make_link: MakeLink
+) -> None:
+    """A broker that stands still: publish neither blocks nor queues without end."""
+    broker = start_broker("embedded")
+    actor = make_link(broker.address)
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        taken = sum(actor.publish("actorq/t/x", bytes(100_000)) for _ in range(100))
+        assert taken == link.IN_FLIGHT_LIMIT == actor.in_flight
+        assert time.monotonic() - started < 2
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    conftest.wait_until(lambda: actor.in_flight == 0, "the rest is acknowledged")
+    assert actor.publish("actorq/t/x", b"again")
+
+
+def test_publishing_from_many_threads(broker_address: str, make_link: MakeLink) -> None:
+    receiver = make_link(broker_address, name="learner", start=False)
+    received = listen(receiver, "actorq/t/x")
+    receiver.start()
+    receiver.wait_connected(10)
+    sender = make_link(broker_address)
+
+    def send(start: int) -> None:
+        for n in range(start, start + 100):
+            while not sender.publish("actorq/t/x", b"%d" % n):
+                time.sleep(0.001)
+
+    threads = [threading.Thread(target=send, args=(100 * k,)) for k in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(int(received.get(timeout=10)[1]) for _ in range(500)) == list(range(500))
+    assert sender.handler_errors == 0
+
+
+def test_a_broker_that_dies_under_fire(real_broker: conftest.BrokerProcess, make_link: MakeLink) -> None:
+    """A loss may be noticed by the thread that publishes; that is a loss like any other, not an error."""
+    lines: list[str] = []
+    actor = make_link(real_broker.address, on_log=lines.append)
+    stop = threading.Event()
+
+    def fire() -> None:
+        while not stop.is_set():
+            if not actor.publish("actorq/t/x", bytes(20_000)):
+                time.sleep(0.0005)
+
+    threads = [threading.Thread(target=fire) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            actor.wait_connected(15)
+            real_broker.restart()
+            conftest.wait_until(lambda: actor.connected, "it is back", 15)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert actor.handler_errors == 0, lines
+
+
+def test_a_network_thread_that_died_is_replaced(
+    broker_address: str, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "WATCHDOG_S", 0.6)
+    lines: queue.Queue[str] = queue.Queue()
+    actor = make_link(broker_address, start=False, on_log=lines.put)
+    with monkeypatch.context() as broken:
+        broken.setattr(threading, "excepthook", lambda *_: None)
+        broken.setattr(actor, "_run", lambda generation: None)
+        actor.start()
+    assert "stopped turning" in lines.get(timeout=10)
+    actor.wait_connected(10)
+    assert actor.publish("actorq/t/x", b"alive")
+
+
+# -- goodbye ----------------------------------------------------------------------------------------------------------
+
+
+def test_close_says_farewell_and_withdraws_the_will(real_broker: conftest.BrokerProcess, make_link: MakeLink) -> None:
+    watcher = make_link(real_broker.address, name="watcher", start=False)
+    received = listen(watcher, STATE)
+    watcher.start()
+    watcher.wait_connected(10)
+    actor = link.Link([real_broker.address], "pi", will=(STATE, b"vanished"))
+    actor.retain(STATE, b"online")
+    actor.start()
+    actor.wait_connected(10)
+    started = time.monotonic()
+    actor.close((STATE, b"farewell"))
+    assert time.monotonic() - started < 2
+    watcher.publish(STATE, b"end")
+    assert [received.get(timeout=10)[1] for _ in range(3)] == [b"online", b"farewell", b"end"]
+    with plain_client.PlainClient(real_broker.port, "late") as late:
+        late.subscribe(STATE)
+        assert late.next() == (STATE, b"farewell", True)
+
+
+def test_close_without_a_broker_is_quick() -> None:
+    actor = link.Link(["127.0.0.1:1"], "pi")  # nobody listens there
+    actor.start()
+    started = time.monotonic()
+    actor.close((STATE, b"farewell"))
+    assert time.monotonic() - started < 3
+    assert not actor._thread.is_alive()
+
+
+# -- small parts ------------------------------------------------------------------------------------------------------
+
+
+def test_backoff_grows_is_capped_and_is_jittered() -> None:
+    limit = link.BACKOFF_LIMIT_S
+    for failures, base in ((0, 0.1), (1, 0.2), (3, 0.8), (6, 6.4), (7, limit), (10**6, limit)):
+        delays = [link.backoff_s(failures) for _ in range(200)]
+        assert base * 0.5 <= min(delays) and max(delays) <= base
+        assert len(set(delays)) > 100, "a fleet must not come back as one"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("desk", "desk:1883"),
+        ("desk.local:1884", "desk.local:1884"),
+        ("10.0.0.1", "10.0.0.1:1883"),
+        ("[::1]:1885", "[::1]:1885"),
+        ("[fe80::1]", "[fe80::1]:1883"),
+        ("::1", "[::1]:1883"),
+    ],
+)
+def test_addresses(text: str, shown: str) -> None:
+    assert str(link.Address.parse(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":1883", "desk:", "desk:x", "desk:0", "desk:65536", "desk:-1", "mqtt://desk:1883", "a:b:c"]
+)
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(errors.ConfigError, match="is not a broker address"):
+        link.Address.parse(text)
+
+
+def test_an_empty_list_of_brokers() -> None:
+    with pytest.raises(errors.ConfigError, match="--broker HOST"):
+        link.Link([], "pi")

@@ -1,0 +1,238 @@
+"""Mosquitto: the rendered files, who is let in and may say what, and a process that is never left behind."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker import errors, identity
+from broker.mosquitto import access, config, process
+from tests import conftest
+from tests.broker import plain_client
+
+USERS = {"learner": "secret-l", "pi-one": "secret-1", "pi-two": "secret-2"}
+PARENT = """
+import sys, time
+from broker.mosquitto import process
+mosquitto = process.Mosquitto("127.0.0.1", 0, fleet="lab")
+print(mosquitto.pid, mosquitto.port, flush=True)
+time.sleep(60)
+"""
+
+
+def settings_of(text: str) -> dict[str, list[str]]:
+    lines = [line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+    return {key: [value for other, value in lines if other == key] for key, _ in lines}
+
+
+# -- rendered files ---------------------------------------------------------------------------------------------------
+
+
+def test_configuration_on_loopback() -> None:
+    found = settings_of(config.render("127.0.0.1", 1883))
+    assert found["listener"] == ["1883 127.0.0.1"]
+    assert found["allow_anonymous"] == ["true"]
+    assert int(found["max_packet_size"][0]) > 40_000_000 + 64 * 1024
+    assert int(found["max_queued_messages"][0]) > 100_000
+    assert found["persistence"] == ["false"]
+    assert "message_size_limit" not in found, "it discards in silence what it acknowledged"
+    assert "password_file" not in found and "acl_file" not in found
+
+
+def test_configuration_on_the_network() -> None:
+    found = settings_of(config.render("0.0.0.0", 8883, passwords=Path("/x/p"), access=Path("/x/a")))
+    assert found["listener"] == ["8883 0.0.0.0"]
+    assert found["allow_anonymous"] == ["false"]
+    assert found["password_file"] == ["/x/p"] and found["acl_file"] == ["/x/a"]
+
+
+def test_passwords_are_hashed_as_mosquitto_does_it() -> None:
+    lines = access.render_passwords(USERS).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["learner", "pi-one", "pi-two"]
+    _, scheme, iterations, salt, digest = lines[1].split(":")[1].split("$")
+    assert scheme == "7" and len(base64.b64decode(salt)) == 12
+    expected = hashlib.pbkdf2_hmac("sha512", b"secret-1", base64.b64decode(salt), int(iterations))
+    assert base64.b64decode(digest) == expected
+    assert not any(secret in line for line in lines for secret in USERS.values())
+
+
+def test_the_acl_of_an_actor() -> None:
+    blocks = access.render_acl("lab", USERS).strip().split("\n\n")
+    assert blocks[0] == "user learner\ntopic readwrite actorq/lab/#"
+    assert blocks[1].splitlines() == [
+        "user pi-one",
+        "topic read actorq/lab/learner/state",
+        "topic read actorq/lab/policy/#",
+        "topic write actorq/lab/actor/pi-one/state",
+        "topic write actorq/lab/actor/pi-one/experience",
+        "topic write actorq/lab/actor/pi-one/report",
+        "topic read actorq/lab/actor/pi-one/assignment",
+        "topic read actorq/lab/actor/pi-one/receipt",
+        "topic read actorq/lab/actor/pi-one/command",
+    ]
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[process.Mosquitto]:
+    """A Mosquitto that asks for passwords, on loopback so that no test opens a port to the network."""
+    conftest.require("mosquitto")
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab", users=USERS) as mosquitto:
+        yield mosquitto
+
+
+def test_only_the_enrolled_are_let_in(closed: process.Mosquitto) -> None:
+    for name, secret, reason in (
+        ("pi-one", "secret-1", "Success"),
+        ("pi-one", "secret-2", "Not authorized"),
+        ("stranger", "secret-1", "Not authorized"),
+        ("", "", "Not authorized"),
+    ):
+        with plain_client.PlainClient(closed.port, f"try-{name}", name, secret) as client:
+            assert client.reason == reason, name
+
+
+def test_an_actor_speaks_at_its_own_topics_alone(closed: process.Mosquitto) -> None:
+    mine = [f"actorq/lab/actor/pi-one/{leaf}" for leaf in ("state", "experience", "report")]
+    others = [
+        "actorq/lab/actor/pi-two/state",
+        "actorq/lab/actor/pi-one/receipt",
+        "actorq/lab/actor/pi-one/assignment",
+        "actorq/lab/actor/pi-one/command",
+        "actorq/lab/learner/state",
+        "actorq/lab/policy/main/keyframe",
+        "actorq/other/actor/pi-one/state",
+    ]
+    with plain_client.PlainClient(closed.port, "l", "learner", USERS["learner"]) as learner:
+        learner.subscribe("actorq/lab/#")
+        with plain_client.PlainClient(closed.port, "one", "pi-one", USERS["pi-one"]) as actor:
+            for topic in (*others, *mine):
+                actor.publish(topic, b"x")  # refused ones are acknowledged too: MQTT 3.1.1 has no other answer
+        assert [learner.next()[0] for _ in mine] == mine
+        assert learner.received.empty()
+
+
+def test_an_actor_hears_what_is_meant_for_it_alone(closed: process.Mosquitto) -> None:
+    mine = [
+        "actorq/lab/learner/state",
+        "actorq/lab/policy/main/keyframe",
+        "actorq/lab/actor/pi-one/assignment",
+        "actorq/lab/actor/pi-one/receipt",
+        "actorq/lab/actor/pi-one/command",
+    ]
+    with plain_client.PlainClient(closed.port, "one", "pi-one", USERS["pi-one"]) as actor:
+        actor.subscribe("actorq/#")
+        with plain_client.PlainClient(closed.port, "l", "learner", USERS["learner"]) as learner:
+            for topic in ("actorq/lab/actor/pi-two/command", "actorq/lab/actor/pi-two/state", *mine):
+                learner.publish(topic, b"x")
+        assert [actor.next()[0] for _ in mine] == mine
+        assert actor.received.empty()
+
+
+def test_reload_lets_in_who_was_enrolled_later(closed: process.Mosquitto) -> None:
+    closed.reload(USERS | {"pi-new": "secret-n"})
+
+    def let_in() -> bool:
+        with plain_client.PlainClient(closed.port, "new", "pi-new", "secret-n") as client:
+            return client.reason == "Success"
+
+    conftest.wait_until(let_in, "the new actor is let in")
+
+
+def test_secrets_are_readable_by_their_owner_alone_and_removed(
+    open_tmpdir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conftest.require("mosquitto")
+    monkeypatch.setattr(tempfile, "tempdir", open_tmpdir)
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab", users=USERS):
+        (directory,) = Path(open_tmpdir).iterdir()
+        assert {path.name for path in directory.iterdir()} == {"mosquitto.conf", "passwords", "access"}
+        for path in (directory, *directory.iterdir()):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    assert not list(Path(open_tmpdir).iterdir())
+
+
+def test_it_ends_when_its_parent_is_killed(open_tmpdir: str) -> None:
+    conftest.require("mosquitto")
+    env = {**os.environ, "TMPDIR": open_tmpdir}
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=env) as parent:
+        assert parent.stdout is not None
+        _, port = map(int, parent.stdout.readline().split())
+        assert conftest.answers(port)
+        parent.send_signal(signal.SIGKILL)
+    conftest.wait_until(lambda: not conftest.answers(port), "Mosquitto is gone")
+
+
+def test_a_mosquitto_that_ends_by_itself_is_noticed() -> None:
+    conftest.require("mosquitto")
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab") as mosquitto:
+        mosquitto.check()
+        os.kill(mosquitto.pid, signal.SIGKILL)
+        conftest.wait_until(lambda: not conftest.answers(mosquitto.port), "it is gone")
+
+        def noticed() -> bool:
+            try:
+                mosquitto.check()
+            except errors.BrokerUnreachable as error:
+                return "ended with -9" in str(error)
+            return False
+
+        conftest.wait_until(noticed, "its end is noticed")
+
+
+def test_an_open_address_needs_users() -> None:
+    conftest.require("mosquitto")
+    with pytest.raises(errors.IdentityError, match="actorq-broker enroll NAME"):
+        process.Mosquitto("0.0.0.0", 0, fleet="lab")
+
+
+def test_a_taken_port(mosquitto: conftest.BrokerProcess) -> None:
+    with pytest.raises(errors.ConfigError, match=f"port {mosquitto.port} is in use.*\n.*\n.*systemctl disable"):
+        process.Mosquitto("127.0.0.1", mosquitto.port, fleet="lab")
+
+
+def test_an_address_of_another_machine() -> None:
+    conftest.require("mosquitto")
+    with pytest.raises(errors.ConfigError, match="cannot listen there.*\n.*203.0.113.1"):
+        process.Mosquitto("203.0.113.1", 0, fleet="lab", users=USERS)
+
+
+def test_what_mosquitto_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    conftest.require("mosquitto")
+    monkeypatch.setattr(config, "render", lambda *args, **kwargs: "no_such_option true\n")
+    lines: list[str] = []
+    with pytest.raises(errors.ConfigError, match="did not start.*no_such_option"):
+        process.Mosquitto("127.0.0.1", 0, fleet="lab", on_log=lines.append)
+    assert any("no_such_option" in line for line in lines)
+
+
+def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "find", lambda: None)
+    with pytest.raises(errors.RuntimeMissing, match="sudo apt install mosquitto"):
+        process.Mosquitto("127.0.0.1", 0, fleet="lab")
+
+
+def test_it_is_found_beside_a_users_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    conftest.require("mosquitto")
+    found = process.find()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    if found in ("/usr/sbin/mosquitto", "/usr/local/sbin/mosquitto"):
+        assert process.find() == found
+
+
+def test_users_of_a_fleet_are_those_it_is_rendered_from() -> None:
+    fleet = identity.Fleet.open("lab")
+    fleet.enroll("pi-one")
+    assert [line.split(":")[0] for line in access.render_passwords(fleet.users()).splitlines()] == ["learner", "pi-one"]

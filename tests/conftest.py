@@ -1,0 +1,156 @@
+"""Fixtures for every folder: real brokers as processes of their own, and a home that is not the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.mosquitto import process
+
+KINDS = ("mosquitto", "embedded")
+START_TIMEOUT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def actorq_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Fleets and actors of a test live in its own directory."""
+    home = tmp_path / "actorq-home"
+    monkeypatch.setenv("ACTORQ_HOME", str(home))
+    return home
+
+
+def require(kind: str) -> None:
+    """Skips where a broker is not installed; fails there in CI, which installs both."""
+    if kind == "mosquitto":
+        missing = "" if process.find() else "Mosquitto is not installed (sudo apt install mosquitto)"
+    else:
+        missing = "" if importlib.util.find_spec("amqtt") else "amqtt is not installed (the extra `local`)"
+    if missing and os.environ.get("ACTORQ_CI"):
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)
+
+
+class BrokerProcess:
+    """A broker as users start it, `actorq-broker up`, that can be killed and started again on the same port."""
+
+    def __init__(self, kind: str, tmpdir: str) -> None:
+        require(kind)
+        self.kind = kind
+        self._env = {**os.environ, "TMPDIR": tmpdir}
+        self.port = 0
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "broker", "up", "--kind", self.kind, "--port", str(self.port), "--json"],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=self._env,
+            preexec_fn=process.die_with_parent(),  # noqa: PLW1509  a killed test run leaves no broker
+        )
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline())
+        assert ready["kind"] == self.kind
+        self.port, self.pid = ready["port"], ready["pid"]
+
+    def kill(self) -> None:
+        """As the power does: SIGKILL, no goodbye to anyone."""
+        for pid in {self.pid, self.process.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._reap()
+        wait_until(lambda: not answers(self.port), "the port is free")
+
+    def restart(self) -> None:
+        """On the same port, having forgotten everything."""
+        if self.process.returncode is None:
+            self.kill()
+        self.start()
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        """As Ctrl-C or a service manager does; the exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(signum)
+        return self._reap()
+
+    def _reap(self) -> int:
+        code = self.process.wait(START_TIMEOUT_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+
+def answers(port: int) -> bool:
+    """True if someone listens there."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+    """For what sends no event; anything that does is awaited itself."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def open_tmpdir() -> Iterator[str]:
+    """For brokers that are killed and cannot clean up: open to the user Mosquitto runs as, unlike root's tmp_path."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield name
+
+
+@pytest.fixture
+def start_broker(open_tmpdir: str) -> Iterator[Callable[[str], BrokerProcess]]:
+    """Starts as many brokers as the test asks for, and stops them."""
+    started: list[BrokerProcess] = []
+
+    def start(kind: str) -> BrokerProcess:
+        started.append(BrokerProcess(kind, open_tmpdir))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture(params=KINDS)
+def real_broker(request: pytest.FixtureRequest, start_broker: Callable[[str], BrokerProcess]) -> BrokerProcess:
+    """A running broker; the test runs once with each kind."""
+    kind: str = request.param
+    return start_broker(kind)
+
+
+@pytest.fixture
+def broker_address(real_broker: BrokerProcess) -> str:
+    """`host:port` of a running broker; the test runs once with each kind."""
+    return real_broker.address
+
+
+@pytest.fixture
+def mosquitto(start_broker: Callable[[str], BrokerProcess]) -> BrokerProcess:
+    """A running Mosquitto."""
+    return start_broker("mosquitto")

@@ -1,0 +1,99 @@
+"""Per-feature input scaling: ranges by hand, compensation exact, flatbuffer surgery checked by running it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ai_edge_litert import interpreter as litert
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from learner import layers
+from learner.quantize import convert, fold
+
+
+def dense(rng: np.random.Generator, n_in: int, n_out: int) -> layers.Dense:
+    return layers.Dense(
+        rng.normal(size=(n_in, n_out)).astype(np.float32), rng.normal(size=n_out).astype(np.float32), "none"
+    )
+
+
+def test_ranges_by_hand() -> None:
+    x = np.array([[0.0, -10.0, 5.0], [4.0, 30.0, 5.0], [1.0, 0.0, 5.0]], np.float32)
+    affine = fold.from_ranges(x)
+    assert affine.apply(x)[:2].tolist() == [[-1, -1, 0], [1, 1, 0]]
+    assert affine.gain[:2].tolist() == pytest.approx([1 / 2, 1 / 20])
+    assert affine.gain[2] == pytest.approx(1 / 5e-3)  # stood still at 5: may move by a thousandth of that
+
+
+@given(
+    low=st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3),
+    width=st.lists(st.floats(0, 1e3, width=32), min_size=3, max_size=3),
+)
+def test_whatever_was_seen_lies_within_the_range(low: list[float], width: list[float]) -> None:
+    x = (np.array(low) + np.linspace(0, 1, 7)[:, None] * np.array(width)).astype(np.float32)
+    assert np.abs(fold.from_ranges(x).apply(x)).max() <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_compensated_dense_layer_is_the_same_function_of_raw_observations(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(100, 4)) * [0.01, 1, 20, 300] + [0, 5, -100, 1000]).astype(np.float32)
+    raw = dense(rng, 4, 6)
+    affine = fold.from_ranges(x)
+    (scaled,) = fold.compensate((raw,), affine)
+    assert isinstance(scaled, layers.Dense)
+    expected = x.astype(np.float64) @ raw.kernel + raw.bias
+    given_ = affine.apply(x).astype(np.float64) @ scaled.kernel + scaled.bias
+    assert given_ == pytest.approx(expected, abs=1e-6 * np.abs(expected).max())
+
+
+def test_absorb_is_exact_in_front_of_a_convolution_and_behind_a_flatten() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, 3, 2))
+    kernel = rng.normal(size=(3, 3, 2, 4)).astype(np.float32)
+    conv = layers.Conv2D(kernel, np.ones(4, np.float32), 1, "none")
+    (rewritten,) = layers.absorb((conv,), np.array([0.5]), np.array([2.0]))
+    assert isinstance(rewritten, layers.Conv2D)
+    whole = [np.einsum("bhwc,hwco->bo", v, k.kernel) + k.bias for v, k in ((x * 0.5 + 2, conv), (x, rewritten))]
+    assert whole[1] == pytest.approx(whole[0], abs=1e-5)
+
+    raw = dense(rng, 6, 2)
+    gain = np.arange(1.0, 7.0).reshape(2, 3)
+    flatten, first = layers.absorb((layers.Flatten(), raw), gain, np.zeros((2, 3)))
+    assert flatten == layers.Flatten()
+    assert isinstance(first, layers.Dense)
+    assert first.kernel == pytest.approx(raw.kernel * gain.reshape(6, 1))
+
+
+def test_inserted_operations_run_in_front_of_the_model() -> None:
+    model = _identity_model(4)
+    affine = fold.Affine(np.array([1, 2, 3, 4], np.float32), np.array([0, 0.5, -1, 10], np.float32))
+    x = np.array([[1, 1, 1, 1], [0, -2, 0.25, 7]], np.float32)
+    before, after = _run(model, x), _run(fold.insert(model, affine), x)
+    assert before.tolist() == x.tolist()
+    assert after.tolist() == affine.apply(x).tolist()
+
+
+def test_input_keeps_its_place_shape_and_a_name_of_its_own() -> None:
+    folded = fold.insert(_identity_model(3), fold.Affine(np.ones(3, np.float32), np.zeros(3, np.float32)))
+    interpreter = litert.Interpreter(model_content=folded)
+    (entry,) = interpreter.get_input_details()
+    assert (entry["name"], entry["shape"].tolist(), entry["dtype"]) == ("observation", [1, 3], np.float32)
+
+
+def _identity_model(width: int) -> bytes:
+    eye = layers.Dense(np.eye(width, dtype=np.float32), np.zeros(width, np.float32), "none")
+    return convert._run_converter((eye,), np.zeros((2, width), np.float32), "float32")
+
+
+def _run(model: bytes, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    interpreter = litert.Interpreter(model_content=model, num_threads=1)
+    entry, exit_ = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+    interpreter.resize_tensor_input(entry, x.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(entry, x)
+    interpreter.invoke()
+    result: NDArray[np.float32] = interpreter.get_tensor(exit_)
+    return result

@@ -1,0 +1,98 @@
+"""Who counts as live, whose spec rules, and how the pace is shared."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker import errors
+from learner import config, roster
+from tests.learner import fleet_examples
+
+SETTINGS = config.TrainConfig(epsilon_decay_steps=1000, seed=3)
+
+
+def make(env_id: str = "") -> tuple[roster.Roster, list[str]]:
+    said: list[str] = []
+    return roster.Roster("session", 4, env_id, said.append), said
+
+
+def test_a_retained_birth_alone_makes_nobody_live() -> None:
+    found, _ = make()
+    found.observe("a", fleet_examples.state(), retained=True, now_s=0.0)
+    assert found.working() == []
+    with pytest.raises(errors.SpecError, match="no actor"):
+        _ = found.the_spec
+    found.observe("a", fleet_examples.state(heartbeat=2), retained=False, now_s=1.0)
+    assert [actor.actor_id for actor in found.working()] == ["a"]
+    assert found.the_spec == fleet_examples.SPEC
+    assert found.env_id == "CartPole-v1"
+
+
+def test_a_second_spec_is_refused_with_both_named() -> None:
+    found, said = make()
+    found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
+    other = fleet_examples.state(birth=fleet_examples.birth("Acrobot-v1", fleet_examples.OTHER_SPEC))
+    actor = found.observe("b", other, retained=False, now_s=0.0)
+    assert [a.actor_id for a in found.working()] == ["a"]
+    assert "float32[4] -> 2 actions" in actor.refused
+    assert "Acrobot-v1 has obs float32[6] -> 3 actions" in actor.refused
+    assert any("refused" in line for line in said)
+    assignment = found.assign(
+        actor, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=0.0
+    )
+    assert assignment is not None
+    assert assignment.refused == actor.refused
+
+
+def test_silence_and_goodbye_end_an_actor() -> None:
+    found, said = make()
+    found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
+    found.observe("b", fleet_examples.state(session="b"), retained=False, now_s=5.0)
+    found.expire(roster.SILENCE_S + 1.0)
+    assert [actor.actor_id for actor in found.working()] == ["b"]
+    found.observe("b", fleet_examples.state(session="b", online=False), retained=False, now_s=6.0)
+    assert found.working() == []
+    assert said[-2:] == ["actor a fell silent", "actor b went offline"]
+
+
+def test_the_will_of_a_replaced_connection_is_ignored() -> None:
+    found, _ = make()
+    found.observe("a", fleet_examples.state(session="new", boot=2), retained=False, now_s=0.0)
+    found.observe("a", fleet_examples.state(session="old", boot=1, online=False), retained=False, now_s=0.1)
+    found.observe("a", fleet_examples.state(session="other", boot=2, online=False), retained=False, now_s=0.2)
+    assert len(found.working()) == 1
+
+
+def test_the_pace_is_shared_equally_and_never_taken_back() -> None:
+    found, _ = make()
+    a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
+    found.observe("b", fleet_examples.state(session="b"), retained=False, now_s=0.0)
+    first = found.assign(a, steps_left=1001, env_steps=600, lockstep_version=0, settings=SETTINGS, now_s=0.0)
+    assert first is not None
+    assert (first.steps_granted, first.slots, first.epsilon_offset, first.epsilon_decay_steps) == (501, 2, 300, 500)
+    a.recorded = 400
+    later = found.assign(a, steps_left=600, env_steps=1000, lockstep_version=0, settings=SETTINGS, now_s=1.0)
+    assert later is not None
+    assert later.steps_granted == 700
+    assert later.epsilon_offset == 300, "the schedule of a boot is fixed by its first assignment"
+    assert found.assign(a, steps_left=0, env_steps=1000, lockstep_version=0, settings=SETTINGS, now_s=2.0) is None
+
+
+def test_assignments_that_differ_in_pace_alone_are_spaced() -> None:
+    found, _ = make()
+    a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
+    found.assign(a, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=1.0)
+    soon = 1.0 + roster.ASSIGN_PERIOD_S / 2
+    assert found.assign(a, steps_left=20, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=soon) is None
+    assert found.assign(a, steps_left=20, env_steps=0, lockstep_version=1, settings=SETTINGS, now_s=soon) is not None
+
+
+def test_a_new_boot_starts_a_new_account() -> None:
+    found, _ = make()
+    a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
+    a.recorded = 100
+    found.assign(a, steps_left=10, env_steps=100, lockstep_version=0, settings=SETTINGS, now_s=0.0)
+    found.observe("a", fleet_examples.state(session="two", boot=2), retained=False, now_s=1.0)
+    again = found.assign(a, steps_left=10, env_steps=100, lockstep_version=0, settings=SETTINGS, now_s=1.0)
+    assert again is not None
+    assert (again.boot, again.steps_granted) == (2, 10)

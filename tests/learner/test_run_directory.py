@@ -1,0 +1,62 @@
+"""A run directory explains itself, belongs to one process, and is never overwritten."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from broker import errors, messages, settings
+from learner import config, run_directory
+
+SETTINGS = config.Settings(config.TrainConfig(env="CartPole-v1", seed=5), config.DqnConfig(), config.GateConfig())
+
+
+def test_says_what_it_ran_with(tmp_path: Path) -> None:
+    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    found.describe(SETTINGS)
+    assert (found.path / "config.toml").read_text() == settings.dump(*SETTINGS)
+    found.describe(SETTINGS)
+    starts = json.loads((found.path / "run.json").read_text())["starts"]
+    assert len(starts) == 2
+    assert starts[0]["versions"]["tensorflow"]
+    assert starts[0]["command"]
+
+
+def test_is_not_overwritten(tmp_path: Path) -> None:
+    run_directory.RunDirectory(tmp_path / "run", resume=False).describe(SETTINGS)
+    with pytest.raises(errors.RunError, match="holds a run already") as caught:
+        run_directory.RunDirectory(tmp_path / "run", resume=False)
+    assert "--resume" in caught.value.todo
+
+
+def test_is_not_resumed_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(errors.RunError, match="no run to resume"):
+        run_directory.RunDirectory(tmp_path / "run", resume=True)
+
+
+def test_belongs_to_one_process(tmp_path: Path) -> None:
+    first = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    first.describe(SETTINGS)
+    with pytest.raises(errors.RunError, match="another process"):
+        run_directory.RunDirectory(tmp_path / "run", resume=True)
+
+
+def test_keeps_policies_as_plain_files(tmp_path: Path) -> None:
+    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    model = b"a model"
+    digest = hashlib.sha256(model).hexdigest()
+    manifest = messages.Manifest(1, 12, "main", len(model), digest, "f" * 16, "q_values", "int8", 1.0)
+    path = found.save_policy(manifest, model)
+    assert path.name == "v000012.int8.tflite"
+    assert path.read_bytes() == model
+    assert json.loads(path.with_suffix(".json").read_text())["sha256"] == digest
+
+
+def test_names_new_runs_by_environment_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run_directory.create(SETTINGS.train, "ALE/Pong-v5")
+    assert found.path.parent == Path("runs")
+    assert found.path.name.startswith("ALE_Pong-v5-dqn-")

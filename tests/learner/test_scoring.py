@@ -1,0 +1,108 @@
+"""Screening on one set of seeds, confirmation on another, int8 beside fp32; one command at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from broker import messages
+from learner import config, publish, roster, scoring
+from learner.quantize import gate
+
+MANIFEST = messages.Manifest(1, 3, "main", 4, "0" * 64, "f" * 16, "q_values", "int8", 1.0)
+POLICY = publish.Published(MANIFEST, b"int8", b"float32", gate.Verdict(True, ""))
+ACTORS = [roster.Actor("a", 0, boot=1), roster.Actor("b", 1, boot=1)]
+SETTINGS = config.TrainConfig(solved_return=100.0, evaluate_episodes=2, evaluate_seed=50)
+
+
+class Recorder:
+    """Stands where the link is: remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, messages.Command]] = []
+
+    def __call__(self, actor_id: str, command: messages.Command) -> bool:
+        self.sent.append((actor_id, command))
+        return True
+
+    def answer(self, *returns: float, error: str = "") -> messages.Report:
+        command = self.sent[-1][1]
+        return messages.Report(
+            command.command_id, command.kind, error=error, episode_return=np.array(returns, np.float32)
+        )
+
+
+def begun() -> tuple[scoring.Scoring, Recorder]:
+    recorder = Recorder()
+    found = scoring.Scoring(recorder, SETTINGS, "session")
+    found.begin(POLICY)
+    found.advance(ACTORS, 0.0)
+    return found, recorder
+
+
+def test_a_poor_policy_is_done_after_screening() -> None:
+    found, recorder = begun()
+    actor_id, command = recorder.sent[0]
+    assert (actor_id, command.kind, command.seed, command.episodes) == ("a", "evaluate", 50, 2)
+    assert command.model.tobytes() == b"int8"
+    score = found.take(recorder.answer(99.0, 100.0))
+    assert score is not None
+    assert not score.confirming
+    assert score.mean("int8") == 99.5
+    assert not found.busy
+
+
+def test_a_good_policy_is_confirmed_on_seeds_of_its_own_beside_fp32() -> None:
+    found, recorder = begun()
+    assert found.take(recorder.answer(100.0, 100.0)) is None
+    found.advance(ACTORS, 1.0)
+    assert found.take(recorder.answer(120.0, 130.0)) is None
+    found.advance(ACTORS, 2.0)
+    score = found.take(recorder.answer(140.0, 150.0))
+    assert score is not None
+    assert score.confirming
+    assert (score.mean("int8"), score.mean("float32")) == (125.0, 145.0)
+    seeds = [command.seed for _, command in recorder.sent]
+    assert seeds[0] == 50
+    assert seeds[1] == seeds[2] != 50, "paired, and not the seeds that chose the policy"
+    manifest = recorder.sent[2][1].manifest
+    assert manifest is not None
+    assert (manifest.precision, manifest.length) == ("float32", len(b"float32"))
+
+
+def test_a_second_confirmation_uses_new_seeds() -> None:
+    found, recorder = begun()
+    for _ in range(2):
+        found.take(recorder.answer(100.0, 100.0))
+        found.advance(ACTORS, 1.0)
+        found.take(recorder.answer(0.0, 0.0))
+        found.advance(ACTORS, 1.0)
+        found.take(recorder.answer(0.0, 0.0))
+        found.begin(POLICY)
+        found.advance(ACTORS, 1.0)
+    confirmations = {command.seed for _, command in recorder.sent} - {50}
+    assert len(confirmations) == 2
+
+
+def test_waits_for_the_answer_then_asks_another_actor() -> None:
+    found, recorder = begun()
+    found.advance(ACTORS, 1.0)
+    assert len(recorder.sent) == 1
+    found.advance(ACTORS, scoring.TIMEOUT_S + 1.0)
+    assert [actor_id for actor_id, _ in recorder.sent] == ["a", "b"]
+    assert found.failures == 1
+
+
+def test_ignores_answers_that_nobody_awaits() -> None:
+    found, recorder = begun()
+    stale = messages.Report("other-1", "evaluate", episode_return=np.full(2, 1e6, np.float32))
+    assert found.take(stale) is None
+    assert found.busy
+
+
+def test_a_failed_or_short_answer_is_no_score() -> None:
+    for answer in ((("error", "env broke"),), (("returns", 1),)):
+        found, recorder = begun()
+        report = recorder.answer(error="broke") if answer[0][0] == "error" else recorder.answer(500.0)
+        assert found.take(report) is None
+        assert not found.busy
+        assert found.failures == 1

@@ -1,0 +1,134 @@
+"""One learner to a fleet, over real brokers; and only genuine messages get through."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker import codec, errors, identity, messages, signing, topics
+from learner import config, roster, session
+from tests.broker import plain_client
+from tests.conftest import BrokerProcess
+from tests.learner import fleet_examples
+
+TOPICS = topics.Topics("lab")
+
+
+@pytest.fixture
+def fleet(actorq_home: Path) -> Iterator[identity.Fleet]:
+    found = identity.Fleet.open("lab")
+    found.enroll("pi")
+    yield found
+
+
+def settings(address: str, **changes: object) -> config.TrainConfig:
+    return config.TrainConfig(fleet="lab", broker=(address,), **changes)  # type: ignore[arg-type]
+
+
+def arrivals(of: session.Session, count: int) -> list[session.Arrival]:
+    """Waits until `count` have arrived."""
+    found: list[session.Arrival] = []
+    for _ in range(100):
+        found += list(of.drain(0.1))
+        if len(found) >= count:
+            return found
+    raise AssertionError(f"{len(found)} of {count} arrived")
+
+
+def test_a_second_learner_is_refused_while_the_first_lives(
+    broker_address: str, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.2)
+    first = session.Session(settings(broker_address), print)
+    first.join()
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.wait(0.05):
+            first.beat()
+
+    heart = threading.Thread(target=live)
+    heart.start()
+    second = session.Session(settings(broker_address), print)
+    try:
+        with pytest.raises(errors.FleetBusy, match="another learner is live"):
+            second.join()
+    finally:
+        stop.set()
+        heart.join()
+        second.close()
+        first.close()
+    assert second.epoch == first.epoch + 1
+
+
+def test_what_a_dead_learner_left_behind_does_not_block(
+    mosquitto: BrokerProcess, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_SILENCE_S", 0.3)
+    state = messages.LearnerState(True, "dead", 1, 9)
+    with plain_client.PlainClient(mosquitto.port, "ghost") as client:
+        client.publish(
+            TOPICS.learner_state, fleet.sealer.seal(TOPICS.learner_state, codec.encode(state)), retain=True
+        )
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    found.close()
+
+
+def test_hands_on_what_enrolled_actors_say_and_counts_the_rest(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    mac = signing.ActorMac(fleet.bundle("pi").mac_key)
+    state_topic, report_topic = TOPICS.actor_state("pi"), TOPICS.report("pi")
+    body = codec.encode(fleet_examples.state())
+    with plain_client.PlainClient(mosquitto.port, "pi") as client:
+        client.publish(state_topic, body)  # not sealed
+        client.publish(state_topic, mac.seal(report_topic, body))  # sealed for another topic
+        client.publish(state_topic, fleet.sealer.seal(state_topic, body))  # sealed, but not by the actor
+        client.publish(TOPICS.actor_state("stranger"), mac.seal(TOPICS.actor_state("stranger"), body))
+        client.publish(report_topic, mac.seal(report_topic, body))  # a state where reports belong
+        client.publish(TOPICS.learner_state, b"")
+        client.publish(TOPICS.experience("pi"), b"whatever")  # ingest judges that
+        client.publish(state_topic, mac.seal(state_topic, body))
+    first, second = arrivals(found, 2)
+    assert first.message == b"whatever"
+    assert second.message == fleet_examples.state()
+    assert found.refused == {
+        "state.signature": 4,  # three from the actor's topic, one from the learner's
+        "state.unknown_actor": 1,
+        "report.kind": 1,
+    }
+    found.close()
+
+
+def test_gathering_ends_when_nobody_comes(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    found = session.Session(settings(mosquitto.address, wait_s=0.1, actors=2), print)
+    try:
+        with pytest.raises(errors.EnvironmentFailure, match="0 of 2 actors"):
+            found.gather(roster.Roster(found.id, found.epoch, "", print), threading.Event())
+    finally:
+        found.close()
+
+
+def test_no_broker_is_a_named_error(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.link.CONNECT_TIMEOUT_S", 0.1)
+    found = session.Session(settings("127.0.0.1:1"), print)
+    with pytest.raises(errors.BrokerUnreachable, match="no broker answered") as caught:
+        found.join()
+    assert "actorq-broker up" in caught.value.todo
+    found.close()
+
+
+def test_leaves_offline_behind_when_it_goes(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    found.close()
+    with plain_client.PlainClient(mosquitto.port, "reader") as client:
+        client.subscribe(TOPICS.learner_state)
+        topic, payload, retained = client.next()
+    opened = signing.LearnerVerifier(fleet.sealer.public_key).open(topic, payload)
+    assert retained
+    assert codec.decode(messages.LearnerState, opened).online is False

@@ -1,0 +1,77 @@
+"""The README's command: a whole local fleet, on both brokers, until the published int8 policy is good; and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import conftest
+
+pytestmark = pytest.mark.system
+
+
+def demo(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "learner", "demo", *arguments]
+
+
+@pytest.mark.parametrize("kind", conftest.KINDS)
+def test_trains_cartpole_with_int8_actors(kind: str, run_root: Path) -> None:
+    conftest.require(kind)
+    arguments = demo("--solved-return", "150", "--broker-kind", kind, "--run-dir", str(run_root / "run"), "--json")
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["solved"] is True
+    assert summary["int8_return_mean"] >= 150.0
+    assert len(summary["int8_returns"]) == len(summary["fp32_returns"]) == 20
+    assert summary["delegate"] == "XNNPACK"
+    assert summary["publish_to_acting_count"] >= 2
+    assert summary["messages_refused"] == {}
+    assert summary["train_wall_s"] > summary["learner_wall_s"]
+    assert 0.0 < summary["invoke_us_p50"] <= summary["observation_to_action_us_p50"]
+    assert summary["energy_wh"] is None or summary["energy_wh"] > 0.0
+    policies = sorted((run_root / "run" / "policies").glob("*.int8.tflite"))
+    assert policies[-1].name == f"v{summary['policy_version']:06d}.int8.tflite"
+    rows = [json.loads(line) for line in (run_root / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["env_steps"] <= summary["env_steps"]
+    assert list((run_root / "run" / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stops_in_order_within_five_seconds(signum: int, run_root: Path) -> None:
+    run = run_root / "run"
+    child = subprocess.Popen(demo("--run-dir", str(run), "--no-energy", "--solved-return", "inf"), stderr=subprocess.PIPE)
+    try:
+        conftest.wait_until(lambda: list(run.glob("policies/*.tflite")), "a policy is published", timeout_s=60.0)
+        children = psutil.Process(child.pid).children(recursive=True)
+        assert len(children) >= 4, "broker, learner and two actors"
+        asked = time.monotonic()
+        child.send_signal(signum)
+        _, stderr = child.communicate(timeout=10.0)
+        assert time.monotonic() - asked < 5.0
+        assert child.returncode == 130, stderr
+        assert not psutil.wait_procs(children, timeout=0.5)[1], "no process may be left"
+        assert list(run.glob("checkpoints/*.npz"))
+        assert b"--resume" in stderr
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
+def test_leaves_nothing_behind_when_killed(run_root: Path) -> None:
+    run = run_root / "run"
+    child = subprocess.Popen(demo("--run-dir", str(run), "--no-energy"), stderr=subprocess.DEVNULL)
+    conftest.wait_until(lambda: (run / "logs" / "actor-1.log").exists(), "the fleet is up", timeout_s=60.0)
+    children = psutil.Process(child.pid).children(recursive=True)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert not psutil.wait_procs(children, timeout=15.0)[1]

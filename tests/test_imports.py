@@ -1,0 +1,135 @@
+"""What each package may import, seen from a fresh interpreter.
+
+import-linter (setup.cfg) checks the imports that are written in our files. This module checks what really
+arrives in a process, third-party packages included: an actor never holds TensorFlow, and ``--help`` never
+waits for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+ML_FRAMEWORKS = {"tensorflow", "keras", "jax", "torch"}
+TFLITE_RUNTIMES = {"ai_edge_litert", "tflite_runtime"}
+
+# Rule 2 of the import rules: all that the actor's own files may name beside the standard library.
+ACTOR_MAY_IMPORT = {"broker", "edge_actor", "gymnasium", "numpy", "psutil"} | TFLITE_RUNTIMES
+
+# Imports each module of the package named in argv[1]; prints them, and every top-level module then loaded.
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+
+package = importlib.import_module(sys.argv[1])
+names = [found.name for found in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+for name in names:
+    importlib.import_module(name)
+print(json.dumps({"imported": names, "loaded": sorted({name.partition(".")[0] for name in sys.modules})}))
+"""
+
+# Prints the words of every subcommand of `python -m argv[1]`, as argparse learns of them.
+LIST_SUBCOMMANDS = """
+import argparse, contextlib, io, json, runpy, sys
+
+commands = []
+add_parser = argparse._SubParsersAction.add_parser
+
+def recording_add_parser(action, name, **kwargs):
+    commands.append([*action._prog_prefix.split()[1:], name])
+    return add_parser(action, name, **kwargs)
+
+argparse._SubParsersAction.add_parser = recording_add_parser
+package = sys.argv[1]
+sys.argv = ["command", "--help"]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    runpy.run_module(package, run_name="__main__")
+print(json.dumps(commands))
+"""
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def import_all(package: str) -> dict[str, list[str]]:
+    """Import every module of a package in a fresh interpreter: which those were, and what is loaded then."""
+    finished = run_python("-c", IMPORT_ALL, package)
+    assert finished.returncode == 0, finished.stderr
+    answer: dict[str, list[str]] = json.loads(finished.stdout.splitlines()[-1])
+    return answer
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Top-level modules that a command imports; it must succeed."""
+    finished = run_python("-X", "importtime", *arguments)
+    trace = [line for line in finished.stderr.splitlines() if line.startswith("import time:")]
+    rest = [line for line in finished.stderr.splitlines() if not line.startswith("import time:")]
+    assert finished.returncode == 0, "\n".join([" ".join(arguments), *rest])
+    assert trace, "this Python printed no import trace"
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in trace}
+
+
+def test_actor_never_loads_tensorflow_or_the_learner() -> None:
+    answer = import_all("edge_actor")
+    assert "edge_actor.__main__" in answer["imported"]
+    assert not set(answer["loaded"]) & (ML_FRAMEWORKS | {"learner"})
+
+
+def test_broker_loads_neither_side_nor_any_framework() -> None:
+    answer = import_all("broker")
+    assert "broker.__main__" in answer["imported"]
+    unwanted = ML_FRAMEWORKS | TFLITE_RUNTIMES | {"gymnasium", "learner", "edge_actor"}
+    assert not set(answer["loaded"]) & unwanted
+
+
+def test_learner_loads_neither_actor_nor_environment() -> None:
+    answer = import_all("learner")
+    assert "learner.__main__" in answer["imported"]
+    assert not set(answer["loaded"]) & {"edge_actor", "gymnasium"}
+
+
+def test_actor_files_name_only_what_the_actor_may_import() -> None:
+    allowed = ACTOR_MAY_IMPORT | set(sys.stdlib_module_names)
+    offences = []
+    for path in sorted((ROOT / "edge_actor").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            else:
+                continue
+            offences += [
+                f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+                for name in names
+                if name.partition(".")[0] not in allowed
+            ]
+    assert not offences
+
+
+@pytest.mark.parametrize("package", ["broker", "edge_actor", "learner"])
+def test_help_of_every_command_works_without_tensorflow(package: str) -> None:
+    finished = run_python("-c", LIST_SUBCOMMANDS, package)
+    assert finished.returncode == 0, finished.stderr
+    subcommands = json.loads(finished.stdout.splitlines()[-1])
+    assert subcommands, f"{package} offers no subcommands"
+
+    for words in [[], *subcommands]:
+        loaded = loaded_by("-m", package, *words, "--help")
+        assert package in loaded, "the import trace does not even show the package"
+        assert not loaded & ML_FRAMEWORKS, f"{package} {' '.join(words)} --help"
