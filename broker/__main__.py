@@ -77,10 +77,21 @@ def _up_mosquitto(args: argparse.Namespace) -> None:
         _say_ready(args, "Mosquitto", "mosquitto", mosquitto.port, mosquitto.pid)
         while not stop.wait(_CHECK_PERIOD_S):
             mosquitto.check()
-            if users is not None and (now := _enrolled(args.fleet)) != users:
-                mosquitto.reload(now)
-                users = now
-                _say(f"{len(users) - 1} actors enrolled")
+            if users is not None:
+                users = _let_in(mosquitto, args.fleet, users)
+
+
+def _let_in(mosquitto: process.Mosquitto, fleet: str, users: Mapping[str, str]) -> Mapping[str, str]:
+    """Tells Mosquitto if others are enrolled than `users`; returns who is let in now."""
+    try:
+        now = identity.Fleet.open(fleet, create=False).users()
+    except errors.IdentityError as error:  # one broken file must not take the broker from all the others
+        _say(f"keeping the actors known so far: {error}")
+        return users
+    if now != users:
+        mosquitto.reload(now)
+        _say(f"{len(now) - 1} actors enrolled")
+    return now
 
 
 def _enrolled(fleet: str) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from broker import errors, listener
@@ -26,13 +26,38 @@ _STOP_TIMEOUT_S = 1.5
 
 
 class _Payload(bytes):
-    """amqtt formats each payload into a debug line that nobody sees: 1.2 s for 40 MB. This one formats at once."""
+    """amqtt formats each payload into a debug line that nobody sees: 0.4 s for 40 MB. This one formats at once."""
 
     def __repr__(self) -> str:
         return f"<{len(self)} bytes>"
 
 
+class _Inbox(asyncio.Queue[Any]):
+    """Hands on at once what amqtt would queue, acknowledge, and forget if its sender disconnects before its turn.
+
+    A sender that waits for all acknowledgements before it leaves lost 173 to 2600 of 3000 messages (Python 3.13).
+    """
+
+    def __init__(self, deliver: Callable[[Any], Awaitable[None]]) -> None:
+        super().__init__()
+        self._deliver = deliver
+
+    async def put(self, item: Any) -> None:
+        await self._deliver(item)
+
+
 class _Broker(amqtt.broker.Broker):  # type: ignore[misc]  # amqtt has no types
+    async def _initialize_client_session(self, *args: Any) -> tuple[Any, Any]:
+        handler, session = await super()._initialize_client_session(*args)
+
+        async def deliver(message: Any) -> None:
+            arrived = asyncio.get_running_loop().create_future()
+            arrived.set_result(message)
+            await self._handle_message_delivery(session, handler, arrived)
+
+        session.delivered_message_queue = _Inbox(deliver)
+        return handler, session
+
     async def _broadcast_message(self, session: Any, topic: Any, data: Any, force_qos: int | None = None) -> None:
         await super()._broadcast_message(session, topic, _Payload(data or b""), force_qos)
 

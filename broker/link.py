@@ -163,8 +163,15 @@ class Link:
 
         Raises:
             BrokerUnreachable: None was made in time.
+            IdentityError: A broker answered, and refused the password.
         """
         if not self._ready.wait(timeout_s):
+            if "authori" in self._refusal.lower():
+                raise errors.IdentityError(
+                    "the broker does not accept this user's password",
+                    where=self.address or ", ".join(map(str, self._addresses)),
+                    todo="enrol anew with `actorq-broker enroll`, and start the broker with the same --fleet",
+                )
             tried = ", ".join(map(str, self._addresses))
             raise errors.BrokerUnreachable(
                 f"no broker answered within {timeout_s:g} s" + (f" ({self._refusal})" if self._refusal else ""),

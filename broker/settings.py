@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import math
 import os
 import sys
 import tomllib
@@ -214,4 +215,6 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf and nan are TOML, and not JSON
     return json.dumps(value, ensure_ascii=False)

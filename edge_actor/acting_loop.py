@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import platform
 import secrets
 import time
 from collections.abc import Callable
@@ -390,18 +389,8 @@ class Actor:
 
     def _state(self) -> bytes:
         assert self._plant is not None
-        environment, acting = self._plant.environment, self._acting
         self._beats += 1
-        birth = messages.Birth(
-            env_id=environment.name,
-            spec=environment.spec,
-            n_envs=environment.n_envs,
-            board=vitals.board(),
-            python=platform.python_version(),
-            runtime=str(self._runtime),
-            delegate=acting.delegate if acting else "",
-            rate_hz=self._settings.rate_hz,
-        )
+        delegate = self._acting.delegate if self._acting else ""
         taken = vitals.take(
             self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load
         )
@@ -410,7 +399,7 @@ class Actor:
             session=self._session,
             boot=self._boot,
             heartbeat=self._beats,
-            birth=birth,
-            vitals=dataclasses.replace(taken, delegate=birth.delegate),
+            birth=vitals.birth(self._plant.environment, str(self._runtime), delegate, self._settings.rate_hz),
+            vitals=dataclasses.replace(taken, delegate=delegate),
         )
         return self._seal_state(state)

@@ -215,8 +215,8 @@ def _action(space: spaces.Space[Any], n_envs: int) -> tuple[Callable[[Any], Any]
     if isinstance(space, spaces.Discrete):
         spec = specs.ActionSpec("discrete", n=int(space.n))
         if n_envs:
-            start = np.asarray(space.start, space.dtype)
-            return lambda chosen: start + chosen, spec
+            start = space.start
+            return (lambda chosen: start + chosen) if start else (lambda chosen: chosen), spec
         # Gymnasium checks numpy integers faster than Python's: 0.4 us of CartPole's 7
         return list(np.arange(space.start, space.start + space.n, dtype=space.dtype)).__getitem__, spec
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):

@@ -61,7 +61,7 @@ class Explorer:
         self._schedule = Schedule()
         self._seed = (-1, -1)
         self._next = BLOCK
-        self._explores: list[bool] = []
+        self._chosen: list[Any] = []
         self._actions: list[Any] = []
         self._noise: NDArray[np.float32] | None = None
         self._reseed(seed, 0)
@@ -74,31 +74,31 @@ class Explorer:
     @property
     def left(self) -> int:
         """Rows until the next block: the most that may be taken at once."""
-        if self._next == BLOCK:
-            self._draw()
-        return BLOCK - self._next
+        start: int = self._window(0).start
+        return BLOCK - start
 
     def take(self, rows: int) -> Sequence[Any]:
         """Per row, a random action to take, or None to ask the policy. At most `left` rows."""
-        start, self._next = self._next, self._next + rows
-        explores = self._explores[start : self._next]
-        return [
-            action if yes else None for action, yes in zip(self._actions[start : self._next], explores, strict=True)
-        ]
+        return self._chosen[self._window(rows)]
 
     def take_random(self, rows: int) -> Sequence[Any]:
         """Per row, a random action. At most `left` rows."""
-        start, self._next = self._next, self._next + rows
-        return self._actions[start : self._next]
+        return self._actions[self._window(rows)]
 
     def take_noise(self, rows: int, head: specs.Head) -> NDArray[np.float32]:
         """Noise [rows, n_envs, size] for a stochastic head, of the kind it samples with. At most `left` rows."""
+        window = self._window(rows)
         if self._noise is None:
             shape = (BLOCK, self._n_envs, self._action.size)
             draw = self._noise_random.gumbel if head == "categorical" else self._noise_random.standard_normal
             self._noise = draw(size=shape).astype(np.float32)
+        return self._noise[window]
+
+    def _window(self, rows: int) -> slice:
+        if self._next == BLOCK:
+            self._draw()
         start, self._next = self._next, self._next + rows
-        return self._noise[start : self._next]
+        return slice(start, self._next)
 
     def _reseed(self, seed: int, slot: int) -> None:
         if (seed, slot) == self._seed:
@@ -112,8 +112,11 @@ class Explorer:
         self._next = 0
         self._noise = None
         steps = self._recorded() + self._n_envs * np.arange(BLOCK, dtype=np.int64)
-        self._explores = (self._random.random(BLOCK) < self._schedule.epsilon(steps)).tolist()
+        explores = self._random.random(BLOCK) < self._schedule.epsilon(steps)
         self._actions = self._uniform()
+        self._chosen = [None] * BLOCK
+        for row in np.flatnonzero(explores).tolist():
+            self._chosen[row] = self._actions[row]
 
     def _uniform(self) -> list[Any]:
         n, action = self._n_envs, self._action

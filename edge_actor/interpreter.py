@@ -14,6 +14,7 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,7 @@ class Interpreter:
 
     Attributes:
         runtime: Which runtime runs it.
-        delegate: "XNNPACK" if that took the graph, "built-in" if the runtime's own kernels run it.
+        delegate: "XNNPACK" if that took the whole graph, "built-in" if the runtime's own kernels run some of it.
         input: float32 [batch, *shape], the input tensor itself. Write here.
         output: float32 [batch, outputs], the output tensor itself. Read here; the next `invoke` overwrites it.
         invoke: Runs the model.
@@ -100,8 +101,8 @@ class Interpreter:
                 built.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise errors.PolicyError(f"the runtime cannot load the model: {error}", reason="model") from error
-        operations = [operation["op_name"] for operation in built._get_ops_details()]
-        self.delegate = "XNNPACK" if operations and operations[-1] == "DELEGATE" else "built-in"
+        self.delegate = _delegate(built._get_ops_details(), inputs[0]["index"], outputs[0]["index"])
+        self._built = built  # holds the model's bytes, which the kernels read in place
         raw = built._interpreter
         self.input: NDArray[np.float32] = raw.tensor(raw, inputs[0]["index"])
         self.output: NDArray[np.float32] = raw.tensor(raw, outputs[0]["index"])
@@ -110,3 +111,14 @@ class Interpreter:
             raise errors.PolicyError(
                 f"the model's output has shape {self.output.shape}, not [{batch}, outputs]", reason="model"
             )
+
+
+def _delegate(operations: list[dict[str, Any]], graph_input: int, graph_output: int) -> str:
+    """Which kernels run a graph, by the operations that the interpreter lists after delegation.
+
+    A delegate is listed last, behind the operations it replaced. That alone says little: tflite-runtime delegates the
+    float32 scaling at the head of an int8 graph and runs all its layers itself. So it must reach from end to end.
+    """
+    last = operations[-1]
+    whole = last["op_name"] == "DELEGATE" and graph_input in last["inputs"] and graph_output in last["outputs"]
+    return "XNNPACK" if whole else "built-in"

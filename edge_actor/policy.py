@@ -112,13 +112,13 @@ class Policy:
 
     def _discrete(self) -> Act:
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
-        tolist, argmax = y.tolist, y.argmax
+        tolist, argmax = y[0].tolist, y.argmax
 
         def one(row: Row) -> int:
             x[...] = row
             invoke()
-            (values,) = tolist()
-            best: int = values.index(max(values))  # on a list: numpy's argmax takes 0.3 us longer at this size
+            values = tolist()
+            best: int = values.index(max(values))  # Gymnasium and lists are quicker with Python's numbers
             return best
 
         def many(row: Row) -> Action:

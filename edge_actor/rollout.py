@@ -40,7 +40,7 @@ def burst(
 
 
 def run(environment: env.Environment, actions: Sequence[Any], record: trajectory.Trajectory) -> None:
-    """Takes a step with each of `actions`."""
+    """Takes a step with each of `actions`, for which the record must have rows."""
     _loop(environment)(environment, _unasked, actions, record, _pass)
 
 
@@ -83,7 +83,8 @@ def _one(
     actions: list[Any] = []
     rewards: list[Any] = []
     took, gained = actions.append, rewards.append
-    rows = zip(record.rows[first:], record.cells[first + 1 :], draws, strict=False)
+    last = first + len(draws)
+    rows = zip(record.rows[first:last], record.cells[first + 1 : last + 1], draws, strict=True)
     try:
         for row, cell, drawn in rows:
             if ended:
@@ -122,15 +123,16 @@ def _several(
     step, to_env = environment.step, environment.to_env
     first = record.used
     done = 0
+    window = slice(first, first + len(draws))
     rows = zip(
-        record.rows[first:],
-        record.rows[first + 1 :],
-        record.action_rows[first:],
-        record.reward_rows[first:],
-        record.terminated_rows[first:],
-        record.truncated_rows[first:],
+        record.rows[window],
+        record.rows[first + 1 : first + 1 + len(draws)],
+        record.action_rows[window],
+        record.reward_rows[window],
+        record.terminated_rows[window],
+        record.truncated_rows[window],
         draws,
-        strict=False,
+        strict=True,
     )
     try:
         for row, cell, action, reward, terminated, truncated, drawn in rows:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from broker import messages
-from edge_actor import inbox, pace, plant, recorder, spool, swap
+from edge_actor import env, inbox, pace, plant, recorder, spool, swap
 
 _MODEL = Path("/proc/device-tree/model")  # a Raspberry Pi's name of itself
 _TEMPERATURE = Path("/sys/class/thermal/thermal_zone0/temp")
@@ -47,6 +47,20 @@ class Load:
 
     def memory_available_bytes(self) -> int:
         return int(psutil.virtual_memory().available)
+
+
+def birth(environment: env.Environment, runtime: str, delegate: str, rate_hz: float) -> messages.Birth:
+    """Who this actor is."""
+    return messages.Birth(
+        env_id=environment.name,
+        spec=environment.spec,
+        n_envs=environment.n_envs,
+        board=board(),
+        python=platform.python_version(),
+        runtime=runtime,
+        delegate=delegate,
+        rate_hz=rate_hz,
+    )
 
 
 def take(

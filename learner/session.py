@@ -178,16 +178,23 @@ class Session:
             actor_id = self.topics.actor_id(topic)
             if leaf == "experience":
                 return Arrival(actor_id, topic, payload, retained)
-            mac = self.macs.get(actor_id)
-            if mac is None:
-                raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
-            body = mac.open(topic, payload)
+            body = self._mac(actor_id).open(topic, payload)
             if leaf == "state":
                 return Arrival(actor_id, topic, codec.decode(messages.ActorState, body), retained)
             return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
         except errors.MessageError as error:
             self.refused[f"{leaf}.{error.reason}"] += 1
             return None
+
+    def _mac(self, actor_id: str) -> signing.ActorMac:
+        """The MAC of an enrolled actor, also of one that was enrolled after this session began."""
+        mac = self.macs.get(actor_id)
+        if mac is None:
+            try:
+                mac = self.macs[actor_id] = signing.ActorMac(self.fleet.bundle(actor_id).mac_key)
+            except errors.IdentityError:
+                raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor") from None
+        return mac
 
     def _watch_for_rival(self, state: messages.LearnerState, retained: bool) -> None:
         if state.session == self.id or not state.online:

@@ -37,29 +37,33 @@ def run(
         session.Stopped: `stop` was set before training began.
     """
     started = time.monotonic()
-    threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True).start()
-    directory = run_directory.RunDirectory(resume, resume=True) if resume else None
-    saved = checkpoint.load_newest(directory.checkpoints, screen.say) if directory else None
-    if directory and saved is None:
-        raise errors.RunError("the run has no checkpoint yet", where=str(resume), todo="start a new run")
-    tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
-    here = session.Session(initial.train, screen.say)
+    loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
+    loading.start()
     try:
-        actors = here.gather(roster.Roster(here.id, here.epoch, initial.train.env, screen.say), stop)
-        settings = configure(actors.env_id)
-        directory = directory or run_directory.create(settings.train, actors.env_id)
-        directory.describe(settings)
-        from learner import summary, training_loop  # with TensorFlow, which has had time to load
+        directory = run_directory.RunDirectory(resume, resume=True) if resume else None
+        saved = checkpoint.load_newest(directory.checkpoints, screen.say) if directory else None
+        if directory and saved is None:
+            raise errors.RunError("the run has no checkpoint yet", where=str(resume), todo="start a new run")
+        tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
+        here = session.Session(initial.train, screen.say)
+        try:
+            actors = here.gather(roster.Roster(here.id, here.epoch, initial.train.env, screen.say), stop)
+            settings = configure(actors.env_id)
+            directory = directory or run_directory.create(settings.train, actors.env_id)
+            directory.describe(settings)
+            from learner import summary, training_loop  # with TensorFlow, which has had time to load
 
-        loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, started, stop)
-        loop.train()
-        used = tracker.stop() if tracker else None
-        result = summary.make(loop, used, tracker.error if tracker else "switched off")
-        directory.save_summary(result)
-        return result, directory.path
+            loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, started, stop)
+            loop.train()
+            used = tracker.stop() if tracker else None
+            result = summary.make(loop, used, tracker.error if tracker else "switched off")
+            directory.save_summary(result)
+            return result, directory.path
+        finally:
+            here.close()
+            screen.close()
     finally:
-        here.close()
-        screen.close()
+        loading.join()  # until then stderr is held back, and an error message would be lost with it
 
 
 def _load_tensorflow() -> None:

@@ -131,7 +131,7 @@ class TrainingLoop:
         settings = self.settings
         turn = self._turn_in_lockstep if settings.deterministic else self._turn
         try:
-            while self.solved is None and not self._stop.is_set() and self.env_steps < settings.max_env_steps:
+            while self.solved is None and not self._stop.is_set() and not self._budget_spent:
                 if settings.max_wall_s and time.monotonic() - self._started > settings.max_wall_s:
                     break
                 turn()
@@ -145,6 +145,13 @@ class TrainingLoop:
         finally:
             self.save()
             self.metrics.close()
+
+    @property
+    def _budget_spent(self) -> bool:
+        """In lock-step only whole cycles count: what has arrived of the next one depends on time."""
+        if self.settings.deterministic:
+            return self._lockstep_goal > self.settings.max_env_steps
+        return self.env_steps >= self.settings.max_env_steps
 
     # -- one turn ---------------------------------------------------------------------------------------------------
 
@@ -290,13 +297,16 @@ class TrainingLoop:
             self.metrics.write(row)
 
     def _assign(self, lockstep_version: int) -> None:
-        goal = self._lockstep_goal if self.settings.deterministic else self.limiter.steps_granted()
+        if self.settings.deterministic:
+            goal = self.env_steps if self._budget_spent else self._lockstep_goal
+        else:
+            goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
         for actor in self.roster.actors.values():
             if not actor.live:
                 continue
             assignment = self.roster.assign(
                 actor,
-                steps_left=min(goal, self.settings.max_env_steps) - self.env_steps,
+                steps_left=goal - self.env_steps,
                 env_steps=self.env_steps,
                 lockstep_version=lockstep_version,
                 settings=self.settings,

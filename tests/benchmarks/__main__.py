@@ -23,7 +23,9 @@ def main(argv: Sequence[str]) -> int:
     known = sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if not m.name.startswith("_"))
     wanted = list(argv) or known
     if unknown := sorted(set(wanted) - set(known)):
-        print(f"error: unknown benchmark {', '.join(unknown)}\n  to do: choose among {', '.join(known)}", file=sys.stderr)
+        print(
+            f"error: unknown benchmark {', '.join(unknown)}\n  to do: choose among {', '.join(known)}", file=sys.stderr
+        )
         return errors.EXIT_USAGE
     for name in wanted:
         print(f"benchmark {name} ...", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ that both step through episodes of the same lengths. The two alternate within on
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -26,8 +27,8 @@ from broker.mosquitto import process
 from edge_actor import acting_loop, config, evaluate, policy
 from edge_actor import env as environments
 
-ALTERNATIONS = 15
-SLICE_STEPS = 40_000
+ALTERNATIONS = 31
+SLICE_S = 0.25
 ENV = "CartPole-v1"
 
 
@@ -46,38 +47,49 @@ def run() -> Iterator[dict[str, Any]]:
 
 def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message_steps: int) -> dict[str, Any]:
     bare_env = _bare_env(n_envs)
-    ratios, actor_rates, bare_rates = [], [], []
+    ratios, rates, references = [], [], []
     with _acting(directory, model, n_envs, epsilon, message_steps) as actor:
-        recorder = actor._recorder
         for _ in range(ALTERNATIONS):
-            actions: list[NDArray[Any]] = []
-            flush = recorder.trajectory.flush
-            recorder.trajectory.flush = lambda: (  # type: ignore[method-assign]
-                actions.append(recorder.trajectory.action[: recorder.trajectory.used].copy()), flush()  # noqa: B023
-            )[1]
-            before, began = recorder.recorded, time.perf_counter()
-            while recorder.recorded - before < SLICE_STEPS * n_envs:
-                actor.turn()
-            actor_rates.append((recorder.recorded - before) / (time.perf_counter() - began))
-            recorder.trajectory.flush = flush  # type: ignore[method-assign]
-            bare_rates.append(_bare(bare_env, np.concatenate(actions)))
-            ratios.append(actor_rates[-1] / bare_rates[-1])
-            actor._listen()
-        delegate, runtime, dropped = actor._acting.delegate, str(actor._runtime), actor._spool.steps_dropped  # type: ignore[union-attr]
-        held = len(actor._spool)
+            rate, actions = _slice(actor)
+            rates.append(rate)
+            references.append(_bare(bare_env, actions))
+            ratios.append(rate / references[-1])
+        acting, dropped = actor._acting, actor._spool.steps_dropped
+        assert acting is not None
     kind = "gymnasium.make" if n_envs == 1 else f"{n_envs} at once, native vector entry point"
     return {
         "benchmark": "actor",
         "case": f"{ENV}, {kind}, epsilon {epsilon:g}",
-        "value": round(statistics.median(actor_rates)),
+        "value": round(statistics.median(rates)),
         "unit": "steps/s",
-        "reference": round(statistics.median(bare_rates)),
+        "reference": round(statistics.median(references)),
         "ratio": round(statistics.median(ratios), 3),
         "runs": ALTERNATIONS,
         "spread": round(max(ratios) - min(ratios), 3),
-        "explain": f"int8 MLP 256x2 on {runtime}, {delegate}; messages of {message_steps} steps over Mosquitto; "
-        f"{dropped} steps dropped, {held} messages without a receipt at the end",
+        "explain": f"int8 MLP 256x2 on {acting.interpreter.runtime}, {acting.delegate}; messages of {message_steps} "
+        f"steps over Mosquitto, {dropped} steps dropped; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
     }
+
+
+def _slice(actor: acting_loop.Actor) -> tuple[float, NDArray[Any]]:
+    """Runs the actor for a while: its steps per second, and the actions [rows, n_envs] that it took."""
+    record, recorder = actor._recorder.trajectory, actor._recorder
+    recorder.flush()
+    taken: list[NDArray[Any]] = []
+    flush = record.flush
+
+    def keep() -> Any:
+        taken.append(record.action[: record.used].copy())
+        return flush()
+
+    record.flush = keep  # type: ignore[method-assign]
+    before, began = recorder.recorded, time.perf_counter()
+    while time.perf_counter() - began < SLICE_S:
+        actor.turn()
+    rate = (recorder.recorded - before) / (time.perf_counter() - began)
+    recorder.flush()
+    record.flush = flush  # type: ignore[method-assign]
+    return rate, np.concatenate(taken)
 
 
 def _bare_env(n_envs: int) -> Any:

@@ -21,7 +21,7 @@ class PlainClient:
         self.received: queue.Queue[tuple[str, bytes, bool]] = queue.Queue()
         self.reason = ""
         self._event = threading.Event()
-        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=client_id)
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=client_id, reconnect_on_failure=False)
         self._client.on_connect = self._connected
         self._client.on_subscribe = lambda *_: self._event.set()
         self._client.on_message = lambda c, u, m: self.received.put((m.topic, bytes(m.payload), m.retain))

@@ -151,6 +151,19 @@ def test_who_is_enrolled_later_is_let_in(tmp_path: Path) -> None:
     assert "the network" in err and "--bundle NAME.json" in err and "2 actors enrolled" in err
 
 
+def test_a_broken_bundle_takes_nothing_from_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    conftest.require("mosquitto")
+    fleet = identity.Fleet.open("lab")
+    fleet.enroll("pi")
+    users = fleet.users()
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab", users=users) as mosquitto:
+        (fleet.directory / "actors" / "broken.json").write_text("{")
+        assert command._let_in(mosquitto, "lab", users) == users
+        assert "keeping the actors known so far" in capsys.readouterr().err
+        with plain_client.PlainClient(mosquitto.port, "pi", "pi", users["pi"]) as client:
+            assert client.reason == "Success"
+
+
 def test_a_mosquitto_that_dies_ends_the_command(mosquitto: conftest.BrokerProcess) -> None:
     os.kill(mosquitto.pid, signal.SIGKILL)
     assert mosquitto.process.wait(20) == errors.BrokerUnreachable.exit_code

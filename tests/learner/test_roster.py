@@ -37,9 +37,7 @@ def test_a_second_spec_is_refused_with_both_named() -> None:
     assert "float32[4] -> 2 actions" in actor.refused
     assert "Acrobot-v1 has obs float32[6] -> 3 actions" in actor.refused
     assert any("refused" in line for line in said)
-    assignment = found.assign(
-        actor, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=0.0
-    )
+    assignment = found.assign(actor, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=0.0)
     assert assignment is not None
     assert assignment.refused == actor.refused
 

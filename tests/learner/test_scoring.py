@@ -93,7 +93,7 @@ def test_waits_for_the_answer_then_asks_another_actor() -> None:
 
 
 def test_ignores_answers_that_nobody_awaits() -> None:
-    found, recorder = begun()
+    found, _ = begun()
     stale = messages.Report("other-1", "evaluate", episode_return=np.full(2, 1e6, np.float32))
     assert found.take(stale) is None
     assert found.busy

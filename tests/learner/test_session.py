@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ TOPICS = topics.Topics("lab")
 
 
 @pytest.fixture
-def fleet(actorq_home: Path) -> Iterator[identity.Fleet]:
+def fleet(actorq_home: Path) -> identity.Fleet:
     found = identity.Fleet.open("lab")
     found.enroll("pi")
-    yield found
+    return found
 
 
 def settings(address: str, **changes: object) -> config.TrainConfig:
@@ -70,9 +69,7 @@ def test_what_a_dead_learner_left_behind_does_not_block(
     monkeypatch.setattr(session, "_SILENCE_S", 0.3)
     state = messages.LearnerState(True, "dead", 1, 9)
     with plain_client.PlainClient(mosquitto.port, "ghost") as client:
-        client.publish(
-            TOPICS.learner_state, fleet.sealer.seal(TOPICS.learner_state, codec.encode(state)), retain=True
-        )
+        client.publish(TOPICS.learner_state, fleet.sealer.seal(TOPICS.learner_state, codec.encode(state)), retain=True)
     found = session.Session(settings(mosquitto.address), print)
     found.join()
     found.close()

@@ -29,4 +29,6 @@ def test_tuned_tasks_are_valid(env_id: str, solved: float) -> None:
 
 
 def test_an_unknown_task_trains_on_the_defaults() -> None:
-    assert effective("SomeoneElses-v3") == config.Settings(config.TrainConfig(), config.DqnConfig(), config.GateConfig())
+    assert effective("SomeoneElses-v3") == config.Settings(
+        config.TrainConfig(), config.DqnConfig(), config.GateConfig()
+    )

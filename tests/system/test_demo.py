@@ -48,9 +48,15 @@ def test_trains_cartpole_with_int8_actors(kind: str, run_root: Path) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_stops_in_order_within_five_seconds(signum: int, run_root: Path) -> None:
     run = run_root / "run"
-    child = subprocess.Popen(demo("--run-dir", str(run), "--no-energy", "--solved-return", "inf"), stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        demo("--run-dir", str(run), "--no-energy", "--solved-return", "inf"), stderr=subprocess.PIPE
+    )
     try:
-        conftest.wait_until(lambda: list(run.glob("policies/*.tflite")), "a policy is published", timeout_s=60.0)
+        conftest.wait_until(
+            lambda: list(run.glob("policies/*.tflite")) or child.poll() is not None,
+            "a policy is published",
+            timeout_s=60.0,
+        )
         children = psutil.Process(child.pid).children(recursive=True)
         assert len(children) >= 4, "broker, learner and two actors"
         asked = time.monotonic()
@@ -70,7 +76,7 @@ def test_stops_in_order_within_five_seconds(signum: int, run_root: Path) -> None
 def test_leaves_nothing_behind_when_killed(run_root: Path) -> None:
     run = run_root / "run"
     child = subprocess.Popen(demo("--run-dir", str(run), "--no-energy"), stderr=subprocess.DEVNULL)
-    conftest.wait_until(lambda: (run / "logs" / "actor-1.log").exists(), "the fleet is up", timeout_s=60.0)
+    conftest.wait_until((run / "logs" / "actor-1.log").exists, "the fleet is up", timeout_s=60.0)
     children = psutil.Process(child.pid).children(recursive=True)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()

@@ -139,6 +139,8 @@ def test_bad_input_has_a_clear_error_and_its_code(arguments: list[str], code: in
 
 
 def test_an_unknown_environment_ends_the_demo(run_root: Path) -> None:
-    done = command("learner", "demo", "--env", "CartPool-v1", "--run-dir", str(run_root / "run"), home=run_root / "home")
+    done = command(
+        "learner", "demo", "--env", "CartPool-v1", "--run-dir", str(run_root / "run"), home=run_root / "home"
+    )
     assert done.returncode == errors.EnvironmentFailure.exit_code
     assert "CartPool-v1" in done.stderr

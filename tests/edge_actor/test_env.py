@@ -1,0 +1,115 @@
+"""Environments: specs from spaces, actions on their way in, and errors that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from broker import errors, specs
+from edge_actor import env
+from tests.edge_actor import toys
+
+HERE = toys.__file__
+
+
+def test_cartpole() -> None:
+    made = env.make("CartPole-v1")
+    assert made.spec == specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
+    assert (made.n_envs, made.vectorized) == (1, False)
+
+
+def test_the_spec_does_not_depend_on_the_number_of_copies() -> None:
+    for name in ("CartPole-v1", "Acrobot-v1", f"{HERE}:Robot", f"{HERE}:Offset"):
+        assert env.make(name).spec == env.make(name, 3).spec
+
+
+def test_native_vector_entry_points_are_used_where_they_reset_on_the_next_step() -> None:
+    native = env.make("CartPole-v1", 4)
+    assert type(native.step.__self__).__name__ == "CartPoleVectorEnv"  # type: ignore[attr-defined]
+    fallback = env.make("Acrobot-v1", 4)
+    assert isinstance(fallback.step.__self__, SyncVectorEnv)  # type: ignore[attr-defined]
+
+
+def test_dicts_are_flattened_in_the_order_of_their_keys() -> None:
+    made = env.make(f"{HERE}:Robot")
+    assert made.spec.observation == specs.ObservationSpec((4,))
+    assert made.reset()[0].tolist() == [0.25, -0.5, 0.0, 1.0]  # a, then b as one-hot
+
+
+def test_continuous_actions_are_clipped_and_typed() -> None:
+    made = env.make(f"{HERE}:Robot")
+    assert made.spec.action == specs.ActionSpec("continuous", shape=(2,), low=(-1.0, 0.0), high=(2.0, 1.0))
+    action = made.to_env(np.float32([9.0, -9.0]))
+    assert action.tolist() == [2.0, 0.0]
+    assert action.dtype == np.float32
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_the_start_of_a_discrete_space_is_added(n_envs: int) -> None:
+    made = env.make(f"{HERE}:Offset", n_envs)
+    made.reset()
+    chosen = np.array([1] * n_envs) if n_envs > 1 else 1
+    assert np.all(made.to_env(chosen) == 6)
+    made.step(made.to_env(chosen))
+
+
+def test_bytes_stay_bytes() -> None:
+    assert env.make(f"{HERE}:Offset").spec.observation == specs.ObservationSpec((2, 2), "uint8")
+
+
+def test_module_and_file_and_arguments() -> None:
+    for name in ("tests.edge_actor.toys:Countdown-v0", f"{HERE}:Countdown", f"{HERE}:Countdown-v0"):
+        made = env.make(name, 1, {"lengths": (1,)})
+        made.reset()
+        assert made.step(made.to_env(0))[2] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CartPol-v1", "did you mean CartPole-v1"),
+        ("nonsense", "unknown environment 'nonsense'"),
+        ("nowhere.at.all:Some-v0", "No module named 'nowhere'"),
+        ("missing.py:Thing", "there is no such file"),
+        (f"{HERE}:Nothing", "no class and no environment id 'Nothing'"),
+        (f"{HERE}:HERE", "no class and no environment id 'HERE'"),
+        (f"{HERE}:Broken", "OSError: no such device"),
+        (f"{Path(__file__).with_name('fake_learner.py')}:FakeLearner", "cannot be made: TypeError"),
+    ],
+)
+def test_errors_say_what_is_wrong(name: str, message: str) -> None:
+    with pytest.raises(errors.EnvironmentFailure) as caught:
+        env.make(name)
+    assert message in str(caught.value)
+    assert caught.value.todo or caught.value.where
+
+
+def test_wrong_arguments_are_an_error_of_the_environment() -> None:
+    with pytest.raises(errors.EnvironmentFailure, match="unexpected keyword argument 'wind'"):
+        env.make("CartPole-v1", 1, {"wind": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "space"), [("Text", "observation space Text"), ("ManyActions", "action space MultiDiscrete")]
+)
+def test_spaces_that_cannot_be_carried_are_named(name: str, space: str) -> None:
+    with pytest.raises(errors.SpecError, match=space):
+        env.make(f"{HERE}:{name}")
+
+
+def test_the_network_may_name_gymnasium_s_own_environments_only() -> None:
+    env.check_from_network("CartPole-v1")
+    env.check_from_network("Acrobot-v1")
+    for name in (
+        "Countdown-v0",
+        "os:CartPole-v1",
+        "evil.py:Thing",
+        "CartPole",
+        "",
+        "tests.edge_actor.toys:Countdown-v0",
+    ):
+        with pytest.raises(errors.EnvironmentFailure, match="not one of Gymnasium's own"):
+            env.check_from_network(name)

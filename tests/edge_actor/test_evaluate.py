@@ -1,0 +1,140 @@
+"""Evaluation: seeded, repeatable, the same by command line and by the learner's command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker import errors, messages
+from edge_actor import __main__ as command_line
+from edge_actor import command, env, evaluate, policy
+from tests.edge_actor import fake_learner, toys
+from tests.edge_actor.models import files
+
+CARTPOLE = env.make("CartPole-v1")
+MODEL = files.INT8.read_bytes()
+
+
+def acting() -> policy.Policy:
+    return policy.Policy(MODEL, "q_values", CARTPOLE.spec, 1)
+
+
+def build(manifest: messages.Manifest, model: bytes) -> policy.Policy:
+    return policy.from_manifest(manifest, model, spec=CARTPOLE.spec, batch=1, runtime="auto", threads=1)
+
+
+def order(**changes: Any) -> messages.Command:
+    fields: dict[str, Any] = {
+        "command_id": "c1",
+        "kind": "evaluate",
+        "boot": 3,
+        "episodes": 3,
+        "seed": 5,
+        "manifest": fake_learner.manifest(MODEL, CARTPOLE.spec.fingerprint),
+        "model": np.frombuffer(MODEL, np.uint8),
+    }
+    return messages.Command(**(fields | changes))
+
+
+def test_it_is_seeded_and_repeats() -> None:
+    first, again = (evaluate.run(acting(), CARTPOLE, 5, 0) for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert first.episode_return.tolist() == again.episode_return.tolist()
+    assert first.steps == again.steps == sum(first.episode_return)
+    shifted = evaluate.run(acting(), CARTPOLE, 4, 1)
+    assert shifted is not None
+    assert shifted.episode_return.tolist() == first.episode_return[1:].tolist()
+
+
+def test_times_are_in_order() -> None:
+    score = evaluate.run(acting(), CARTPOLE, 1, 0)
+    assert score is not None
+    t = score.timing
+    assert 0 < t["invoke_us_p50"] <= t["invoke_us_p99"]
+    assert t["invoke_us_p50"] < t["observation_to_action_us_p50"] <= t["observation_to_action_us_p99"]
+
+
+def test_it_can_be_stopped() -> None:
+    assert evaluate.run(acting(), CARTPOLE, 5, 0, lambda: True) is None
+
+
+def test_the_learner_s_command_is_answered_once() -> None:
+    commander = command.Commander(3)
+    report = commander.answer(order(), build, lambda: env.make("CartPole-v1"), lambda: False)
+    assert report is not None
+    direct = evaluate.run(acting(), CARTPOLE, 3, 5)
+    assert direct is not None
+    assert report.error == ""
+    assert report.episode_return.tolist() == direct.episode_return.tolist()
+    assert report.values["return_mean"] == direct.values["return_mean"]
+    assert {"invoke_us_p50", "invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99"} <= set(
+        report.values
+    )
+    assert set(report.labels) == {"runtime", "delegate", "sha256"}
+    assert commander.answer(order(), build, lambda: CARTPOLE, lambda: False) is None
+    assert commander.answer(order(command_id="c2", boot=2), build, lambda: CARTPOLE, lambda: False) is None
+    commander.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"manifest": None}, "needs a policy"),
+        ({"episodes": 0}, "1 to 1000 episodes"),
+        ({"model": np.zeros(9, np.uint8)}, "manifest says"),
+        ({"manifest": fake_learner.manifest(MODEL, "0" * 16)}, "is for spec"),
+        ({"kind": "dance"}, "cannot 'dance'"),
+    ],
+)
+def test_commands_that_cannot_be_done_are_answered_too(changes: dict[str, Any], message: str) -> None:
+    report = command.Commander(3).answer(order(**changes), build, lambda: CARTPOLE, lambda: False)
+    assert report is not None
+    assert message in report.error
+
+
+def test_a_broken_environment_is_reported() -> None:
+    toys.Flaky.taken = 0
+    flaky = env.make("tests.edge_actor.toys:Countdown-v0")
+    report = command.Commander(3).evaluate(order(), build, flaky, lambda: False)
+    assert report is not None
+    assert "is for spec" in report.error
+
+
+def test_the_command_line_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["evaluate", str(files.INT8), "--env", "CartPole-v1", "--episodes", "3", "--seed", "5"]
+    assert command_line.main([*arguments, "--json"]) == errors.EXIT_OK
+    result = json.loads(capsys.readouterr().out)
+    direct = evaluate.run(acting(), CARTPOLE, 3, 5)
+    assert direct is not None
+    assert result["episode_return"] == direct.episode_return.tolist()
+    assert result["delegate"] in ("XNNPACK", "built-in")
+    assert command_line.main(arguments) == errors.EXIT_OK
+    assert "return_mean" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.tflite", "--env", "CartPole-v1"], 16, "the policy cannot be read"),
+        ([str(files.INT8), "--env", "CartPole-v9"], 11, "CartPole-v1"),
+        ([str(files.INT8), "--env", "Acrobot-v1"], 16, "trained for this environment"),
+        ([str(files.INT8), "--env", "Pendulum-v1"], 16, "needs (3,) to 1"),
+        ([str(files.INT8), "--env", "CartPole-v1", "--head", "gaussian"], 12, "gaussian"),
+        ([str(files.INT8), "--env", "CartPole-v1", "--env-kwargs", "[]"], 10, "env_kwargs must be a JSON object"),
+        ([str(files.INT8), "--env", "CartPole-v1", "--episodes", "0"], 10, "at least 1"),
+    ],
+)
+def test_bad_input(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["evaluate", *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_junk_is_no_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "junk.tflite").write_bytes(b"\1" * 500)
+    assert command_line.main(["evaluate", str(tmp_path / "junk.tflite"), "--env", "CartPole-v1"]) == 16
+    assert "not a TFLite model" in capsys.readouterr().err
