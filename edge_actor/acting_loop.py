@@ -121,7 +121,7 @@ class Actor:
         if self._plant is None and (task := self._wait_for_task()):
             self._prepare(self._make(task, self._settings.envs))
         if self._plant is None:
-            return  # stopped while it waited
+            return  # told to stop while it waited
         environment = self._plant.environment
         self._on_log(
             f"actor {self._id} boot {self._boot}: {environment.name}, {environment.spec.describe()}, "
@@ -140,7 +140,8 @@ class Actor:
             self._swap.close()
         self._commander.close()
         offline = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=self._beats)
-        self._link.close((self._topics.actor_state(self._id), self._seal_state(offline)), timeout_s=1.0)
+        topic = self._topics.actor_state(self._id)
+        self._link.close((topic, self._seal(topic, offline)), timeout_s=1.0)
 
     # -- one turn of the loop ---------------------------------------------------------------------------------------
 
@@ -206,7 +207,7 @@ class Actor:
         except Exception as error:  # whatever an environment raises: it is counted, said, and tried again
             record.cut()
             self._recorder.flush()
-            self._plant.rebuild(error, self._is_stopping, self._inbox.wake)
+            self._plant.rebuild(error, lambda: self._stopping, self._inbox.wake)
             if self._metronome is not None:
                 self._metronome.restart()
 
@@ -216,11 +217,10 @@ class Actor:
 
     def _swap_in(self) -> None:
         self._recorder.flush()
-        first = self._acting is None
-        self._acting = self._swap.take()
-        self._recorder.order = (self._acting.epoch, self._acting.version)
-        if first:
-            self._on_log(f"policy {self._acting.epoch}.{self._acting.version} acts on {self._acting.delegate}")
+        acting, before = self._swap.take(), self._acting
+        self._acting, self._recorder.order = acting, (acting.epoch, acting.version)
+        if before is None:
+            self._on_log(f"policy {acting.epoch}.{acting.version} acts on {acting.delegate}")
         self._heartbeat.now()
 
     def _send(self) -> None:
@@ -230,7 +230,7 @@ class Actor:
         self._spool.pump(self._publish_experience)
         while self._reports:
             topic = self._topics.report(self._id)
-            if not self._link.publish(topic, self._mac.seal(topic, codec.encode(self._reports[0]))):
+            if not self._link.publish(topic, self._seal(topic, self._reports[0])):
                 return
             self._reports.popleft()
 
@@ -270,17 +270,13 @@ class Actor:
             self._plant.stop_episode()
             self._respond(self._commander.evaluate(order, self._builder(1), self._plant.environment, self._paced_stop))
         elif self._metronome is None:
-            self._respond(self._commander.answer(order, self._builder(1), self._make_one, self._is_stopping))
+            self._respond(self._commander.answer(order, self._builder(1), self._make_one, lambda: self._stopping))
         else:
-            self._commander.start(order, self._builder(1), self._make_one, self._is_stopping, self._respond)
+            self._commander.start(order, self._builder(1), self._make_one, lambda: self._stopping, self._respond)
 
     def _respond(self, report: messages.Report | None) -> None:
-        if report is not None:
-            self._reports.append(report)
-            self._inbox.wake.set()
-
-    def _is_stopping(self) -> bool:
-        return self._stopping
+        self._reports.extend([report] if report else ())
+        self._inbox.wake.set()
 
     def _paced_stop(self) -> bool:
         """For an evaluation on the only environment there is: it holds the control rate too."""
@@ -291,13 +287,14 @@ class Actor:
     # -- making things ----------------------------------------------------------------------------------------------
 
     def _connectable(self, bundle: identity.Bundle) -> link.Link:
+        topic = self._topics.actor_state(self._id)
         will = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=0)
         made = link.Link(
             self._settings.broker or bundle.brokers,
             self._id,
             username=self._id,
             password=bundle.password,
-            will=(self._topics.actor_state(self._id), self._seal_state(will)),
+            will=(topic, self._seal(topic, will)),
             on_connect=self._on_connect,
             on_log=self._on_log,
         )
@@ -312,7 +309,8 @@ class Actor:
         """Makes all that depends on the environment."""
         settings, spec, n_envs = self._settings, environment.spec, environment.n_envs
         self._plant = plant.Plant(environment, settings, self._on_log)
-        self._spool = spool.Spool(self._boot, spec.fingerprint, self._seal_experience, settings.spool_bytes)
+        seal = functools.partial(self._seal, self._topics.experience(self._id))
+        self._spool = spool.Spool(self._boot, spec.fingerprint, seal, settings.spool_bytes)
         self._recorder = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), self._spool)
         self._explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: self._recorder.recorded)
         self._swap = swap.Swap(
@@ -378,11 +376,8 @@ class Actor:
     def _publish_experience(self, payload: bytes) -> bool:
         return self._link.publish(self._topics.experience(self._id), payload)
 
-    def _seal_experience(self, message: messages.Experience) -> bytes:
-        return self._mac.seal(self._topics.experience(self._id), codec.encode(message))
-
-    def _seal_state(self, state: messages.ActorState) -> bytes:
-        return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
+    def _seal(self, topic: str, message: messages.Message) -> bytes:
+        return self._mac.seal(topic, codec.encode(message))
 
     def _beat(self) -> None:
         self._link.retain(self._topics.actor_state(self._id), self._state)
@@ -402,4 +397,4 @@ class Actor:
             birth=vitals.birth(self._plant.environment, str(self._runtime), delegate, self._settings.rate_hz),
             vitals=dataclasses.replace(taken, delegate=delegate),
         )
-        return self._seal_state(state)
+        return self._seal(self._topics.actor_state(self._id), state)

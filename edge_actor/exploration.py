@@ -79,11 +79,13 @@ class Explorer:
 
     def take(self, rows: int) -> Sequence[Any]:
         """Per row, a random action to take, or None to ask the policy. At most `left` rows."""
-        return self._chosen[self._window(rows)]
+        window = self._window(rows)  # first: it may draw a new block
+        return self._chosen[window]
 
     def take_random(self, rows: int) -> Sequence[Any]:
         """Per row, a random action. At most `left` rows."""
-        return self._actions[self._window(rows)]
+        window = self._window(rows)
+        return self._actions[window]
 
     def take_noise(self, rows: int, head: specs.Head) -> NDArray[np.float32]:
         """Noise [rows, n_envs, size] for a stochastic head, of the kind it samples with. At most `left` rows."""

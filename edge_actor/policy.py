@@ -121,12 +121,20 @@ class Policy:
             best: int = values.index(max(values))  # Gymnasium and lists are quicker with Python's numbers
             return best
 
+        def one_of_two(row: Row) -> int:
+            x[...] = row
+            invoke()
+            first, second = tolist()
+            return 1 if second > first else 0  # 0.2 us quicker than `one`, 2 % of CartPole's step
+
         def many(row: Row) -> Action:
             x[...] = row
             invoke()
             return argmax(1)
 
-        return one if self.batch == 1 else many
+        if self.batch > 1:
+            return many
+        return one_of_two if self.spec.action.n == 2 else one
 
     def _continuous(self) -> Act:
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke

@@ -67,7 +67,7 @@ def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message
         "runs": ALTERNATIONS,
         "spread": round(max(ratios) - min(ratios), 3),
         "explain": f"int8 MLP 256x2 on {acting.interpreter.runtime}, {acting.delegate}; messages of {message_steps} "
-        f"steps over Mosquitto, {dropped} steps dropped; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+        f"steps over Mosquitto, {dropped} steps dropped; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores",
     }
 
 

@@ -45,6 +45,14 @@ def test_greedy_actions_of_one_and_of_many_are_the_same() -> None:
     assert type(one.act(rows[:1])) is int
 
 
+@pytest.mark.parametrize(
+    "values", [[1.0, 1.0], [0.0, 2.0], [3.0, -1.0], [0.0, 5.0, 1.0], [2.0, 2.0, 2.0], [-3.0, -2.0, -1.0]]
+)
+def test_the_first_of_the_largest_is_chosen(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
+    made = with_output(monkeypatch, "q_values", specs.ActionSpec("discrete", n=len(values)), [values])
+    assert made.act(np.zeros((1, 3), np.float32)) == np.argmax(values)
+
+
 def test_raw_uint8_frames_are_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
     made = with_output(monkeypatch, "q_values", specs.ActionSpec("discrete", n=2), [[0.0, 1.0]])
     made.act(np.array([[0, 128, 255]], np.uint8))

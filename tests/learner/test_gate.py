@@ -76,6 +76,8 @@ def test_q_values_far_above_their_gaps_are_refused_and_their_advantages_pass() -
     verdict = gate.judge(model(values, "int8"), model(values), X, SETTINGS)
     assert not verdict.passed
     assert verdict.ties > 0.4
+    lenient = config.GateConfig(gate_agreement_min=0.0)
+    assert gate.judge(model(values, "int8"), model(values), X, lenient).reason == "ties"
     (last,) = values
     assert isinstance(last, layers.Dense)
     advantages = (layers.centred(last),)

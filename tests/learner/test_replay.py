@@ -108,21 +108,22 @@ def test_no_reward_or_observation_crosses_from_one_segment_into_the_next() -> No
 
 @settings(max_examples=200, deadline=None)
 @given(
-    capacity=st.integers(6, 40),
+    capacity=st.integers(20, 60),
     n_step=st.integers(1, 5),
     messages=st.lists(
-        st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=2), min_size=1, max_size=30
+        st.lists(st.tuples(st.integers(1, 10), st.booleans()), min_size=1, max_size=2), min_size=1, max_size=30
     ),
+    stretch=st.sampled_from([1, 2]),  # short segments fill the ring of observations first, long ones the other
     prioritized=st.booleans(),
 )
 def test_agrees_with_the_naive_reference_through_wrap_around(
-    capacity: int, n_step: int, messages: list[list[tuple[int, bool]]], prioritized: bool
+    capacity: int, n_step: int, messages: list[list[tuple[int, bool]]], stretch: int, prioritized: bool
 ) -> None:
     memory = replay.Replay(SPEC, capacity, n_step, GAMMA, prioritized=prioritized)
     naive = Naive(capacity, capacity + capacity // 8 + 1, n_step)
     for message in messages:
-        lengths, terminated = [length for length, _ in message], [t for _, t in message]
-        if sum(lengths) + len(lengths) > naive.slots:
+        lengths, terminated = [stretch * length for length, _ in message], [t for _, t in message]
+        if sum(lengths) > capacity or sum(lengths) + len(lengths) > naive.slots:
             continue
         batch = segments(lengths, terminated, first=naive.observed)
         memory.insert(batch)
@@ -173,9 +174,8 @@ def test_prioritized_sampling_follows_td_errors_and_weights_undo_it() -> None:
 def test_priorities_of_transitions_that_have_left_are_ignored() -> None:
     memory = replay.Replay(SPEC, 4, 1, GAMMA, prioritized=True, priority_exponent=1.0)
     memory.insert(segments([4], [True]))
-    old = memory.sample(1, 4, np.random.default_rng(0)).ids
-    memory.insert(segments([4], [True], first=5))
-    memory.update_priorities(old, np.full((1, 4), 1e6, np.float32))
+    memory.insert(segments([4], [True], first=5))  # ids 4 to 7, in the slots of 0 to 3
+    memory.update_priorities(np.arange(4), np.array([1e6, 1, 1, 1], np.float32))
     share = np.bincount(memory.sample(1, 4000, np.random.default_rng(1)).ids.reshape(-1) - memory.oldest) / 4000
     assert share == pytest.approx([0.25] * 4, abs=0.01)
 
