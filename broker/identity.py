@@ -50,8 +50,12 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         os.close(directory)
 
 
-def next_count(path: Path) -> int:
+def next_count(path: Path, first: int = 1) -> int:
     """Adds one to a counter on disk and returns it; two processes never get the same number.
+
+    Args:
+        path: The counter's file.
+        first: What a counter that does not exist yet begins with.
 
     Raises:
         IdentityError: The file does not hold a counter.
@@ -60,7 +64,7 @@ def next_count(path: Path) -> int:
     with open(os.open(path.with_name(f".{path.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            count = int(path.read_text()) + 1 if path.exists() else 1
+            count = int(path.read_text()) + 1 if path.exists() else first
         except ValueError:
             raise errors.IdentityError(
                 "a counter file does not hold a number", where=str(path), todo="write the last number used into it"

@@ -147,8 +147,9 @@ class Assignment:
 
     Exploration: epsilon falls from `epsilon_start` to `epsilon_end` over `epsilon_decay_steps` of this actor's
     recorded steps, of which `epsilon_offset` count as done before `boot` began. Pace: the actor records at most
-    `steps_granted` steps in this `(session, boot)`. `lockstep_version` > 0: act only with that policy or a newer
-    one, and flush only when a grant is used up. A non-empty `refused` ends the actor.
+    `steps_granted` steps in this `(session, boot)`, rounded up to whole rows of its environments. `lockstep_version`
+    > 0: act only with that policy or a newer one, and flush only when a grant is used up. A non-empty `refused` ends
+    the actor.
     """
 
     session: str

@@ -66,7 +66,8 @@ class Actor:
         self._topics = topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
         environment = self._make(settings.env, settings.envs) if settings.env else None
-        self._boot = identity.next_count(self._state_dir / "boot")
+        # A lost counter begins with the time: what is retained for an earlier boot must never fit a later one
+        self._boot = identity.next_count(self._state_dir / "boot", first=int(time.time()))
         self._session = secrets.token_hex(8)
         self._mac = signing.ActorMac(bundle.mac_key)
         self._verifier = signing.LearnerVerifier(bundle.learner_key)
@@ -185,14 +186,14 @@ class Actor:
             self._swap.give_slack()
 
     def _allowed_rows(self) -> int:
-        """Rows that the learner wants to be recorded now."""
+        """Rows that the learner wants to be recorded now; the last one may exceed the grant by n_envs - 1 steps."""
         wanted = self._assignment
         if wanted is None:
             return 0
         if wanted.lockstep_version and self._recorder.order < (wanted.epoch, wanted.lockstep_version):
             return 0
         record = self._recorder
-        return max(0, self._grant.left(record.recorded) // record.trajectory.n_envs)
+        return max(0, -(-self._grant.left(record.recorded) // record.trajectory.n_envs))
 
     def _act(self, rows: int, *, safely: bool = False) -> None:
         assert self._plant is not None

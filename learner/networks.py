@@ -111,6 +111,13 @@ def forward(stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor) ->
     return x
 
 
+def outputs(policy: layers.PolicyLayers, observations: NDArray[Any]) -> FloatArray:
+    """What a frozen policy answers to raw observations [N, *shape], in fp32: [N, outputs]."""
+    weights = [tf.constant(array) for array in layers.arrays(policy).values()]
+    answer: FloatArray = forward(policy, weights, tf.constant(observations.astype(np.float32))).numpy()
+    return answer
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QNetwork:
     """Action values of discrete actions; dueling as in Wang et al. 2016, https://arxiv.org/abs/1511.06581.

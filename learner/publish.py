@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections import Counter
@@ -12,18 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors, messages, specs, topics
-from learner import config, layers, run_directory
+from learner import config, layers, networks, run_directory
 from learner.quantize import convert, gate
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots: cached_property needs a dict
 class Published:
-    """A policy that went out; `float32` is the same policy unquantized, as a .tflite, for comparison."""
+    """A policy that went out, and what it was made from."""
 
     manifest: messages.Manifest
     model: bytes
-    float32: bytes
     verdict: gate.Verdict
+    layers: layers.PolicyLayers
+    calibration: NDArray[np.generic]
+
+    @functools.cached_property
+    def float32(self) -> bytes:
+        """The same policy unquantized, as a .tflite, for comparison; converted when someone asks."""
+        return convert.convert(self.layers, self.calibration, "float32")
 
 
 @dataclass(slots=True)
@@ -92,32 +99,38 @@ class Publisher:
         started = time.monotonic()
         try:
             model = convert.convert(policy, calibration, "int8")
-            float32 = convert.convert(policy, calibration, "float32")
         except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
             self.held_back[error.reason] += 1
             return gate.Verdict(False, error.reason)
         converted = time.monotonic()
         previous = self.newest.model if self.newest else None
-        verdict = gate.judge(model, float32, held_back, self._settings, previous)
+        verdict = gate.judge(model, networks.outputs(policy, held_back), held_back, self._settings, previous)
         judged = time.monotonic()
         self.timings.convert_ms.append((converted - started) * 1e3)
         self.timings.gate_ms.append((judged - converted) * 1e3)
         if verdict.passed:
-            self._send(model, float32, verdict, started)
+            self._send(model, verdict, policy, calibration, started)
         else:
             self.held_back[verdict.reason] += 1
         return verdict
 
     def publish_again(self, policy: Published) -> None:
         """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
-        self._send(policy.model, policy.float32, policy.verdict, time.monotonic())
+        self._send(policy.model, policy.verdict, policy.layers, policy.calibration, time.monotonic())
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
         if version in self._sent_at:
             self.timings.acting_ms.append((now_s - self._sent_at[version]) * 1e3)
 
-    def _send(self, model: bytes, float32: bytes, verdict: gate.Verdict, started_s: float) -> None:
+    def _send(
+        self,
+        model: bytes,
+        verdict: gate.Verdict,
+        policy: layers.PolicyLayers,
+        calibration: NDArray[np.generic],
+        started_s: float,
+    ) -> None:
         if len(model) > messages.MAX_POLICY_BYTES:
             raise errors.PolicyError(
                 f"the policy has {len(model)} bytes, more than the {messages.MAX_POLICY_BYTES} that actors accept",
@@ -140,5 +153,5 @@ class Publisher:
         self._sent_at[self.version] = started_s
         self._retain(topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
         self._directory.save_policy(manifest, model)
-        self.newest = Published(manifest, model, float32, verdict)
+        self.newest = Published(manifest, model, verdict, policy, calibration)
         self.published += 1

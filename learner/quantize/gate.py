@@ -1,6 +1,6 @@
 """Compares an int8 model with its fp32 twin on held-back observations, before anything is published.
 
-Both run as .tflite on the runtime that actors use, so what is judged is what ships.
+The int8 model runs as .tflite on the runtime that actors use, so what is judged is what ships.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Verdict:
 
 def judge(
     int8: bytes,
-    float32: bytes,
+    exact: FloatArray,
     observations: NDArray[Any],
     settings: config.GateConfig,
     previous: bytes | None = None,
@@ -56,7 +56,7 @@ def judge(
 
     Args:
         int8: The model to judge.
-        float32: The same policy in fp32.
+        exact: Outputs [N, n] of the same policy in fp32 (networks.outputs).
         observations: Sample [N, *shape] that took no part in calibration.
         settings: Thresholds.
         previous: The model that was published last.
@@ -64,7 +64,6 @@ def judge(
     if int8 == previous:
         return Verdict(False, "identical", agreement=1.0, agreement_weighted=1.0)
     quantized, low, high = _run(int8, observations)
-    exact, _, _ = _run(float32, observations)
     if not (np.isfinite(quantized).all() and np.isfinite(exact).all()):
         return Verdict(False, "not_finite")
 

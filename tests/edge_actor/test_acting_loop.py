@@ -115,7 +115,7 @@ def test_birth_grant_experience_and_goodbye(site: Site) -> None:
     assert born.birth is not None
     assert born.birth.spec == CARTPOLE
     assert born.birth.env_id == "CartPole-v1"
-    assert born.boot == 1
+    assert born.boot > 1_700_000_000, "a counter that is new begins with the time"
     site.assign(steps_granted=1000)
     site.learner.await_steps(1000)
     site.await_vitals(lambda v: v.messages_held == 0, "receipts are in")
@@ -151,8 +151,8 @@ def test_sixteen_at_once(site: Site) -> None:
     site.start(envs=16)
     site.publish()
     site.assign(steps_granted=5000, message_steps=512)
-    site.learner.await_steps(4900)
-    assert 5000 - 16 < site.learner.steps <= 5000
+    site.learner.await_steps(5000)
+    assert 5000 <= site.learner.steps < 5000 + 16, "whole rows"
     assert set(np.concatenate([m.env_index for m in site.learner.experience])) == set(range(16))
 
 

@@ -24,8 +24,15 @@ def model(policy: layers.PolicyLayers, precision: str = "float32", x: NDArray[np
     return convert.convert(policy, x, precision)
 
 
+def judge(
+    int8: bytes, float32: bytes, x: NDArray[np.float32], settings: config.GateConfig, previous: bytes | None = None
+) -> gate.Verdict:
+    exact, _, _ = gate._run(float32, x)
+    return gate.judge(int8, exact, x, settings, previous)
+
+
 def test_a_faithful_policy_passes() -> None:
-    verdict = gate.judge(model(SOUND, "int8"), model(SOUND), X, SETTINGS)
+    verdict = judge(model(SOUND, "int8"), model(SOUND), X, SETTINGS)
     assert verdict.passed
     assert verdict.reason == ""
     assert verdict.agreement_weighted > 0.999
@@ -40,7 +47,7 @@ def test_measures_by_hand() -> None:
     corners = np.array([[-4.0, -4.0], [4.0, 4.0]], np.float32)  # scaled by a power of two: not even that rounds
     x = np.array([[3.0, 0.0], [1.0, 0.0], [-0.5, 0.0], [-1.0, 0.0], [-2.5, 0.0]], np.float32)
     exact, shifted = (model(linear([[1.0, 0.0], [0.0, 0.0]], [bias, 0.0]), x=corners) for bias in (0.0, 1.0))
-    verdict = gate.judge(shifted, exact, x, SETTINGS)
+    verdict = judge(shifted, exact, x, SETTINGS)
     # Actions of `exact`: 0 0 1 1 1; of `shifted` (4, 2, 0.5, 0, -1.5 against 0): 0 0 0 tie 1, and a tie gives action 0.
     assert verdict.agreement == pytest.approx(3 / 5)
     assert verdict.agreement_weighted == pytest.approx((3 + 1 + 2.5) / (3 + 1 + 0.5 + 1 + 2.5))
@@ -53,19 +60,19 @@ def test_measures_by_hand() -> None:
 
 def test_the_policy_published_last_is_skipped() -> None:
     int8 = model(SOUND, "int8")
-    verdict = gate.judge(int8, model(SOUND), X, SETTINGS, previous=int8)
+    verdict = judge(int8, model(SOUND), X, SETTINGS, previous=int8)
     assert (verdict.passed, verdict.reason) == (False, "identical")
     other = model(linear([[1.0, -1.0], [0.4, -0.4]], [0.1, -0.1]), "int8")
-    assert gate.judge(int8, model(SOUND), X, SETTINGS, previous=other).passed
+    assert judge(int8, model(SOUND), X, SETTINGS, previous=other).passed
 
 
 def test_a_policy_that_acts_otherwise_is_refused() -> None:
-    verdict = gate.judge(model(linear([[-1.0, 1.0], [-0.5, 0.5]], [0.1, -0.1]), "int8"), model(SOUND), X, SETTINGS)
+    verdict = judge(model(linear([[-1.0, 1.0], [-0.5, 0.5]], [0.1, -0.1]), "int8"), model(SOUND), X, SETTINGS)
     assert (verdict.passed, verdict.reason) == (False, "disagrees")
 
 
 def test_outputs_that_never_change_are_refused() -> None:
-    verdict = gate.judge(model(linear([[0.0, 0.0], [0.0, 0.0]], [1.0, -1.0])), model(SOUND), X, SETTINGS)
+    verdict = judge(model(linear([[0.0, 0.0], [0.0, 0.0]], [1.0, -1.0])), model(SOUND), X, SETTINGS)
     assert (verdict.passed, verdict.reason) == (False, "dead")
 
 
@@ -73,27 +80,27 @@ def test_q_values_far_above_their_gaps_are_refused_and_their_advantages_pass() -
     """DESIGN: values near 95 with gaps of 0.05 do not survive 256 levels; without the mean they do."""
     gap = 0.05
     values = linear([[gap, -gap], [20.0, 20.0]], [95.0, 95.0])
-    verdict = gate.judge(model(values, "int8"), model(values), X, SETTINGS)
+    verdict = judge(model(values, "int8"), model(values), X, SETTINGS)
     assert not verdict.passed
     assert verdict.ties > 0.4
     lenient = config.GateConfig(gate_agreement_min=0.0)
-    assert gate.judge(model(values, "int8"), model(values), X, lenient).reason == "ties"
+    assert judge(model(values, "int8"), model(values), X, lenient).reason == "ties"
     (last,) = values
     assert isinstance(last, layers.Dense)
     advantages = (layers.centred(last),)
-    assert gate.judge(model(advantages, "int8"), model(advantages), X, SETTINGS).passed
+    assert judge(model(advantages, "int8"), model(advantages), X, SETTINGS).passed
 
 
 def test_ranges_that_do_not_hold_what_is_seen_later_are_refused() -> None:
     narrow = model(SOUND, "int8", x=X * 0.2)
-    verdict = gate.judge(narrow, model(SOUND), X, SETTINGS)
+    verdict = judge(narrow, model(SOUND), X, SETTINGS)
     assert (verdict.passed, verdict.reason) == (False, "saturated")
     assert verdict.saturation > 0.1
 
 
 def test_answers_that_are_not_finite_are_refused() -> None:
     huge = linear([[3e38, -3e38], [3e38, -3e38]], [3e38, -3e38])
-    verdict = gate.judge(model(SOUND), model(huge), 10 * X, SETTINGS)
+    verdict = judge(model(SOUND), model(huge), 10 * X, SETTINGS)
     assert (verdict.passed, verdict.reason) == (False, "not_finite")
 
 
@@ -101,7 +108,7 @@ def test_near_ties_hardly_count() -> None:
     """Outputs that cross at x0 = 0: disagreement only close to it, so the weighted share stays high."""
     exact = linear([[1.0, -1.0], [0.0, 0.0]], [0.0, 0.0])
     nudged = linear([[1.0, -1.0], [0.0, 0.0]], [0.1, -0.1])
-    verdict = gate.judge(model(nudged), model(exact), X, SETTINGS)
+    verdict = judge(model(nudged), model(exact), X, SETTINGS)
     assert verdict.agreement < 0.97
     assert verdict.agreement_weighted > 0.99
     assert verdict.passed
