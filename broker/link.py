@@ -1,8 +1,8 @@
 """One MQTT connection that keeps itself up. The only file that imports paho.
 
 A network thread owns connecting, reading, keep-alive and reconnecting; a lock makes `publish` safe from any other
-thread. `publish` writes to the socket inline, without waking the network thread: a wake-up per message would cost the
-actor's hot loop more than the write (FACTS.md: 0.06 of its speed). Nothing in `publish` waits for the network.
+thread. `publish` writes to the socket inline, and nothing in it waits for the network. A loop that computes all the time
+may serve the socket itself (`turn`), because a network thread beside it costs more than the network.
 
 On each connect: subscribe, wait for every SUBACK, then send all that is retained, the will's topic last: that one is
 the birth, which promises that its sender listens. Each connection is a new paho client with a clean session, so that
@@ -33,6 +33,8 @@ CONNECT_TIMEOUT_S = 5.0
 BACKOFF_FIRST_S = 0.1
 BACKOFF_LIMIT_S = 10.0
 WATCHDOG_S = 30.0  # a network thread that did not turn for so long is declared dead
+TURN_PERIOD_S = 0.1  # a caller that did not `turn` for so long is busy with something else
+MISC_PERIOD_S = 0.5  # between two looks at keep-alive
 LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
 IN_FLIGHT_LIMIT = 20  # more is slower with paho (FACTS.md) and delays what is urgent
 
@@ -128,6 +130,11 @@ class Link:
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._down_logged = False
+        self._idle = threading.Event()  # no caller takes turns
+        self._idle.set()
+        self._turned_by_caller_at = -TURN_PERIOD_S
+        self._misc_at = 0.0
+        self._turn_poll = select.poll()
         self.bytes_sent = 0
         self.bytes_received = 0
         self.connections = 0
@@ -206,9 +213,27 @@ class Link:
         finally:
             self._lock.release()
 
+    def turn(self) -> None:
+        """Serves the socket in the caller's thread, without waiting; handlers run there too.
+
+        For a loop that computes all the time. As long as it calls this often, the network thread leaves the socket
+        alone: each time that thread woke up for a message, the two would pass Python's lock to and fro, for
+        milliseconds (measured: 2 of the 45 that 4096 steps take). Call `rest` before the loop waits for something.
+        """
+        self._turned_by_caller_at = time.monotonic()
+        self._idle.clear()
+        client = self._client
+        if client is not None and self._ready.is_set() and not self._exchange(client, self._turn_poll, wait_ms=0):
+            self._idle.set()
+
+    def rest(self) -> None:
+        """The network thread shall serve the socket again, at once."""
+        self._idle.set()
+
     def close(self, farewell: tuple[str, bytes] | None = None, timeout_s: float = 2.0) -> None:
         """Sends a last retained message, waits until all is acknowledged, and disconnects."""
         deadline = time.monotonic() + timeout_s
+        self.rest()
         with self._lock:
             if farewell is not None and self._ready.is_set():
                 self._send(*farewell, retain=True)
@@ -280,30 +305,41 @@ class Link:
         poll.register(self._woken, select.POLLIN)
         with self._lock:
             self._client = client
+            self._turn_poll = select.poll()  # a poll object serves one thread
             self.address = str(address)
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while generation == self._generation:
             self._turned_at = time.monotonic()
             if not self._ready.is_set() and time.monotonic() > deadline:
                 raise OSError(self._refusal or "no answer to CONNECT or SUBSCRIBE")
-            with self._lock:
-                if client.socket() is None:  # the thread that published last noticed the loss
-                    return
-                poll.register(sock, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
-            events = poll.poll(200)
-            with self._lock:
-                code = MQTTErrorCode.MQTT_ERR_SUCCESS
-                for descriptor, event in events:
-                    if descriptor == self._woken.fileno():
-                        self._woken.recv(4096)
-                        continue
-                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                        code = client.loop_read() or code
-                    if event & select.POLLOUT and client.socket() is not None:
-                        code = client.loop_write() or code
-                code = code or client.loop_misc()
-            if code or client.socket() is None:
+            if not self._idle.wait(TURN_PERIOD_S) and time.monotonic() - self._turned_by_caller_at < TURN_PERIOD_S:
+                continue  # someone calls `turn`
+            if not self._exchange(client, poll, wait_ms=200):
                 return
+
+    def _exchange(self, client: mqtt.Client, poll: select.poll, wait_ms: int) -> bool:
+        """Reads and writes what the socket is ready for; false when the connection is over."""
+        with self._lock:
+            sock = client.socket()
+            if sock is None:  # the thread that published last noticed the loss
+                return False
+            poll.register(sock, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
+        events = poll.poll(wait_ms)
+        if not events and time.monotonic() - self._misc_at < MISC_PERIOD_S:
+            return True
+        self._misc_at = time.monotonic()
+        with self._lock:
+            code = MQTTErrorCode.MQTT_ERR_SUCCESS
+            for descriptor, event in events:
+                if descriptor == self._woken.fileno():
+                    self._woken.recv(4096)
+                    continue
+                if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                    code = client.loop_read() or code
+                if event & select.POLLOUT and client.socket() is not None:
+                    code = client.loop_write() or code
+            code = code or client.loop_misc()
+            return not code and client.socket() is not None
 
     def _new_client(self) -> mqtt.Client:
         client = mqtt.Client(

@@ -158,10 +158,12 @@ class Actor:
             self._turn_at_rate(self._metronome)
 
     def _turn_flat_out(self) -> None:
+        self._link.turn()
         rows = self._allowed_rows()
         if not rows:
             self._recorder.flush()
             self._send()
+            self._link.rest()
             self._inbox.wake.wait(_UNSENT_IDLE_S if self._spool.unsent or self._reports else _IDLE_S)
             self._inbox.wake.clear()
             return

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from broker import messages, specs
 
-BLOCK = 256
+BLOCK = 1024
 """Rows drawn at once, and therefore the longest burst."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from broker import messages
 
-BURST_S = 0.002
+BURST_S = 0.004
 """How long the loop acts between two looks at everything else."""
 
 

@@ -32,7 +32,6 @@ from learner.algorithms import Algorithm, dqn
 
 CALIBRATION_OBSERVATIONS = 1024
 GATE_OBSERVATIONS = 2048
-_RESEND_PERIOD_S = 1.0
 
 
 class TrainingLoop:
@@ -92,7 +91,6 @@ class TrainingLoop:
         self.finished_unix_s = 0.0
         self._started = started_s
         self._stop = stop
-        self._resend_asked: dict[str, float] = {}
         self._lockstep_goal = train.learning_starts
         self._first_epoch = here.epoch
         version = self._restore_counters(saved) if saved else 0
@@ -233,14 +231,20 @@ class TrainingLoop:
     # -- what arrives -----------------------------------------------------------------------------------------------
 
     def _drain(self, wait_s: float) -> None:
+        """Takes in what has arrived, then receipts it: one receipt an actor, however many messages it covers."""
+        heard: set[str] = set()
         for arrival in self.session.drain(wait_s):
             message = arrival.message
             if isinstance(message, messages.ActorState):
                 self._take_state(arrival.actor_id, message, arrival.retained)
             elif isinstance(message, messages.Report):
                 self._take_report(message)
-            else:
-                self._take_experience(arrival.actor_id, arrival.topic, message)
+            elif self._take_experience(arrival.actor_id, arrival.topic, message):
+                heard.add(arrival.actor_id)
+        for actor_id in heard:
+            receipt = self.ingest.receipt(actor_id)
+            if receipt is not None:
+                self.session.retain(self.session.topics.receipt(actor_id), receipt)
 
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
@@ -250,20 +254,14 @@ class TrainingLoop:
             actor.version = version
             self.publisher.acts(version, now)
 
-    def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
+    def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> bool:
+        """Feeds replay; false if the actor must send it again, as it does with all that gets no receipt."""
         gaps = self.ingest.refused["gap"]
         experience = self.ingest.accept(actor_id, topic, payload, self.publisher.version)
         if experience is not None:
             self.limiter.insert(self.replay.insert(experience))
             self._count(actor_id, experience)
-        elif self.ingest.refused["gap"] > gaps:  # a receipt said again asks the actor to send what it does not cover
-            now = time.monotonic()
-            if now - self._resend_asked.get(actor_id, 0.0) < _RESEND_PERIOD_S:
-                return
-            self._resend_asked[actor_id] = now
-        receipt = self.ingest.receipt(actor_id)
-        if receipt is not None:
-            self.session.retain(self.session.topics.receipt(actor_id), receipt)
+        return self.ingest.refused["gap"] == gaps
 
     def _count(self, actor_id: str, experience: messages.Experience) -> None:
         steps = len(experience.reward)
