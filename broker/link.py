@@ -1,8 +1,8 @@
 """One MQTT connection that keeps itself up. The only file that imports paho.
 
 A network thread owns connecting, reading, keep-alive and reconnecting; a lock makes `publish` safe from any other
-thread. `publish` writes to the socket inline, and nothing in it waits for the network. A loop that computes all the time
-may serve the socket itself (`turn`), because a network thread beside it costs more than the network.
+thread. `publish` writes to the socket inline, and nothing in it waits for the network. A loop that computes all the
+time may serve the socket itself (`turn`), because a network thread beside it costs more than the network.
 
 On each connect: subscribe, wait for every SUBACK, then send all that is retained, the will's topic last: that one is
 the birth, which promises that its sender listens. Each connection is a new paho client with a clean session, so that

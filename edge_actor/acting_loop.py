@@ -1,6 +1,6 @@
 """Wires the actor together and runs it: one thread acts, others talk to the network, build policies and beat.
 
-Between two bursts of steps (about 2 ms, or one step at a control rate) the loop looks at everything else: what the
+Between two bursts of steps (about 4 ms, or one step at a control rate) the loop looks at everything else: what the
 learner said, a policy that is ready, experience to send. Without a grant an actor that runs flat out sleeps; one with a
 control rate acts on without recording, as it does when learner or network are gone.
 """

@@ -1,9 +1,10 @@
 """Keeps XNNPACK off Intel's AMX units, which make a small policy slower.
 
 On a Xeon with AMX, XNNPACK runs int8 layers on it whatever their size. At batch 1 and 256x2 that costs 0.85 us more
-per invoke than AVX-512 (2.2 against 1.4), and the Python beside it ran up to 16 % slower; why was not found. XNNPACK has no switch. But it must ask the kernel for AMX, once per process, and
-the kernel refuses as long as any thread has a signal stack too small for AMX's registers. Numbers do not change:
-int8 kernels are bit-identical (FACTS.md). Nothing of this concerns a Pi.
+per invoke than AVX-512 (2.2 against 1.4), and the Python beside it ran up to 16 % slower; why was not found. XNNPACK
+has no switch. But it must ask the kernel for AMX, once per process, and the kernel refuses as long as any thread has a
+signal stack too small for AMX's registers. Numbers do not change: int8 kernels are bit-identical. Nothing of this
+concerns a Pi.
 """
 
 from __future__ import annotations

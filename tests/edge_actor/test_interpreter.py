@@ -21,6 +21,7 @@ def need(runtime: str) -> None:
         pytest.skip(f"{runtime} has no wheel for this Python: {error.where}")
 
 
+@pytest.mark.isolated
 @pytest.mark.parametrize(
     ("runtime", "model", "delegate"),
     [
@@ -53,6 +54,7 @@ def test_a_batch_answers_like_its_rows() -> None:
         np.testing.assert_array_equal(one.output[0], five.output[k])
 
 
+@pytest.mark.isolated
 def test_both_runtimes_agree_to_a_quantization_step() -> None:
     need("tflite-runtime")
     need("ai-edge-litert")

@@ -69,9 +69,9 @@ def test_someone_else_may_wake_it() -> None:
     assert not metronome.wait(wake)
 
 
-def test_bursts_take_about_two_milliseconds() -> None:
+def test_bursts_take_about_four_milliseconds() -> None:
     burst = pace.BurstLength()
     assert burst.rows == 1
     for _ in range(100):
         burst.learn(50, 50 * 20e-6)
-    assert burst.rows == 100 or burst.rows == 99
+    assert burst.rows in (199, 200, 198)

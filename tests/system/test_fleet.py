@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_weights_and_bytes(start_fleet: StartFleet,
         run = run_root / attempt
         fleet.start_learner(
             [*QUICK, "--deterministic", "--seed", "7", "--run-dir", str(run), "--max-env-steps", "3000"]
-            + ["--publish-period-updates", "200", "--json"]
+            + ["--publish-period-updates", "100", "--solved-return", "inf", "--json"]
         )
         code, summary = finish(fleet)
         assert code == errors.EXIT_OK
