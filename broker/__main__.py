@@ -27,11 +27,11 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="actorq-broker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="actorq-broker", description=__doc__, allow_abbrev=False)
     parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    up = commands.add_parser("up", help="run a broker in the foreground until Ctrl-C or SIGTERM")
+    up = commands.add_parser("up", allow_abbrev=False, help="run a broker in the foreground until Ctrl-C or SIGTERM")
     up.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
     up.add_argument("--port", type=int, default=link.DEFAULT_PORT, help="0 finds a free one (default: %(default)s)")
     up.add_argument(
@@ -42,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--json", action="store_true", help="print one JSON object on stdout once it serves")
 
-    enroll = commands.add_parser("enroll", help="make the keys that let one machine act in the fleet")
+    enroll = commands.add_parser(
+        "enroll", allow_abbrev=False, help="make the keys that let one machine act in the fleet"
+    )
     enroll.add_argument("name", metavar="NAME", help="of the actor: a-z, 0-9, '-' and '_'")
     enroll.add_argument(
         "--broker", action="append", metavar="HOST[:PORT]", help="where the actor finds a broker; repeat for several"

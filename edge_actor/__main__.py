@@ -24,13 +24,13 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="actorq-actor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="actorq-actor", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="act and send experience until Ctrl-C or SIGTERM")
+    run = commands.add_parser("run", allow_abbrev=False, help="act and send experience until Ctrl-C or SIGTERM")
     settings.add_arguments(run, config.ActorConfig)
     run.add_argument("-v", dest="verbose", action="store_true", default=None, help="short for --verbose")
 
-    score = commands.add_parser("evaluate", help="play a .tflite policy greedily, and time it")
+    score = commands.add_parser("evaluate", allow_abbrev=False, help="play a .tflite policy greedily, and time it")
     score.add_argument("policy", type=Path, metavar="POLICY.tflite")
     score.add_argument("--env", required=True, help="Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId")
     score.add_argument("--env-kwargs", default="{}", metavar="JSON", help="arguments for the environment")
@@ -52,18 +52,11 @@ def _act(args: argparse.Namespace) -> int:
     chosen = settings.load(config.ActorConfig, args, env_prefix=config.ENV_PREFIX)
     if settings.dump_if_asked(args, chosen):
         return errors.EXIT_OK
-    if not chosen.bundle:
-        raise errors.ConfigError(
-            "an actor needs its enrolment bundle",
-            where="bundle",
-            todo="run `actorq-broker enroll NAME` beside the learner, copy NAME.json here, and give --bundle NAME.json",
-        )
     from broker import identity
     from edge_actor import acting_loop  # here: NumPy, Gymnasium and the runtime would slow --help down
 
-    actor = acting_loop.Actor(
-        chosen, identity.Bundle.read(Path(chosen.bundle)), lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
+    actor = acting_loop.Actor(chosen, bundle, lambda line: print(line, file=sys.stderr, flush=True))
     cli.on_stop_signal(actor.stop)
     actor.run()
     return errors.EXIT_OK

@@ -24,7 +24,9 @@ class ActorConfig:
         ConfigError: Values that cannot be meant, all of them in one message.
     """
 
-    bundle: str = setting("", "enrolment bundle of this actor, made by `actorq-broker enroll`")
+    bundle: str = setting(
+        "", "enrolment bundle of this actor, made by `actorq-broker enroll` (default: ~/.actorq/bundle.json)"
+    )
     fleet: str = setting("", "name of the fleet, if it must be checked against the bundle's")
     broker: tuple[str, ...] = setting((), "HOST[:PORT] of the brokers to try in turn, instead of the bundle's")
     env: str = setting(
