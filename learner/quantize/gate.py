@@ -13,7 +13,7 @@ import numpy as np
 from ai_edge_litert import interpreter as litert
 from numpy.typing import NDArray
 
-from learner import config
+from learner import chatter, config
 
 FloatArray = NDArray[np.float32]
 
@@ -100,7 +100,8 @@ def _reason(verdict: Verdict, settings: config.GateConfig, dead: bool) -> str:
 
 def _run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, float]:
     """Outputs [N, n] of one batched call, and the least and greatest value that int8 can give (else -inf, inf)."""
-    interpreter = litert.Interpreter(model_content=model, num_threads=1)
+    with chatter.hidden():
+        interpreter = litert.Interpreter(model_content=model, num_threads=1)
     entry = interpreter.get_input_details()[0]["index"]
     exit_ = interpreter.get_output_details()[0]["index"]
     interpreter.resize_tensor_input(entry, observations.shape)
