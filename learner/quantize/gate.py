@@ -100,12 +100,12 @@ def _reason(verdict: Verdict, settings: config.GateConfig, dead: bool) -> str:
 
 def _run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, float]:
     """Outputs [N, n] of one batched call, and the least and greatest value that int8 can give (else -inf, inf)."""
-    with chatter.hidden():
-        interpreter = litert.Interpreter(model_content=model, num_threads=1)
+    interpreter = litert.Interpreter(model_content=model, num_threads=1)
     entry = interpreter.get_input_details()[0]["index"]
     exit_ = interpreter.get_output_details()[0]["index"]
     interpreter.resize_tensor_input(entry, observations.shape)
-    interpreter.allocate_tensors()
+    with chatter.hidden():
+        interpreter.allocate_tensors()
     interpreter.set_tensor(entry, observations.astype(np.float32))
     interpreter.invoke()
     outputs: FloatArray = interpreter.get_tensor(exit_)
