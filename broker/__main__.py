@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from broker import cli, errors, identity, link, listener
+from broker import address, cli, errors, identity, listener
 from broker.mosquitto import process
 
 _CHECK_PERIOD_S = 2.0
@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
 
     up = commands.add_parser("up", allow_abbrev=False, help="run a broker in the foreground until Ctrl-C or SIGTERM")
     up.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
-    up.add_argument("--port", type=int, default=link.DEFAULT_PORT, help="0 finds a free one (default: %(default)s)")
+    up.add_argument("--port", type=int, default=address.DEFAULT_PORT, help="0 finds a free one (default: %(default)s)")
     up.add_argument(
         "--kind",
         choices=("auto", "mosquitto", "embedded"),
@@ -108,9 +108,9 @@ def _enrolled(fleet: str) -> Mapping[str, str]:
 
 
 def _say_ready(args: argparse.Namespace, name: str, kind: str, port: int, pid: int) -> None:
-    address = link.Address(args.bind, port)
-    _say(f"{name} serves {address} ({'this machine only' if listener.is_loopback(args.bind) else 'the network'})")
-    _say(f"a learner here joins with: actorq-learner train --broker {link.Address(_local(args.bind), port)}")
+    where = address.Address(args.bind, port)
+    _say(f"{name} serves {where} ({'this machine only' if listener.is_loopback(args.bind) else 'the network'})")
+    _say(f"a learner here joins with: actorq-learner train --broker {address.Address(_local(args.bind), port)}")
     if not listener.is_loopback(args.bind):
         _say("an actor joins with the bundle of `actorq-broker enroll NAME`: actorq-actor run --bundle NAME.json")
     if args.json:
@@ -123,7 +123,7 @@ def _local(bind: str) -> str:
 
 def _enroll(args: argparse.Namespace) -> int:
     output = args.output or Path(f"{args.name}.json")
-    brokers = [str(link.Address.parse(text)) for text in args.broker or [identity.DEFAULT_BROKER]]
+    brokers = [str(address.Address.parse(text)) for text in args.broker or [identity.DEFAULT_BROKER]]
     if output.exists() and not args.force:
         raise errors.IdentityError(
             "the bundle exists, and enrolling anew would make it useless",

@@ -12,22 +12,19 @@ paho never holds messages of its own over a reconnect; what must survive is held
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import random
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
-from broker import errors
+from broker import address, errors
 
-DEFAULT_PORT = 1883
 KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
 CONNECT_TIMEOUT_S = 5.0
 BACKOFF_FIRST_S = 0.1
@@ -39,43 +36,6 @@ LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
 IN_FLIGHT_LIMIT = 20  # more is slower with paho (FACTS.md) and delays what is urgent
 
 Handler = Callable[[str, bytes, bool], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Host and port of a broker."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """From `host`, `host:port` or `[v6]:port`.
-
-        Raises:
-            ConfigError: It is none of these.
-        """
-        host, port = text, str(DEFAULT_PORT)
-        if text.startswith("["):
-            host, _, rest = text[1:].partition("]")
-            port = rest.removeprefix(":") or port
-        elif text.count(":") == 1:
-            host, port = text.split(":")
-        elif ":" in text and not _is_v6(text):
-            host = ""
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise errors.ConfigError(f"{text!r} is not a broker address", todo="write host or host:port")
-        return cls(host, int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def _is_v6(text: str) -> bool:
-    try:
-        return bool(ipaddress.IPv6Address(text))
-    except ValueError:
-        return False
 
 
 def backoff_s(failures: int) -> float:
@@ -108,7 +68,7 @@ class Link:
     ) -> None:
         if not brokers:
             raise errors.ConfigError("the list of brokers is empty", todo="name at least one: --broker HOST")
-        self._addresses = [Address.parse(text) for text in brokers]
+        self._addresses = [address.Address.parse(text) for text in brokers]
         self._client_id = client_id
         self._credentials = (username, password)
         self._will = will
@@ -265,17 +225,17 @@ class Link:
     def _run(self, generation: int) -> None:
         turn = failures = 0
         while not self._stopping.is_set() and generation == self._generation:
-            address = self._addresses[turn % len(self._addresses)]
+            where = self._addresses[turn % len(self._addresses)]
             before = self.connections
             try:
-                self._serve(address, generation)
+                self._serve(where, generation)
             except OSError as error:
                 self._refusal = str(error)
             except Exception as error:  # a bug of ours or paho's must not end the thread; it is counted and shown
                 self.handler_errors += 1
                 self._refusal = f"{type(error).__name__}: {error}"
             lost = self.connections > before
-            self._lose(f"connection to {address} lost" if lost else f"cannot reach {address}")
+            self._lose(f"connection to {where} lost" if lost else f"cannot reach {where}")
             turn += 1
             failures = 0 if lost else failures + 1
             delay = backoff_s(failures // len(self._addresses))
@@ -292,11 +252,11 @@ class Link:
             self._down_logged = True  # a failure is said once, its end once
             self._on_log(f"{line}{': ' + self._refusal if self._refusal else ''}; trying again")
 
-    def _serve(self, address: Address, generation: int) -> None:
+    def _serve(self, where: address.Address, generation: int) -> None:
         """Connects and serves the socket until it is lost."""
         client = self._new_client()
         self._refusal = ""
-        client.connect(address.host, address.port, keepalive=KEEPALIVE_S)  # blocks this thread alone: no lock held
+        client.connect(where.host, where.port, keepalive=KEEPALIVE_S)  # blocks this thread alone: no lock held
         sock = client.socket()
         if not isinstance(sock, socket.socket):
             raise OSError("no socket")
@@ -306,16 +266,20 @@ class Link:
         with self._lock:
             self._client = client
             self._turn_poll = select.poll()  # a poll object serves one thread
-            self.address = str(address)
+            self.address = str(where)
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while generation == self._generation:
             self._turned_at = time.monotonic()
             if not self._ready.is_set() and time.monotonic() > deadline:
                 raise OSError(self._refusal or "no answer to CONNECT or SUBSCRIBE")
-            if not self._idle.wait(TURN_PERIOD_S) and time.monotonic() - self._turned_by_caller_at < TURN_PERIOD_S:
-                continue  # someone calls `turn`
+            if self._ready.is_set() and self._caller_takes_turns():
+                continue
             if not self._exchange(client, poll, wait_ms=200):
                 return
+
+    def _caller_takes_turns(self) -> bool:
+        """Waits until the caller rests or did not `turn` for a while; true if it goes on."""
+        return not self._idle.wait(TURN_PERIOD_S) and time.monotonic() - self._turned_by_caller_at < TURN_PERIOD_S
 
     def _exchange(self, client: mqtt.Client, poll: select.poll, wait_ms: int) -> bool:
         """Reads and writes what the socket is ready for; false when the connection is over."""

@@ -230,7 +230,7 @@ class Actor:
         if self._reconnected:
             self._reconnected = False
             self._spool.rewind()
-        self._spool.pump(self._publish_experience)
+        self._spool.pump(functools.partial(self._link.publish, self._topics.experience(self._id)))
         while self._reports:
             topic = self._topics.report(self._id)
             if not self._link.publish(topic, self._seal(topic, self._reports[0])):
@@ -375,9 +375,6 @@ class Actor:
         if self._plant is not None and state.version:
             self._swap.announce(state.epoch, state.version)
         self._inbox.wake.set()
-
-    def _publish_experience(self, payload: bytes) -> bool:
-        return self._link.publish(self._topics.experience(self._id), payload)
 
     def _seal(self, topic: str, message: messages.Message) -> bytes:
         return self._mac.seal(topic, codec.encode(message))

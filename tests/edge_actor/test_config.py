@@ -73,7 +73,7 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
 
 
 def test_an_actor_needs_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["run", "--env", "CartPole-v1"]) == errors.ConfigError.exit_code
+    assert command_line.main(["run", "--env", "CartPole-v1"]) == errors.IdentityError.exit_code
     assert "actorq-broker enroll" in capsys.readouterr().err
 
 

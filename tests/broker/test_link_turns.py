@@ -1,0 +1,87 @@
+"""A link whose caller serves the socket itself: who handles what, and that the network thread is there when needed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker import link
+from tests import conftest
+
+LinkTo = Callable[[str], link.Link]
+
+
+@pytest.fixture
+def link_to() -> Iterator[LinkTo]:
+    """Connected links that are closed behind the test."""
+    made: list[link.Link] = []
+
+    def connect(broker: str) -> link.Link:
+        made.append(link.Link([broker], f"link-{len(made)}"))
+        made[-1].start()
+        made[-1].wait_connected(10)
+        return made[-1]
+
+    yield connect
+    for one in made:
+        one.close()
+
+
+def test_a_caller_that_takes_turns_handles_messages_in_its_own_thread(
+    mosquitto: conftest.BrokerProcess, link_to: LinkTo
+) -> None:
+    threads: queue.Queue[threading.Thread] = queue.Queue()
+    made = link_to(mosquitto.address)
+    made.subscribe("x/#", lambda *_: threads.put(threading.current_thread()))
+    other = link_to(mosquitto.address)
+
+    def handled(act: Callable[[], None]) -> threading.Thread:
+        """The thread in which the next message is handled, `act` being called all the while."""
+        while True:
+            assert other.publish("x/1", b"") or other.in_flight
+            act()
+            try:
+                return threads.get(timeout=0.01)
+            except queue.Empty:
+                continue
+
+    me = threading.current_thread()
+    assert handled(made.rest) is not me
+    while handled(made.turn) is not me:  # the network thread may have been waiting on the socket still
+        pass
+    for _ in range(20):
+        assert handled(made.turn) is me
+    made.rest()
+    while handled(lambda: None) is me:
+        pass
+
+
+def test_a_caller_that_stops_taking_turns_is_not_waited_for(mosquitto: conftest.BrokerProcess, link_to: LinkTo) -> None:
+    received: queue.Queue[object] = queue.Queue()
+    made = link_to(mosquitto.address)
+    made.subscribe("x/#", lambda *message: received.put(message))
+    made.turn()  # and never again, as when an environment's step takes long
+    other = link_to(mosquitto.address)
+    conftest.wait_until(lambda: other.publish("x/1", b"") and not received.empty(), "the network thread takes over")
+
+
+def test_a_connection_lost_while_the_caller_takes_turns_comes_back(
+    mosquitto: conftest.BrokerProcess, link_to: LinkTo
+) -> None:
+    made = link_to(mosquitto.address)
+
+    def turned(condition: Callable[[], bool]) -> Callable[[], bool]:
+        def turn() -> bool:
+            made.turn()
+            return condition()
+
+        return turn
+
+    mosquitto.kill()
+    conftest.wait_until(turned(lambda: not made.connected), "the loss is noticed")
+    mosquitto.start()
+    conftest.wait_until(turned(lambda: made.connected), "it is back")
+    assert made.connections == 2
