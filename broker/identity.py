@@ -29,8 +29,11 @@ def home() -> Path:
     return Path(os.environ.get("ACTORQ_HOME") or Path.home() / ".actorq")
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replaces `path` so that a reader, or a machine that lost power, finds the old or the new bytes and no others."""
+def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
+    """Replaces `path` so that a reader finds the old or the new bytes and no others.
+
+    With `sync` a machine that lost power does, too; that costs milliseconds.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -38,11 +41,14 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    if not sync:
+        return
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

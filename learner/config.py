@@ -99,6 +99,8 @@ def check(settings: Settings) -> Settings:
         clashes.append(f"algorithm {train.algorithm!r} is unknown; use dqn")
     if train.max_env_steps < train.learning_starts:
         clashes.append(f"max_env_steps {train.max_env_steps} ends before learning_starts {train.learning_starts}")
+    if train.message_steps > algorithm.replay_capacity:
+        clashes.append(f"a message of {train.message_steps} steps exceeds replay_capacity {algorithm.replay_capacity}")
     if train.learning_starts > algorithm.replay_capacity:
         clashes.append(f"learning_starts {train.learning_starts} exceeds replay_capacity {algorithm.replay_capacity}")
     if train.deterministic and train.actors != 1:

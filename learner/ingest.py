@@ -1,7 +1,8 @@
 """Experience messages -> experience that may enter replay, each exactly once; everything else is counted.
 
-Order of checks: MAC, decoding, sequence, content. A message that fails on its content is receipted all the same, so
-that its actor does not send it for ever. Sequence numbers are checked in memory here; the durable ledger replaces that.
+Order of checks: MAC, decoding, sequence (`open`), content (`approve`). A message that fails on its content is receipted
+all the same, so that its actor does not send it for ever. Sequence numbers are checked in memory here; the durable
+ledger replaces that.
 """
 
 from __future__ import annotations
@@ -54,14 +55,13 @@ class Ingest:
         self.steps_refused = 0
         self.steps_missed = 0
 
-    def accept(self, actor_id: str, topic: str, payload: bytes, version: int) -> messages.Experience | None:
-        """The experience, if it is genuine, new and valid; else None, and `refused` has counted why.
+    def open(self, actor_id: str, topic: str, payload: bytes) -> messages.Experience | None:
+        """The message, if it is genuine and the next of its actor; else None, and `refused` has counted why.
 
         Args:
             actor_id: Whose topic it came by.
             topic: That topic.
             payload: The sealed message.
-            version: The newest policy version published.
         """
         self.bytes += len(payload)
         try:
@@ -69,19 +69,30 @@ class Ingest:
             if mac is None:
                 raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
             experience = codec.decode(messages.Experience, mac.open(topic, payload))
-            if not self._is_next(actor_id, experience):
-                return None
+            return experience if self._is_next(actor_id, experience) else None
         except errors.MessageError as error:
             self.refused[error.reason] += 1
             return None
+
+    def approve(self, experience: messages.Experience, version: int) -> bool:
+        """Whether what was opened may enter replay; if not, it is counted.
+
+        Args:
+            experience: From `open`.
+            version: The newest policy version published.
+        """
         try:
             self._check(experience, version)
         except errors.DecodeError as error:
-            self.refused[error.reason] += 1
-            self.steps_refused += len(experience.reward)
-            return None
+            self.refuse(error.reason, experience)
+            return False
         self.messages += 1
-        return experience
+        return True
+
+    def refuse(self, reason: str, experience: messages.Experience) -> None:
+        """Counts a message that was opened, and its steps, as refused."""
+        self.refused[reason] += 1
+        self.steps_refused += len(experience.reward)
 
     def receipt(self, actor_id: str) -> messages.Receipt | None:
         """What an actor need not keep any longer."""

@@ -65,14 +65,15 @@ class Roster:
         before = actor.state
         if not state.online and before is not None and before.online and before.session != state.session:
             return actor  # the will of a connection that a newer one has replaced
-        if state.boot != actor.boot:
+        is_new = state.boot != actor.boot
+        if is_new:
             actor.boot, actor.recorded, actor.assignment, actor.refused = state.boot, 0, None, ""
         was_live = actor.live
         actor.state = state
         actor.live = state.online and (actor.live or not retained)
         if not retained:
             actor.seen_at = now_s
-        if actor.live and not was_live:
+        if actor.live and (is_new or not was_live):
             self._admit(actor)
         elif was_live and not actor.live:
             self._log(f"actor {actor_id} went offline")

@@ -77,9 +77,9 @@ class RunDirectory:
         """Keeps a published policy as a plain .tflite with its manifest beside it; returns the model's path."""
         stem = f"v{manifest.version:06d}.{manifest.precision}"
         path = self.policies / f"{stem}.tflite"
-        identity.write_atomic(path, model, mode=0o644)
+        identity.write_atomic(path, model, mode=0o644, sync=False)  # a record; the loop shall not wait for the disk
         text = json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
-        identity.write_atomic(self.policies / f"{stem}.json", text.encode(), mode=0o644)
+        identity.write_atomic(self.policies / f"{stem}.json", text.encode(), mode=0o644, sync=False)
         return path
 
     def save_summary(self, summary: dict[str, Any]) -> None:

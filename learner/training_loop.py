@@ -257,19 +257,21 @@ class TrainingLoop:
     def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> bool:
         """Feeds replay; false if the actor must send it again, as it does with all that gets no receipt."""
         gaps = self.ingest.refused["gap"]
-        experience = self.ingest.accept(actor_id, topic, payload, self.publisher.version)
-        if experience is not None:
-            self.limiter.insert(self.replay.insert(experience))
-            self._count(actor_id, experience)
-        return self.ingest.refused["gap"] == gaps
-
-    def _count(self, actor_id: str, experience: messages.Experience) -> None:
-        steps = len(experience.reward)
+        experience = self.ingest.open(actor_id, topic, payload)
+        if experience is None:
+            return self.ingest.refused["gap"] == gaps
         actor = self.roster.actors.get(actor_id)
         if actor is not None and actor.boot == experience.boot and experience.assigned_epoch == self.session.epoch:
-            actor.recorded += steps
-        ours = experience.epoch == self.session.epoch
-        self.progress.count(experience, self.publisher.version if ours else None)
+            actor.recorded += len(experience.reward)  # refused or not, they used up its grant
+        if self.ingest.approve(experience, self.publisher.version):
+            try:
+                self.limiter.insert(self.replay.insert(experience))
+            except errors.SpecError:  # longer than replay is: no actor of ours sends that
+                self.ingest.refuse("too_long", experience)
+                return True
+            ours = experience.epoch == self.session.epoch
+            self.progress.count(experience, self.publisher.version if ours else None)
+        return True
 
     def _take_report(self, report: messages.Report) -> None:
         if report.error:

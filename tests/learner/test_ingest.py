@@ -20,7 +20,8 @@ def make(max_policy_lag: int = 0) -> ingest.Ingest:
 
 
 def offer(to: ingest.Ingest, experience: messages.Experience, version: int = 5) -> messages.Experience | None:
-    return to.accept("pi", TOPIC, MAC.seal(TOPIC, codec.encode(experience)), version)
+    opened = to.open("pi", TOPIC, MAC.seal(TOPIC, codec.encode(experience)))
+    return opened if opened is not None and to.approve(opened, version) else None
 
 
 def test_accepts_a_genuine_message_and_receipts_it() -> None:
@@ -122,8 +123,8 @@ def test_refuses_what_is_not_sealed_by_the_actor_without_reading_it() -> None:
     forged = signing.ActorMac(b"x" * 32).seal(TOPIC, body)
     elsewhere = MAC.seal("actorq/lab/actor/other/experience", body)
     for payload in (forged, elsewhere, body, b""):
-        assert found.accept("pi", TOPIC, payload, 5) is None
-    assert found.accept("stranger", TOPIC, MAC.seal(TOPIC, body), 5) is None
+        assert found.open("pi", TOPIC, payload) is None
+    assert found.open("stranger", TOPIC, MAC.seal(TOPIC, body)) is None
     assert found.refused == {"signature": 4, "unknown_actor": 1}
     assert found.receipt("pi") is None
     assert found.receipt("stranger") is None
@@ -131,7 +132,7 @@ def test_refuses_what_is_not_sealed_by_the_actor_without_reading_it() -> None:
 
 def test_refuses_junk_under_a_genuine_mac() -> None:
     found = make()
-    assert found.accept("pi", TOPIC, MAC.seal(TOPIC, b"junk"), 5) is None
+    assert found.open("pi", TOPIC, MAC.seal(TOPIC, b"junk")) is None
     assert found.refused == {"size": 1}
 
 

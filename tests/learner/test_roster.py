@@ -94,3 +94,12 @@ def test_a_new_boot_starts_a_new_account() -> None:
     again = found.assign(a, steps_left=10, env_steps=100, lockstep_version=0, settings=SETTINGS, now_s=1.0)
     assert again is not None
     assert (again.boot, again.steps_granted) == (2, 10)
+
+
+def test_a_process_that_is_replaced_unnoticed_is_checked_anew() -> None:
+    found, _ = make()
+    found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
+    found.observe("b", fleet_examples.state(session="b"), retained=False, now_s=0.0)
+    other = fleet_examples.birth("Acrobot-v1", fleet_examples.OTHER_SPEC)
+    found.observe("b", fleet_examples.state(session="b2", boot=2, birth=other), retained=False, now_s=0.1)
+    assert [actor.actor_id for actor in found.working()] == ["a"], "no goodbye came in between"

@@ -16,6 +16,7 @@ import pytest
 from broker import codec, errors, identity, messages, signing, topics
 from learner import local_fleet
 from tests.broker import examples, plain_client
+from tests.learner import fleet_examples
 from tests.system.conftest import QUICK, STICK
 
 pytestmark = pytest.mark.system
@@ -91,3 +92,29 @@ def test_a_genuine_policy_for_another_spec_is_refused_by_the_actor(
             state_topic, payload, _ = client.next()
             refused = codec.decode(messages.ActorState, mac.open(state_topic, payload)).vitals.refused
     assert fleet.children[ACTOR].poll() is None
+
+
+def test_experience_longer_than_replay_is_counted(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
+) -> None:
+    fleet = start_fleet()
+    names = topics.Topics(fleet.name)
+    keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
+    mac = signing.ActorMac(keys.enroll("rogue").mac_key)
+    fleet.start_actor(ACTOR, ["--env", "CartPole-v1"])
+    fleet.start_learner(
+        [*QUICK, "--run-dir", str(run_root / "run"), "--replay-capacity", "1200", "--solved-return", "inf"]
+        + ["--max-env-steps", "10000", "--json"]
+    )
+    long = fleet_examples.experience((1500,), version=0)
+    topic = names.experience("rogue")
+    with plain_client.PlainClient(int(fleet.broker["port"]), "rogue") as client:
+        client.subscribe(names.receipt("rogue"))
+        while client.received.empty():
+            client.publish(topic, mac.seal(topic, codec.encode(long)))
+            time.sleep(0.1)  # until the learner listens; it has no birth of this actor, and needs none
+    output, _ = fleet.children["learner"].communicate(timeout=120.0)
+    assert fleet.children["learner"].returncode == errors.EXIT_OK
+    summary = json.loads(output)
+    assert summary["messages_refused"]["too_long"] == 1
+    assert summary["steps_refused"] == 1500
