@@ -62,6 +62,7 @@ class TrainConfig:
     epsilon_decay_steps: int = setting(10_000, "environment steps of the whole fleet over which epsilon falls")
     message_steps: int = setting(1024, "most steps in one experience message")
     message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
+    record_fraction: float = setting(1.0, "share of the episodes that actors record, whole and evenly spread")
     max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
     publish_period_updates: int = setting(1000, "updates between two published policies")
     evaluate_episodes: int = setting(20, "greedy episodes by which an actor scores a published policy; 0: never")
@@ -95,6 +96,8 @@ def check(settings: Settings) -> Settings:
     train, algorithm = settings.train, settings.algorithm
     positive = ("actors", "learning_starts", "samples_per_insert", "message_steps", "publish_period_updates", "threads")
     clashes = [f"{name} must be positive, not {getattr(train, name)}" for name in positive if getattr(train, name) <= 0]
+    if not 0.0 < train.record_fraction <= 1.0:
+        clashes.append(f"record_fraction must be above 0 and at most 1, not {train.record_fraction}")
     if train.algorithm != "dqn":
         clashes.append(f"algorithm {train.algorithm!r} is unknown; use dqn")
     if train.max_env_steps < train.learning_starts:

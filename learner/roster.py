@@ -148,6 +148,7 @@ class Roster:
                 epsilon_offset=env_steps // n,
                 seed=settings.seed,
                 steps_granted=granted,
+                record_fraction=settings.record_fraction,
                 message_steps=settings.message_steps,
                 message_period_s=0.0 if settings.deterministic else settings.message_period_s,
                 lockstep_version=lockstep_version,
