@@ -50,6 +50,7 @@ class Scoring:
         self._current: Score | None = None
         self._awaited: tuple[str, str] = ("", "")  # command id and precision
         self._deadline_s = 0.0
+        self._asked = ("", 0, 0)  # actor, its boot, our connection
         self._commands = 0
         self._confirmations = 0
         self.failures = 0
@@ -67,10 +68,17 @@ class Scoring:
         else:
             self._current.seed = self._settings.evaluate_seed
 
-    def advance(self, actors: list[roster.Actor], now_s: float) -> None:
-        """Sends the next command when none is awaited, or again when its answer is overdue."""
+    def advance(self, actors: list[roster.Actor], now_s: float, connection: int = 0) -> None:
+        """Sends the next command when none is awaited, or again when no answer will come any more.
+
+        Args:
+            actors: Who works.
+            now_s: Monotonic time.
+            connection: Number of the connection to the broker; commands and answers do not outlive one.
+        """
         score = self._current
-        if score is None or not actors or (self._awaited[0] and now_s < self._deadline_s):
+        present = any((actor.actor_id, actor.boot, connection) == self._asked for actor in actors)
+        if score is None or not actors or (self._awaited[0] and present and now_s < self._deadline_s):
             return
         if self._awaited[0]:
             self.failures += 1
@@ -92,6 +100,7 @@ class Scoring:
         )
         if self._send(actors[0].actor_id, command):
             self._awaited, self._deadline_s = (command.command_id, precision), now_s + TIMEOUT_S
+            self._asked = (actors[0].actor_id, actors[0].boot, connection)
 
     def take(self, report: messages.Report) -> Score | None:
         """Takes in a report; returns the score when it is complete (screened and failed, or confirmed)."""

@@ -291,7 +291,7 @@ class TrainingLoop:
         self.session.beat()
         self.roster.expire(now)
         self._assign(self.publisher.version if self.settings.deterministic else 0)
-        self.scoring.advance(self.roster.working(), now)
+        self.scoring.advance(self.roster.working(), now, self.session.link.connections)
         row = self.progress.row(self)
         if row is not None:
             self.metrics.write(row)

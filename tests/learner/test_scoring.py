@@ -93,6 +93,21 @@ def test_waits_for_the_answer_then_asks_another_actor() -> None:
     assert found.failures == 1
 
 
+def test_does_not_wait_for_an_actor_that_is_gone_or_was_replaced() -> None:
+    found, recorder = begun()
+    found.advance(ACTORS[1:], 1.0)
+    found.advance([roster.Actor("b", 1, boot=2)], 2.0)
+    assert [(actor_id, command.boot) for actor_id, command in recorder.sent] == [("a", 1), ("b", 1), ("b", 2)]
+
+
+def test_asks_again_over_a_new_connection() -> None:
+    found, recorder = begun()
+    found.advance(ACTORS, 1.0, connection=1)
+    assert len({command.command_id for _, command in recorder.sent}) == 2, "an actor carries out each id once"
+    assert found.take(messages.Report(recorder.sent[0][1].command_id, "evaluate")) is None, "too late"
+    assert found.busy
+
+
 def test_ignores_answers_that_nobody_awaits() -> None:
     found, _ = begun()
     stale = messages.Report("other-1", "evaluate", episode_return=np.full(2, 1e6, np.float32))
