@@ -39,8 +39,8 @@ def run() -> Iterator[dict[str, Any]]:
         model = directory / "policy.tflite"
         # In a process of its own: TensorFlow would change what this one measures
         subprocess.run([sys.executable, "-m", "tests.edge_actor.models.make", "256", "int8", str(model)], check=True)
-        yield _steps(directory, model, n_envs=1, epsilon=0.05, message_steps=4096)
-        yield _steps(directory, model, n_envs=1, epsilon=0.0, message_steps=4096)
+        yield _steps(directory, model, n_envs=1, epsilon=0.05, message_steps=8192)
+        yield _steps(directory, model, n_envs=1, epsilon=0.0, message_steps=8192)
         yield _steps(directory, model, n_envs=16, epsilon=0.05, message_steps=8192)
         yield _latency(model)
 
