@@ -21,6 +21,7 @@ from broker import codec, errors, messages, signing, specs
 class _Mark:
     boot: int = 0
     seq: int = 0
+    steps: int = 0  # of this boot, up to and with message `seq`
 
 
 class Ingest:
@@ -33,6 +34,12 @@ class Ingest:
         spec: What experience must look like.
         epochs: First and last epoch of this run; experience of other runs is refused.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
+
+    Attributes:
+        refused: Messages that did not enter replay, by reason.
+        messages: Messages that did.
+        steps_refused: Steps in refused messages that could be read.
+        steps_missed: Steps that actors recorded and had to drop before they could be sent.
     """
 
     def __init__(
@@ -51,7 +58,6 @@ class Ingest:
         self._marks: dict[str, _Mark] = {}
         self.refused: Counter[str] = Counter()
         self.messages = 0
-        self.bytes = 0
         self.steps_refused = 0
         self.steps_missed = 0
 
@@ -63,7 +69,6 @@ class Ingest:
             topic: That topic.
             payload: The sealed message.
         """
-        self.bytes += len(payload)
         try:
             mac = self._macs.get(actor_id)
             if mac is None:
@@ -111,7 +116,9 @@ class Ingest:
         if experience.seq > max(last + 1, experience.oldest):
             self.refused["gap"] += 1
             return False
-        self._marks[actor_id] = _Mark(experience.boot, experience.seq)
+        if last:  # a session's first message of a boot tells nothing: those before went to a session before
+            self.steps_missed += max(0, experience.step - mark.steps)
+        self._marks[actor_id] = _Mark(experience.boot, experience.seq, experience.step + len(experience.reward))
         return True
 
     def _check(self, experience: messages.Experience, version: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from broker import cli, errors, identity, settings
 from broker.mosquitto import process
-from learner import config
+from learner import config, run_directory
 
 _BROKER_TIMEOUT_S = 15.0
 _LEARNER_STOP_S = 3.5
@@ -151,9 +151,7 @@ def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[di
     stop = threading.Event()
     cli.on_stop_signal(stop.set)
     train = effective.train
-    path = Path(
-        train.run_dir or f"runs/{train.env.replace('/', '_')}-{train.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    path = run_directory.new_path(train, train.env)
     if (path / "config.toml").exists():
         raise errors.RunError("the run directory holds a run already", where=str(path), todo="choose another --run-dir")
     started = time.time()

@@ -72,6 +72,7 @@ class Progress:
             "messages": loop.ingest.messages,
             "messages_refused": sum(loop.ingest.refused.values()) + sum(loop.session.refused.values()),
             "steps_refused": loop.ingest.steps_refused,
+            "steps_missed": loop.ingest.steps_missed,
             "bytes_received": loop.session.link.bytes_received,
             "bytes_sent": loop.session.link.bytes_sent,
             **loop.update_metrics,

@@ -87,12 +87,12 @@ class RunDirectory:
         identity.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
 
 
-def create(train: config.TrainConfig, env_id: str) -> RunDirectory:
-    """The directory of a new run: the one that was asked for, or runs/ENV-ALGORITHM-TIME."""
+def new_path(train: config.TrainConfig, env_id: str) -> Path:
+    """Where a new run goes: where it was asked to, or runs/ENV-ALGORITHM-TIME."""
     if train.run_dir:
-        return RunDirectory(Path(train.run_dir), resume=False)
+        return Path(train.run_dir)
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in env_id)
-    return RunDirectory(Path("runs") / f"{name}-{train.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}", resume=False)
+    return Path("runs") / f"{name}-{train.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _git_state() -> str:

@@ -59,6 +59,7 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         "experience_messages": loop.ingest.messages,
         "messages_refused": dict(refused),
         "steps_refused": loop.ingest.steps_refused,
+        "steps_missed": loop.ingest.steps_missed,
         "bytes_received": loop.session.link.bytes_received,
         "bytes_sent": loop.session.link.bytes_sent,
         "energy_wh": used.energy_wh if used else None,

@@ -49,7 +49,9 @@ def run(
         try:
             actors = here.gather(roster.Roster(here.id, here.epoch, initial.train.env, screen.say), stop)
             settings = configure(actors.env_id)
-            directory = directory or run_directory.create(settings.train, actors.env_id)
+            directory = directory or run_directory.RunDirectory(
+                run_directory.new_path(settings.train, actors.env_id), resume=False
+            )
             directory.describe(settings)
             from learner import summary, training_loop  # with TensorFlow, which has had time to load
 

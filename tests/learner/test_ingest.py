@@ -53,8 +53,17 @@ def test_leaves_a_gap_to_be_filled() -> None:
 def test_passes_over_what_the_actor_dropped() -> None:
     found = make()
     offer(found, fleet_examples.experience(seq=1))
-    assert offer(found, fleet_examples.experience(seq=7, oldest=7)) is not None
+    assert offer(found, fleet_examples.experience(seq=7, oldest=7, step=20)) is not None
     assert found.receipt("pi") == messages.Receipt("ledger", 1, 7)
+    assert found.steps_missed == 17, "20 were recorded before, 3 arrived"
+    assert offer(found, fleet_examples.experience(seq=8, oldest=8, step=23)) is not None
+    assert found.steps_missed == 17
+
+
+def test_what_went_to_a_session_before_is_not_missed() -> None:
+    found = make()
+    assert offer(found, fleet_examples.experience(seq=7, oldest=7, step=500)) is not None
+    assert found.steps_missed == 0
 
 
 def test_counts_anew_for_a_new_boot_and_refuses_the_old_one() -> None:

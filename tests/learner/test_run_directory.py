@@ -55,8 +55,7 @@ def test_keeps_policies_as_plain_files(tmp_path: Path) -> None:
     assert json.loads(path.with_suffix(".json").read_text())["sha256"] == digest
 
 
-def test_names_new_runs_by_environment_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = run_directory.create(SETTINGS.train, "ALE/Pong-v5")
-    assert found.path.parent == Path("runs")
-    assert found.path.name.startswith("ALE_Pong-v5-dqn-")
+def test_names_new_runs_by_environment_and_time() -> None:
+    found = run_directory.new_path(SETTINGS.train, "ALE/Pong-v5")
+    assert found.parent == Path("runs")
+    assert found.name.startswith("ALE_Pong-v5-dqn-")
