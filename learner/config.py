@@ -12,6 +12,9 @@ from typing import NamedTuple
 from broker import errors, identity
 from broker.settings import setting
 
+PRECISIONS = ("int8", "float32", "float16", "dynamic")
+"""Of a policy as .tflite; quantize/convert.py says what each is."""
+
 
 @dataclass(frozen=True, slots=True)
 class DqnConfig:
@@ -41,7 +44,7 @@ class GateConfig:
 
     gate_agreement_min: float = setting(0.9, "least share of the fp32 action gap on which both act alike")
     gate_ties_max: float = setting(0.4, "largest share of observations where the two best int8 actions are equal")
-    gate_saturation_max: float = setting(0.05, "largest share of int8 outputs at the end of their range")
+    gate_saturation_max: float = setting(0.05, "largest share of observations tied at the end of the int8 range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,9 @@ class TrainConfig:
     record_fraction: float = setting(1.0, "share of the episodes that actors record, whole and evenly spread")
     max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
     publish_period_updates: int = setting(1000, "updates between two published policies")
+    delta: bool = setting(True, "send policies as differences from earlier ones where that is smaller")
+    precision: str = setting("int8", "of published policies: int8, float32, float16 or dynamic (int8 weights only)")
+    weight_bits: int = setting(8, "bits to which published weights are rounded, 2 to 8; fewer than 8 are for studies")
     evaluate_episodes: int = setting(20, "greedy episodes by which an actor scores a published policy; 0: never")
     evaluate_seed: int = setting(10_000, "seed of the first scored episode; confirmations use seeds of their own")
     solved_return: float = setting(float("inf"), "stop when the published int8 policy's mean return reaches this")
@@ -100,6 +106,10 @@ def check(settings: Settings) -> Settings:
         clashes.append(f"record_fraction must be above 0 and at most 1, not {train.record_fraction}")
     if train.algorithm != "dqn":
         clashes.append(f"algorithm {train.algorithm!r} is unknown; use dqn")
+    if train.precision not in PRECISIONS:
+        clashes.append(f"precision {train.precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
+    if not 2 <= train.weight_bits <= 8:
+        clashes.append(f"weight_bits must be 2 to 8, not {train.weight_bits}")
     if train.max_env_steps < train.learning_starts:
         clashes.append(f"max_env_steps {train.max_env_steps} ends before learning_starts {train.learning_starts}")
     if train.message_steps > algorithm.replay_capacity:

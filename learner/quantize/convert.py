@@ -9,38 +9,54 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker import errors
-from learner import chatter, layers, networks
-from learner.quantize import fold
-
-Precision = Literal["int8", "float32"]
-PRECISIONS: tuple[Precision, ...] = ("int8", "float32")
+from learner import chatter, config, layers, networks
+from learner.quantize import bits, fold
 
 
-def convert(policy: layers.PolicyLayers, observations: NDArray[Any], precision: str) -> bytes:
+def convert(
+    policy: layers.PolicyLayers,
+    observations: NDArray[Any],
+    precision: str,
+    *,
+    per_feature: bool = True,
+    per_channel: bool = True,
+    weight_bits: int = 8,
+) -> bytes:
     """Makes a model that takes raw float32 observations [1, *shape] and gives float32 outputs [1, n].
 
-    'int8' is full-integer: weights (one scale per output channel), activations and arithmetic, with QUANTIZE and
-    DEQUANTIZE as the graph's first and last steps. Both precisions scale the input per feature in the same way, unless
-    the first layer is a convolution, whose pixels share one range anyhow.
+    | precision | weights | arithmetic |
+    |---|---|---|
+    | `int8` | int8, one scale per output channel | int8 throughout, between QUANTIZE and DEQUANTIZE |
+    | `float32` | float32 | float32 |
+    | `float16` | float16, widened when the model is loaded | float32 |
+    | `dynamic` | int8, one scale per dense layer; layers of under 1024 weights float32 | int8 sums of float32 values |
+
+    All of them scale the input per feature in the same way, unless the first layer is a convolution, whose pixels share
+    one range anyhow: `dynamic` quantizes each observation as a whole, `float16` has too few exponents for the weights
+    of a feature that moves by 1e-5, and float32 is to differ in nothing else. In `dynamic` a dense layer has one scale
+    because more need a version of FULLY_CONNECTED that tflite-runtime, so every 32-bit board, cannot load.
 
     Args:
         policy: Layers for raw observations.
         observations: Sample [N, *shape] in any dtype; its ranges are what int8 can represent.
-        precision: 'int8' or 'float32'.
+        precision: One of config.PRECISIONS.
+        per_feature: Whether each input feature gets a range of its own (`fold`). Without, one range serves all.
+        per_channel: Whether in int8 each output of a layer has a weight scale of its own.
+        weight_bits: 2 to 8; weights are rounded to so many bits first (`bits`).
 
     Raises:
         PolicyError: A weight is NaN or infinite.
     """
-    if precision not in PRECISIONS:
-        raise errors.ConfigError(f"unknown precision {precision!r}", todo=f"use one of {', '.join(PRECISIONS)}")
+    if precision not in config.PRECISIONS:
+        raise errors.ConfigError(f"unknown precision {precision!r}", todo=f"use one of {', '.join(config.PRECISIONS)}")
     if not layers.finite(policy):
         raise errors.PolicyError(
             "the policy has weights that are NaN or infinite",
@@ -48,27 +64,57 @@ def convert(policy: layers.PolicyLayers, observations: NDArray[Any], precision: 
             todo="training has diverged: lower learning_rate or max_grad_norm and start from an older checkpoint",
         )
     first = next(layer for layer in policy if not isinstance(layer, layers.Flatten))
-    if isinstance(first, layers.Conv2D):
-        return _run_converter(policy, observations.astype(np.float32), precision)
+    if isinstance(first, layers.Conv2D) or not per_feature:
+        rounded = bits.rounded(policy, weight_bits)
+        return _run_converter(rounded, observations.astype(np.float32), precision, per_channel)
     affine = fold.from_ranges(observations)
-    model = _run_converter(fold.compensate(policy, affine), affine.apply(observations), precision)
-    return fold.insert(model, affine)
+    rounded = bits.rounded(fold.compensate(policy, affine), weight_bits)
+    return fold.insert(_run_converter(rounded, affine.apply(observations), precision, per_channel), affine)
 
 
-def _run_converter(policy: layers.PolicyLayers, observations: NDArray[np.float32], precision: str) -> bytes:
+def _run_converter(
+    policy: layers.PolicyLayers, observations: NDArray[np.float32], precision: str, per_channel: bool = True
+) -> bytes:
     def forward(observation: Any) -> Any:
         weights = [tf.constant(array) for array in layers.arrays(policy).values()]
         return networks.forward(policy, weights, observation)
 
+    # All in one batch: 1 ms, not 30
+    return from_function(forward, observations.shape[1:], precision, [observations], per_channel)
+
+
+def from_function(
+    forward: Callable[[Any], Any],
+    shape: tuple[int, ...],
+    precision: str,
+    calibration: Sequence[NDArray[np.float32]],
+    per_channel: bool = True,
+) -> bytes:
+    """Converts a TensorFlow function, traced with a batch of one.
+
+    Args:
+        forward: Maps a float32 tensor [1, *shape] to one tensor; its weights are constants.
+        shape: Of one observation.
+        precision: One of config.PRECISIONS.
+        calibration: Batches whose ranges are what int8 can represent; of more than one row only if nothing in the graph
+            reshapes to a fixed batch.
+        per_channel: As in `convert`.
+    """
     # A fixed batch of 1 lets the converter drop reshapes; actors with several environments resize the input.
-    signature = tf.TensorSpec((1, *observations.shape[1:]), tf.float32, name="observation")
+    signature = tf.TensorSpec((1, *shape), tf.float32, name="observation")
     graph = tf.function(forward, input_signature=[signature], autograph=False).get_concrete_function()
     with _without_chatter():
         converter = tf.lite.TFLiteConverter.from_concrete_functions([graph])
-        if precision == "int8":
+        if precision != "float32":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if precision == "int8":
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-            converter.representative_dataset = lambda: [[observations]]  # all in one batch: 1 ms, not 30
+            converter.representative_dataset = lambda: ([batch] for batch in calibration)
+            converter._experimental_disable_per_channel = not per_channel
+        elif precision == "float16":
+            converter.target_spec.supported_types = [tf.float16]
+        elif precision == "dynamic":
+            converter._experimental_disable_per_channel_quantization_for_dense_layers = True
         model: bytes = converter.convert()
     return model
 

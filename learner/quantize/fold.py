@@ -1,9 +1,9 @@
 """Per-feature input scaling in front of a model whose input has one scale for all features.
 
 An int8 input tensor has a single scale: a feature that moves by 0.2 beside one that moves by 20 keeps three levels.
-So each feature is brought to -1..1 in float before it is quantized, and the first layer's weights take the scaling
-back. The model then still answers for raw observations, and the two extra float operations cost 0.1 us (both are
-delegated).
+So each feature is brought to the same range in float before it is quantized, and the first layer's weights take the
+scaling back. The model then still answers for raw observations, and the two extra float operations cost 0.1 us (both
+are delegated).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from learner import layers
 
 FloatArray = NDArray[np.float32]
 
+_SPAN = 255 / 127
+"""Of a scaled feature: 255 steps, of which 127 make 1."""
 _HALF_RANGE_FLOOR = 1e-3
 """Of a feature that stood still during calibration, relative to its size: it may later move that far unclipped."""
 
@@ -37,11 +39,16 @@ class Affine:
 
 
 def from_ranges(observations: NDArray[Any]) -> Affine:
-    """The scaling that brings every feature of the sample [N, *shape] to -1..1."""
+    """The scaling that brings every feature of the sample [N, *shape] to -128/127..1.
+
+    Both ends are then levels of int8, so a feature that rests at one of them, such as a contact switch, has no rounding
+    error. With -1..1 it had half a step, always of the same sign: on LunarLander that cost 7 % of the greedy actions.
+    """
     low, high = observations.min(0).astype(np.float64), observations.max(0).astype(np.float64)
     middle = (high + low) / 2
     half = np.maximum((high - low) / 2, _HALF_RANGE_FLOOR * np.maximum(1.0, np.abs(middle)))
-    return Affine((1 / half).astype(np.float32), (-middle / half).astype(np.float32))
+    gain = _SPAN / (2 * half)
+    return Affine(gain.astype(np.float32), (1 - (middle + half) * gain).astype(np.float32))
 
 
 def compensate(policy: layers.PolicyLayers, affine: Affine) -> layers.PolicyLayers:

@@ -1,0 +1,47 @@
+"""Weights of fewer than eight bits, for studies of how many a policy needs.
+
+The rounded weights are still stored and run as int8 or floats: what changes is the policy, not its size or speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker import errors
+from learner import layers
+
+FloatArray = NDArray[np.float32]
+BITS_MIN, BITS_MAX = 2, 8
+
+
+def rounded(policy: layers.PolicyLayers, bits: int) -> layers.PolicyLayers:
+    """Returns the policy with its kernels rounded to `bits` bits, one symmetric scale per output channel.
+
+    Biases stay: int8 models hold them in 32 bits. With 8 bits nothing is done, because conversion to int8 does it.
+
+    Args:
+        policy: Layers as the converter gets them, so behind `fold.compensate`.
+        bits: 2 (-1, 0 and 1 times the scale) to 8.
+
+    Raises:
+        ConfigError: So many bits are not offered.
+    """
+    if not BITS_MIN <= bits <= BITS_MAX:
+        raise errors.ConfigError(f"weights of {bits} bits are not offered", todo=f"use {BITS_MIN} to {BITS_MAX}")
+    if bits == BITS_MAX:
+        return policy
+    return tuple(
+        layer if isinstance(layer, layers.Flatten) else replace(layer, kernel=_rounded(layer.kernel, bits))
+        for layer in policy
+    )
+
+
+def _rounded(kernel: FloatArray, bits: int) -> FloatArray:
+    """Output channels are the last axis; the largest weight of each is kept as it is."""
+    largest = np.abs(kernel).max(tuple(range(kernel.ndim - 1)))
+    scale = np.where(largest > 0, largest, 1).astype(np.float64) / (2 ** (bits - 1) - 1)
+    result: FloatArray = (np.round(kernel / scale) * scale).astype(np.float32)
+    return result

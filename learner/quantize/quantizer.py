@@ -1,0 +1,105 @@
+"""int8 models of one policy after another: by template where the architecture maps, by TFLiteConverter where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner import layers
+from learner.quantize import calibrate, convert, requantize, template
+
+_STAND_IN_ROWS = 8
+
+
+class Quantizer:
+    """Makes int8 models; converts once per architecture and writes numbers after that.
+
+    Args:
+        per_channel: Whether each output of a layer has a weight scale of its own.
+        say: Takes one line for people, when an architecture cannot be mapped.
+
+    Attributes:
+        fallbacks: Models that TFLiteConverter had to make.
+    """
+
+    def __init__(self, *, per_channel: bool = True, say: Callable[[str], None] = lambda line: None) -> None:
+        self._per_channel = per_channel
+        self._say = say
+        self._templates: dict[template.Architecture, template.Template | None] = {}
+        self._said: set[str] = set()
+        self.fallbacks = 0
+
+    def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...]) -> None:
+        """Converts the template for policies like this one now, so that the first publish need not wait for it.
+
+        Args:
+            policy: Of which only the architecture counts.
+            shape: Of one observation.
+        """
+        self._template(policy, shape, calibrate.scales_features(policy))
+
+    def quantize(self, policy: layers.PolicyLayers, ranges: requantize.Ranges, calibration: NDArray[Any]) -> bytes:
+        """Makes the int8 model of a policy.
+
+        Args:
+            policy: Layers for raw observations.
+            ranges: From `calibrate.measure`.
+            calibration: Observations [N, *shape], for TFLiteConverter should it be needed.
+
+        Raises:
+            PolicyError: A weight or a range is NaN or infinite.
+        """
+        per_feature = ranges.affine is not None
+        target = self._template(policy, calibration.shape[1:], per_feature)
+        if target is not None:
+            try:
+                return requantize.requantize(target, policy, ranges)
+            except template.Unmapped as why:
+                self._say_once(why)
+        self.fallbacks += 1
+        return convert.convert(policy, calibration, "int8", per_feature=per_feature, per_channel=self._per_channel)
+
+    def _template(
+        self, policy: layers.PolicyLayers, shape: tuple[int, ...], per_feature: bool
+    ) -> template.Template | None:
+        key = (*template.architecture(policy, shape), per_feature)
+        if key not in self._templates:
+            try:
+                self._templates[key] = _build(policy, shape, per_feature, self._per_channel)
+            except template.Unmapped as why:
+                self._templates[key] = None
+                self._say_once(why)
+        return self._templates[key]
+
+    def _say_once(self, why: template.Unmapped) -> None:
+        if str(why) not in self._said:
+            self._said.add(str(why))
+            self._say(f"quantizing by TFLiteConverter, which is slower: {why}")
+
+
+def _build(
+    policy: layers.PolicyLayers, shape: tuple[int, ...], per_feature: bool, per_channel: bool
+) -> template.Template:
+    """Converts a stand-in of the same architecture, and checks that requantizing it gives the same numbers.
+
+    Raises:
+        Unmapped: It does not.
+    """
+    rng = np.random.default_rng(0)
+    weights = [rng.uniform(-1, 1, a.shape) / np.sqrt(a.shape[0]) for a in layers.arrays(policy).values()]
+    stand_in = layers.with_arrays(policy, [(a + 0.1 * (a.ndim == 1)).astype(np.float32) for a in weights])
+    observations = rng.uniform(-1, 1, (_STAND_IN_ROWS, *shape)).astype(np.float32)
+    model = convert.convert(stand_in, observations, "int8", per_feature=per_feature, per_channel=per_channel)
+    layer_count = sum(not isinstance(layer, layers.Flatten) for layer in policy)
+    target = template.locate(model, layer_count, per_channel=per_channel)
+    ranges, _ = calibrate.measure(stand_in, observations, len(observations), per_feature=per_feature)
+    expected = target.numbers()
+    requantize.requantize(target, stand_in, ranges)
+    for name, number in target.numbers().items():
+        # Ranges differ from the converter's in the last bit, by the order of sums, and with them what follows
+        if not np.allclose(number, expected[name], rtol=1e-4, atol=1.01 if number.dtype.kind == "i" else 0.0):
+            raise template.Unmapped(f"{name} of the converted model is not what it should be")
+    return target

@@ -1,0 +1,182 @@
+"""Writes a policy's numbers into a template, to the bit as TFLiteConverter would.
+
+The converter's arithmetic, which is float32 throughout (tensorflow/compiler/mlir/quantization/common/quantization_lib,
+`legacy_float_scale`), and rounds halves away from zero:
+
+    weights      scale = 2 max|w| / 254, w8 = round(w * (1 / scale)); with one scale a tensor round(w * (127 / max|w|))
+    bias         scale = input scale * weight scale, b32 = round(b * (1 / scale))
+    activations  range widened to include 0; scale = (high - low) / 255, zero point = round(-128 - low / scale)
+
+Weights are taken in blocks of rows that fit the cache: each block is scaled, rounded, narrowed and transposed (TFLite
+wants [outputs, inputs]) while it is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker import errors
+from learner import layers
+from learner.quantize import fold, template
+
+FloatArray = NDArray[np.float32]
+Range = tuple[float, float]
+
+_BLOCK = (64, 1024)
+"""Rows and columns of a kernel at a time. 64 rows become one cache line of the transposed weights."""
+_THREADED_WEIGHTS = 1 << 20
+_THREADS = min(4, os.cpu_count() or 1)
+_BELOW_HALF = np.uint32(0x3EFFFFFF)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
+_SIGN = np.uint32(0x80000000)
+_NEAR_ZERO = 1e-6
+"""Weight ranges up to this are widened to it by the converter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What the int8 activations must be able to hold.
+
+    Attributes:
+        input: Lowest and highest input of the network, scaled as `affine` says.
+        outputs: The same per layer with weights: behind ReLU, in front of tanh.
+        affine: Per-feature scaling of the input; None where it has one range for all.
+    """
+
+    input: Range
+    outputs: tuple[Range, ...]
+    affine: fold.Affine | None
+
+
+def requantize(target: template.Template, policy: layers.PolicyLayers, ranges: Ranges) -> bytes:
+    """Returns the template's model with the numbers of `policy`.
+
+    Args:
+        target: Of the policy's architecture; its bytes are overwritten.
+        policy: Layers for raw observations.
+        ranges: Of the same policy.
+
+    Raises:
+        PolicyError: A weight or a range is NaN or infinite.
+        Unmapped: A layer puts out nothing but zeros, or a bias overflows: the converter has ways of its own for these.
+    """
+    if ranges.affine is not None:
+        assert target.gain is not None
+        assert target.offset is not None
+        policy = fold.compensate(policy, ranges.affine)
+        target.gain[:], target.offset[:] = ranges.affine.gain.reshape(-1), ranges.affine.offset.reshape(-1)
+    scale = _write_affine(target.inputs, ranges.input)
+    weighted = [layer for layer in policy if not isinstance(layer, layers.Flatten)]
+    for layer, place, output in zip(weighted, target.layers, ranges.outputs, strict=True):
+        _write_weights(place, layer.kernel.reshape(-1, layer.kernel.shape[-1]), target.per_channel)
+        place.bias_scale[:] = scale * place.weight_scale
+        bias = _rounded(layer.bias * _inverse(place.bias_scale), np.empty(layer.bias.shape, np.uint32))
+        _check_finite(largest := float(np.abs(bias).max()), "weights")
+        if largest >= 2.0**31:
+            raise template.Unmapped("a bias is too large for 32 bits at its layer's scale")
+        place.bias[:] = bias
+        scale = _write_affine(place.outputs, output)
+        if layer.activation == "tanh":
+            scale = np.float32(1 / 128)
+    return bytes(target.model)
+
+
+def activation_scale(low: float, high: float) -> tuple[np.float32, int]:
+    """Scale and zero point of an int8 activation.
+
+    Raises:
+        PolicyError: The range is NaN or infinite.
+        Unmapped: The range is nothing but 0.
+    """
+    low32, high32 = np.float32(min(low, 0.0)), np.float32(max(high, 0.0))
+    scale = (high32 - low32) / np.float32(255)
+    _check_finite(float(scale), "activations")
+    if scale == 0:
+        raise template.Unmapped("a layer puts out nothing but zeros")
+    zero_point = float(np.float32(-128 - float(low32) / float(scale)))
+    return scale, min(127, max(-128, int(math.copysign(math.floor(abs(zero_point) + 0.5), zero_point))))
+
+
+def _check_finite(largest: float, what: str) -> None:
+    """`largest` is NaN if any of the numbers is: numpy's maxima pass it on."""
+    if not math.isfinite(largest):
+        raise errors.PolicyError(
+            f"{what} of the policy are NaN or infinite",
+            reason="not_finite",
+            todo="training has diverged: lower learning_rate or max_grad_norm and start from an older checkpoint",
+        )
+
+
+def _write_affine(places: tuple[template.Affine, ...], span: Range) -> np.float32:
+    """Returns the scale that it wrote."""
+    scale, zero_point = activation_scale(*span)
+    for place in places:
+        place.scale[:], place.zero_point[:] = scale, zero_point
+    return scale
+
+
+def _write_weights(place: template.Place, kernel: FloatArray, per_channel: bool) -> None:
+    """Writes int8 weights and their scale(s) for a kernel [inputs, outputs]."""
+    parts = _parts(kernel)
+    limit = np.concatenate(_each(lambda part: np.maximum(kernel[:, part].max(0), -kernel[:, part].min(0)), parts))
+    if not per_channel:
+        limit = limit.max(keepdims=True)
+    if 2 * limit.min() <= _NEAR_ZERO:
+        limit = np.where(2 * limit <= _NEAR_ZERO, np.maximum(limit, np.float32(_NEAR_ZERO / 2)), limit)
+    _check_finite(float(limit.max()), "weights")
+    place.weight_scale[:] = (limit + limit) / np.float32(254)
+    inverse = _inverse(place.weight_scale) if per_channel else np.full_like(kernel[0], np.float32(127) / limit[0])
+    _each(lambda part: _write_columns(place.weights[part], kernel[:, part], inverse[part]), parts)
+
+
+def _write_columns(weights: NDArray[np.int8], kernel: FloatArray, inverse: FloatArray) -> None:
+    """Writes int8 weights [columns, rows] of kernel [rows, columns] with one factor a column."""
+    scaled = np.empty(np.minimum(kernel.shape, _BLOCK), np.float32)
+    signs, narrow = np.empty(scaled.shape, np.uint32), np.empty(scaled.shape, np.int8)
+    for column in range(0, kernel.shape[1], _BLOCK[1]):
+        for row in range(0, kernel.shape[0], _BLOCK[0]):
+            block = kernel[row : row + _BLOCK[0], column : column + _BLOCK[1]]
+            height, width = block.shape
+            x = np.multiply(block, inverse[column : column + width], out=scaled[:height, :width])
+            narrow[:height, :width] = _rounded(x, signs[:height, :width])
+            weights[column : column + width, row : row + height] = narrow[:height, :width].T
+
+
+def _parts(kernel: FloatArray) -> list[slice]:
+    """Columns of a kernel for each thread; numpy lets go of Python's lock while it computes."""
+    count = _THREADS if kernel.size >= _THREADED_WEIGHTS else 1
+    edges = [kernel.shape[1] * i // count for i in range(count + 1)]
+    return [slice(start, end) for start, end in itertools.pairwise(edges)]
+
+
+def _each(work: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
+    return [work(part) for part in parts] if len(parts) == 1 else list(_pool().map(work, parts))
+
+
+@functools.cache
+def _pool() -> futures.ThreadPoolExecutor:
+    return futures.ThreadPoolExecutor(_THREADS, "requantize")
+
+
+def _inverse(scale: FloatArray) -> FloatArray:
+    """1 / scale, divided in float64 and then rounded, as the converter does."""
+    return (1.0 / scale.astype(np.float64)).astype(np.float32)
+
+
+def _rounded(x: FloatArray, signs: NDArray[np.uint32]) -> FloatArray:
+    """Makes truncation round halves away from zero: adds the float before 0.5 with the sign of x.
+
+    Overwrites x, and `signs` of the same shape.
+    """
+    np.bitwise_and(x.view(np.uint32), _SIGN, out=signs)
+    np.bitwise_or(signs, _BELOW_HALF, out=signs)
+    return np.add(x, signs.view(np.float32), out=x)

@@ -1,0 +1,182 @@
+"""One converted model per architecture, and where in its bytes each number of a policy lies.
+
+The graph of a policy never changes while it trains, only its numbers do. So TFLiteConverter runs once, and `requantize`
+writes scales, zero points, weights and biases over those of the template. Every place is a numpy view into one
+bytearray: writing a number is an assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tensorflow.lite.python import schema_py_generated as schema
+
+from learner import layers
+
+_WEIGHTED = {schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D}
+_PASSED_ON = {schema.BuiltinOperator.RESHAPE}
+"""Operators whose output has the scale of their input."""
+
+
+class Unmapped(Exception):
+    """A converted graph is not the chain of operators that this module knows; says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """Scale float32 [1] and zero point int64 [1] of one tensor."""
+
+    scale: NDArray[np.float32]
+    zero_point: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where one layer with weights lies: all of them views into the template.
+
+    Attributes:
+        weights: int8 [outputs, inputs]; a convolution's inputs are height, width and channels, flattened.
+        weight_scale: float32 [outputs], or [1] with one scale for the whole tensor.
+        bias: int32 [outputs].
+        bias_scale: float32, as `weight_scale`.
+        outputs: Every tensor that has the scale of the layer's output; before the activation, if that is tanh.
+    """
+
+    weights: NDArray[np.int8]
+    weight_scale: NDArray[np.float32]
+    bias: NDArray[np.int32]
+    bias_scale: NDArray[np.float32]
+    outputs: tuple[Affine, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """A model's bytes and the places of its numbers.
+
+    Attributes:
+        model: The bytes; writing to a place changes them.
+        inputs: Every tensor that has the scale of the network's input.
+        layers: One per layer with weights, in the order of the policy.
+        per_channel: Whether each output of a layer has a weight scale of its own.
+        gain: float32, the per-feature scaling of the input in observation order; None where the model has none.
+        offset: As `gain`.
+    """
+
+    model: bytearray
+    inputs: tuple[Affine, ...]
+    layers: tuple[Place, ...]
+    per_channel: bool
+    gain: NDArray[np.float32] | None
+    offset: NDArray[np.float32] | None
+
+    def numbers(self) -> dict[str, NDArray[Any]]:
+        """Copies of all that a policy decides, by name."""
+        found: dict[str, NDArray[Any]] = {}
+        if self.gain is not None and self.offset is not None:
+            found |= {"input/gain": self.gain.copy(), "input/offset": self.offset.copy()}
+        activations = {"input": self.inputs} | {f"{i}/output": place.outputs for i, place in enumerate(self.layers)}
+        for name, affines in activations.items():
+            for j, affine in enumerate(affines):
+                found[f"{name}/{j}/scale"] = affine.scale.copy()
+                found[f"{name}/{j}/zero_point"] = affine.zero_point.copy()
+        for i, place in enumerate(self.layers):
+            for field in ("weights", "weight_scale", "bias", "bias_scale"):
+                found[f"{i}/{field}"] = getattr(place, field).copy()
+        return found
+
+
+Architecture = tuple[Any, ...]
+
+
+def architecture(policy: layers.PolicyLayers, shape: tuple[int, ...]) -> Architecture:
+    """All that decides the layout of a policy's model; hashable."""
+    return shape, tuple(
+        "flatten"
+        if isinstance(layer, layers.Flatten)
+        else (layer.kernel.shape, layer.activation, getattr(layer, "stride", 0))
+        for layer in policy
+    )
+
+
+def locate(model: bytes, layer_count: int, *, per_channel: bool = True) -> Template:
+    """Finds the numbers of a policy in its converted model, along the chain of operators from input to output.
+
+    Args:
+        model: From `convert.convert`, int8. None of the policy's biases was 0 throughout: the converter drops those.
+        layer_count: Layers with weights in the policy.
+        per_channel: As it was converted.
+
+    Raises:
+        Unmapped: The converted graph is not the chain of operators that this module knows.
+    """
+    return _Graph(bytearray(model)).template(layer_count, per_channel)
+
+
+class _Graph:
+    """Reads a flatbuffer in place."""
+
+    def __init__(self, model: bytearray) -> None:
+        self._bytes = model
+        self._model = schema.Model.GetRootAs(model, 0)
+        self._graph = self._model.Subgraphs(0)
+
+    def template(self, layer_count: int, per_channel: bool) -> Template:
+        """See `locate`."""
+        operators = schema.BuiltinOperator
+        gain = offset = None
+        inputs: list[Affine] = []
+        outputs: list[Affine] = inputs
+        places: list[tuple[Any, list[Affine]]] = []
+        for code, operator in self._operators():
+            output = operator.Outputs(0)
+            if code == operators.MUL and gain is None:
+                gain = self._data(operator.Inputs(1), np.float32)
+            elif code == operators.ADD and offset is None:
+                offset = self._data(operator.Inputs(1), np.float32)
+            elif code == operators.QUANTIZE or code in _PASSED_ON:
+                outputs.append(self._affine(output))
+            elif code in _WEIGHTED:
+                outputs = [self._affine(output)]
+                places.append((operator, outputs))
+            elif code == operators.TANH:
+                outputs = []  # fixed: 1/128 and 0
+            elif code != operators.DEQUANTIZE:
+                raise Unmapped(f"the converted graph has an operator that is not known here: {code}")
+        if len(places) != layer_count:
+            raise Unmapped(f"{layer_count} layers became {len(places)} operators")
+        found = tuple(self._place(operator, outputs) for operator, outputs in places)
+        return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset)
+
+    def _operators(self) -> Iterator[tuple[int, Any]]:
+        for i in range(self._graph.OperatorsLength()):
+            operator = self._graph.Operators(i)
+            code = self._model.OperatorCodes(operator.OpcodeIndex())
+            yield max(code.BuiltinCode(), code.DeprecatedBuiltinCode()), operator
+
+    def _place(self, operator: Any, outputs: list[Affine]) -> Place:
+        if operator.InputsLength() != 3 or operator.Inputs(2) < 0:
+            raise Unmapped("a layer of the converted graph has no bias")
+        weights, bias = operator.Inputs(1), operator.Inputs(2)
+        shape = self._graph.Tensors(weights).ShapeAsNumpy()
+        return Place(
+            weights=self._data(weights, np.int8).reshape(shape[0], -1),
+            weight_scale=self._graph.Tensors(weights).Quantization().ScaleAsNumpy(),
+            bias=self._data(bias, np.int32),
+            bias_scale=self._graph.Tensors(bias).Quantization().ScaleAsNumpy(),
+            outputs=tuple(outputs),
+        )
+
+    def _affine(self, tensor: int) -> Affine:
+        quantization = self._graph.Tensors(tensor).Quantization()
+        scale, zero_point = quantization.ScaleAsNumpy(), quantization.ZeroPointAsNumpy()
+        if np.size(scale) != 1 or np.size(zero_point) != 1:
+            raise Unmapped("an activation of the converted graph has no single scale")
+        return Affine(scale, zero_point)
+
+    def _data(self, tensor: int, dtype: Any) -> Any:
+        data = self._model.Buffers(self._graph.Tensors(tensor).Buffer()).DataAsNumpy()
+        return data.view(dtype)

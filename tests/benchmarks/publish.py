@@ -1,0 +1,100 @@
+"""What it takes to turn weights into a policy on the wire, stage by stage; requantizing against TFLiteConverter.
+
+One process; converter and requantizer alternate on the same policies and the same observations. The converter is called
+in the quickest way we know (constants in the graph, one calibration batch): from a Keras model it takes twice as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from broker import delta, signing, specs
+from learner import config, layers, networks
+from learner.quantize import calibrate, convert, gate, quantizer
+
+SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
+STEP = 5e-4  # change of each weight between two policies: a few Adam steps
+TOPIC = "actorq/bench/policy/main/keyframe"
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yields one row per case and stage."""
+    import tensorflow as tf
+
+    with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
+        tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
+    yield from _stages("MLP 256x2", (256, 256), conversions=15, rounds=45)
+    yield from _stages("MLP 2048x2", (2048, 2048), conversions=7, rounds=21)
+
+
+def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int) -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    policy = _initial(hidden, rng)
+    rows = calibrate.rows(policy)
+    observations = rng.standard_normal((2 * rows, *SPEC.observation.shape), np.float32)
+    quantize, key = quantizer.Quantizer(), ed25519.Ed25519PrivateKey.generate()
+    sealer, settings = signing.LearnerSealer(key), config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0)
+    quantize.prepare(policy, SPEC.observation.shape)
+    keyframe = b""
+    times: dict[str, list[float]] = {}
+
+    def timed(stage: str, work: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = work()
+        times.setdefault(stage, []).append((time.perf_counter() - started) * 1e3)
+        return result
+
+    for i in range(rounds):
+        policy = _changed(policy, rng)
+        ranges, outputs = timed("calibration", lambda p=policy: calibrate.measure(p, observations, rows))
+        model = timed("requantize", lambda p=policy, r=ranges: quantize.quantize(p, r, observations[:rows]))
+        if i % (rounds // conversions) == 0:
+            timed("TFLiteConverter", lambda p=policy: convert.convert(p, observations[:rows], "int8"))
+        timed("gate", lambda m=model, o=outputs: gate.judge(m, o[rows:], observations[rows:], settings))
+        keyframe = keyframe or model
+        timed("delta", lambda k=keyframe, m=model: delta.difference(k, m))
+        timed("signing", lambda m=model: sealer.seal(TOPIC, m))
+    assert not quantize.fallbacks
+    reference = times.pop("TFLiteConverter")
+    patch = delta.difference(keyframe, model)
+    explain = f"{sum(a.size for a in layers.arrays(policy).values())} weights, {len(model)} bytes"
+    for stage, seen in times.items():
+        value, slow = statistics.median(seen), statistics.median(reference)
+        yield {
+            "benchmark": "publish",
+            "case": f"{case}, {stage}",
+            "value": round(value, 3),
+            "unit": "ms",
+            "reference": round(slow, 1) if stage == "requantize" else None,
+            "ratio": round(slow / value, 1) if stage == "requantize" else None,
+            "runs": len(seen),
+            "spread": round(max(seen) - min(seen), 3),
+            "explain": f"{min(seen):.3f} to {max(seen):.3f} ms; "
+            + {
+                "requantize": f"reference is TFLiteConverter, {min(reference):.0f} to {max(reference):.0f} ms in "
+                f"{len(reference)} runs between ours; {explain}",
+                "calibration": f"fp32 pass over {2 * rows} observations: ranges by the first half, exact outputs",
+                "gate": f"int8 by LiteRT over {rows} observations, interpreter built anew",
+                "delta": f"against a keyframe up to {rounds} publishes older; the last took {len(patch)} bytes",
+                "signing": "Ed25519 over SHA-256 of the whole model",
+            }[stage],
+        }
+
+
+def _initial(hidden: tuple[int, ...], rng: np.random.Generator) -> layers.PolicyLayers:
+    network = networks.QNetwork.build(SPEC, hidden, False, rng)
+    normalizer = networks.Normalizer.identity(SPEC.observation)
+    return network.policy_layers(list(network.initial().values()), normalizer)
+
+
+def _changed(policy: layers.PolicyLayers, rng: np.random.Generator) -> layers.PolicyLayers:
+    return layers.with_arrays(
+        policy, [a + STEP * rng.standard_normal(a.shape, np.float32) for a in layers.arrays(policy).values()]
+    )
