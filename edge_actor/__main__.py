@@ -8,9 +8,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from broker import cli, errors, settings, specs
 from edge_actor import config
+
+if TYPE_CHECKING:
+    from edge_actor import evaluate
+
+RANDOM = "random"
+"""In the place of a policy: actions drawn uniformly."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-v", dest="verbose", action="store_true", default=None, help="short for --verbose")
 
     score = commands.add_parser("evaluate", allow_abbrev=False, help="play a .tflite policy greedily, and time it")
-    score.add_argument("policy", type=Path, metavar="POLICY.tflite")
+    score.add_argument("policy", metavar="POLICY.tflite", help=f"its path; or the word {RANDOM}, to score chance")
     score.add_argument("--env", required=True, help="Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId")
     score.add_argument("--env-kwargs", default="{}", metavar="JSON", help="arguments for the environment")
     score.add_argument("--episodes", type=int, default=20, metavar="N", help="(default: %(default)s)")
@@ -66,33 +73,20 @@ def _evaluate(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.threads < 1:
         raise errors.ConfigError("--episodes and --threads must be at least 1")
     chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs)
-    try:
-        model = args.policy.read_bytes()
-    except OSError as error:
-        raise errors.PolicyError(
-            f"the policy cannot be read: {error.strerror}",
-            where=str(args.policy),
-            todo="give the path of a .tflite file",
-        ) from error
-    from edge_actor import env, evaluate, policy
+    from edge_actor import env, evaluate
 
-    environment = env.make(chosen.env, 1, chosen.env_arguments)
-    head = args.head or environment.spec.action.heads[0]
-    try:
-        acting = policy.Policy(model, head, environment.spec, 1, runtime=args.runtime, threads=args.threads)
-    except errors.PolicyError as error:
-        error.where = error.where or str(args.policy)
-        raise
-    score = evaluate.run(acting, environment, args.episodes, args.seed)
-    environment.close()
-    assert score is not None
+    if args.policy == RANDOM:
+        environment = env.make(chosen.env, 1, chosen.env_arguments)
+        score = evaluate.run_at_random(environment, args.episodes, args.seed)
+        environment.close()
+        labels: dict[str, str] = {}
+    else:
+        score, labels = _score(args, chosen)
     result = {
-        "policy": str(args.policy),
-        "sha256": hashlib.sha256(model).hexdigest(),
+        "policy": args.policy,
         "env": args.env,
         "seed": args.seed,
-        "runtime": str(acting.interpreter.runtime),
-        "delegate": acting.delegate,
+        **labels,
         **score.values,
         "episode_return": score.episode_return.tolist(),
     }
@@ -102,6 +96,35 @@ def _evaluate(args: argparse.Namespace) -> int:
     for name, value in result.items():
         print(f"{name:32} {value}")
     return errors.EXIT_OK
+
+
+def _score(args: argparse.Namespace, chosen: config.ActorConfig) -> tuple[evaluate.Score, dict[str, str]]:
+    """The score of a policy file, and what it ran on."""
+    try:
+        model = Path(args.policy).read_bytes()
+    except OSError as error:
+        raise errors.PolicyError(
+            f"the policy cannot be read: {error.strerror}",
+            where=args.policy,
+            todo="give the path of a .tflite file",
+        ) from error
+    from edge_actor import env, evaluate, policy
+
+    environment = env.make(chosen.env, 1, chosen.env_arguments)
+    head = args.head or environment.spec.action.heads[0]
+    try:
+        acting = policy.Policy(model, head, environment.spec, 1, runtime=args.runtime, threads=args.threads)
+    except errors.PolicyError as error:
+        error.where = error.where or args.policy
+        raise
+    score = evaluate.run(acting, environment, args.episodes, args.seed)
+    environment.close()
+    assert score is not None
+    return score, {
+        "sha256": hashlib.sha256(model).hexdigest(),
+        "runtime": str(acting.interpreter.runtime),
+        "delegate": acting.delegate,
+    }
 
 
 if __name__ == "__main__":

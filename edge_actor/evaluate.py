@@ -1,4 +1,7 @@
-"""Scores a policy as it ships: greedy, seeded, on the runtime that runs it; and times it on what it saw."""
+"""Scores a policy as it ships: greedy, seeded, on the runtime that runs it; and times it on what it saw.
+
+Chance is the other end of every scale of returns, so it can be scored too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import messages
+from broker import messages, specs
 from edge_actor import env, policy
 
 _TIMED_ROWS = 2000
@@ -56,8 +59,41 @@ def run(
     Returns:
         None if `stop` said so.
     """
-    act, step, to_env = acting.act, environment.step, environment.to_env
-    observation_spec = acting.spec.observation
+    played = _play(acting.act, environment, episodes, seed, stop)
+    if played is None:
+        return None
+    returns, steps, seen = played
+    return Score(returns, steps, measure(acting, seen))
+
+
+def run_at_random(environment: env.Environment, episodes: int, seed: int) -> Score:
+    """Plays actions drawn uniformly: from all choices, or from within the bounds. Resets as `run` does.
+
+    Args:
+        environment: A single one.
+        episodes: At least 1.
+        seed: Of the first episode, and of the actions.
+    """
+    played = _play(_at_random(environment.spec.action, seed), environment, episodes, seed, lambda: False)
+    assert played is not None
+    returns, steps, _ = played
+    return Score(returns, steps, {})
+
+
+def _at_random(action: specs.ActionSpec, seed: int) -> policy.Act:
+    rng = np.random.default_rng(seed)
+    if action.kind == "discrete":
+        return lambda row: int(rng.integers(action.n))
+    low, high = (np.array(bound, np.float32).reshape(action.shape) for bound in (action.low, action.high))
+    return lambda row: rng.uniform(low, high).astype(np.float32)
+
+
+def _play(
+    act: policy.Act, environment: env.Environment, episodes: int, seed: int, stop: Callable[[], bool]
+) -> tuple[messages.FloatArray, int, list[NDArray[Any]]] | None:
+    """Returns [episodes], steps, and the first observations [1, *shape] that were acted on; None if `stop` said so."""
+    step, to_env = environment.step, environment.to_env
+    observation_spec = environment.spec.observation
     row = np.zeros((1, *observation_spec.shape), observation_spec.dtype)
     seen: list[NDArray[Any]] = []
     returns: list[float] = []
@@ -76,7 +112,7 @@ def run(
             over = terminated or truncated
             steps += 1
         returns.append(total)
-    return Score(np.array(returns, np.float32), steps, measure(acting, seen))
+    return np.array(returns, np.float32), steps, seen
 
 
 def measure(acting: policy.Policy, rows: list[NDArray[Any]]) -> dict[str, float]:

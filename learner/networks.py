@@ -164,11 +164,40 @@ class QNetwork:
 
     def policy_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
         """The greedy policy: raw observation to advantages with mean 0. No argmax needs the value stream."""
-        torso_w, advantage_w, _ = self._split(weights)
-        policy = layers.with_arrays(self.torso, torso_w) + layers.with_arrays(self.advantage, advantage_w)
+        policy = self.advantage_layers(weights, normalizer)
         last = policy[-1]
         assert isinstance(last, layers.Dense)
-        return layers.absorb((*policy[:-1], layers.centred(last)), normalizer.gain, normalizer.offset)
+        return (*policy[:-1], layers.centred(last))
+
+    def advantage_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
+        """The advantage stream as it was trained, from raw observations: its mean over actions is anything."""
+        torso_w, advantage_w, _ = self._split(weights)
+        policy = layers.with_arrays(self.torso, torso_w) + layers.with_arrays(self.advantage, advantage_w)
+        return layers.absorb(policy, normalizer.gain, normalizer.offset)
+
+    def q_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
+        """The whole network as one stack, from raw observations to action values.
+
+        With dueling the two streams run side by side in layers as wide as both, and the last layer adds them up.
+        """
+        if not self.value:
+            return self.advantage_layers(weights, normalizer)
+        torso_w, advantage_w, value_w = self._split(weights)
+        advantage, value = (
+            [layer for layer in layers.with_arrays(stream, arrays) if isinstance(layer, layers.Dense)]
+            for stream, arrays in ((self.advantage, advantage_w), (self.value, value_w))
+        )
+        first = layers.Dense(
+            np.hstack([advantage[0].kernel, value[0].kernel]), np.hstack([advantage[0].bias, value[0].bias]), "relu"
+        )
+        last = layers.centred(advantage[1])
+        last = layers.Dense(
+            np.vstack([last.kernel, np.repeat(value[1].kernel, last.bias.size, axis=1)]),
+            last.bias + value[1].bias,
+            "none",
+        )
+        policy = (*layers.with_arrays(self.torso, torso_w), first, last)
+        return layers.absorb(policy, normalizer.gain, normalizer.offset)
 
     def _split(self, weights: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         a = len(layers.arrays(self.torso))

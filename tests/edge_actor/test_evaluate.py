@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker import errors, messages
+from broker import errors, messages, specs
 from edge_actor import __main__ as command_line
 from edge_actor import command, env, evaluate, policy
 from tests.edge_actor import fake_learner, toys
@@ -61,6 +61,24 @@ def test_times_are_in_order() -> None:
 
 def test_it_can_be_stopped() -> None:
     assert evaluate.run(acting(), CARTPOLE, 5, 0, lambda: True) is None
+
+
+def test_chance_is_seeded_and_draws_every_choice_alike() -> None:
+    first, again, other = (evaluate.run_at_random(CARTPOLE, 5, seed) for seed in (0, 0, 1))
+    assert first.episode_return.tolist() == again.episode_return.tolist() != other.episode_return.tolist()
+    assert 10 < first.episode_return.mean() < 50  # 22 is CartPole's well-known mean
+    act = evaluate._at_random(specs.ActionSpec("discrete", n=3), 0)
+    counts = np.bincount([act(np.zeros((1, 4))) for _ in range(3000)], minlength=3)
+    assert counts.tolist() == pytest.approx([1000, 1000, 1000], abs=120)  # about 4.6 deviations
+
+
+def test_chance_stays_within_bounds_and_reaches_for_them() -> None:
+    act = evaluate._at_random(specs.ActionSpec("continuous", shape=(2,), low=(-1.0, 5.0), high=(3.0, 7.0)), 0)
+    actions = np.array([act(np.zeros((1, 4))) for _ in range(2000)])
+    assert actions.shape == (2000, 2)
+    assert actions.min(0) == pytest.approx([-1, 5], abs=0.02)
+    assert actions.max(0) == pytest.approx([3, 7], abs=0.02)
+    assert (actions.min(0) >= [-1, 5]).all() and (actions.max(0) <= [3, 7]).all()
 
 
 def test_the_learner_s_command_is_answered_once() -> None:
@@ -115,6 +133,15 @@ def test_the_command_line_prints_the_same(capsys: pytest.CaptureFixture[str]) ->
     assert result["delegate"] in ("XNNPACK", "built-in")
     assert command_line.main(arguments) == errors.EXIT_OK
     assert "return_mean" in capsys.readouterr().out
+
+
+def test_the_command_line_scores_chance(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["evaluate", "random", "--env", "CartPole-v1", "--episodes", "3", "--seed", "5", "--json"]
+    assert command_line.main(arguments) == errors.EXIT_OK
+    result = json.loads(capsys.readouterr().out)
+    assert result["episode_return"] == evaluate.run_at_random(CARTPOLE, 3, 5).episode_return.tolist()
+    assert result["return_mean"] == pytest.approx(np.mean(result["episode_return"]))
+    assert "runtime" not in result  # nothing ran on one
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from learner import config, layers
-from learner.quantize import convert, gate
+from learner.quantize import calibrate, convert, gate, quantizer
 
 SETTINGS = config.GateConfig()
 X = np.random.default_rng(0).uniform(-1, 1, (500, 2)).astype(np.float32)
@@ -24,10 +26,17 @@ def model(policy: layers.PolicyLayers, precision: str = "float32", x: NDArray[np
     return convert.convert(policy, x, precision)
 
 
+def clipped(policy: layers.PolicyLayers, limit: float) -> bytes:
+    """An int8 model of one layer whose outputs end at +-limit."""
+    ranges, _ = calibrate.measure(policy, X, len(X))
+    narrow = dataclasses.replace(ranges, outputs=((-limit, limit),))
+    return quantizer.Quantizer().quantize(policy, narrow, X)
+
+
 def judge(
     int8: bytes, float32: bytes, x: NDArray[np.float32], settings: config.GateConfig, previous: bytes | None = None
 ) -> gate.Verdict:
-    exact, _, _ = gate._run(float32, x)
+    exact, _, _ = gate.run(float32, x)
     return gate.judge(int8, exact, x, settings, previous)
 
 
@@ -44,9 +53,9 @@ def test_a_faithful_policy_passes() -> None:
 
 def test_measures_by_hand() -> None:
     """Two fp32 models, so that no rounding is in the way: outputs (x, 0) beside (x + 1, 0)."""
-    corners = np.array([[-4.0, -4.0], [4.0, 4.0]], np.float32)  # scaled by a power of two: not even that rounds
     x = np.array([[3.0, 0.0], [1.0, 0.0], [-0.5, 0.0], [-1.0, 0.0], [-2.5, 0.0]], np.float32)
-    exact, shifted = (model(linear([[1.0, 0.0], [0.0, 0.0]], [bias, 0.0]), x=corners) for bias in (0.0, 1.0))
+    policies = [linear([[1.0, 0.0], [0.0, 0.0]], [bias, 0.0]) for bias in (0.0, 1.0)]
+    exact, shifted = (convert.convert(policy, x, "float32", per_feature=False) for policy in policies)
     verdict = judge(shifted, exact, x, SETTINGS)
     # Actions of `exact`: 0 0 1 1 1; of `shifted` (4, 2, 0.5, 0, -1.5 against 0): 0 0 0 tie 1, and a tie gives action 0.
     assert verdict.agreement == pytest.approx(3 / 5)
@@ -92,8 +101,9 @@ def test_q_values_far_above_their_gaps_are_refused_and_their_advantages_pass() -
 
 
 def test_ranges_that_do_not_hold_what_is_seen_later_are_refused() -> None:
-    narrow = model(SOUND, "int8", x=X * 0.2)
-    verdict = judge(narrow, model(SOUND), X, SETTINGS)
+    """Where the best two both grow beyond the range, int8 cannot tell them apart."""
+    growing = linear([[1.0, 0.7, -1.7], [0.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
+    verdict = judge(clipped(growing, 0.2), model(growing), X, SETTINGS)
     assert (verdict.passed, verdict.reason) == (False, "saturated")
     assert verdict.saturation > 0.1
 
@@ -112,3 +122,24 @@ def test_near_ties_hardly_count() -> None:
     assert verdict.agreement < 0.97
     assert verdict.agreement_weighted > 0.99
     assert verdict.passed
+
+
+def test_outputs_that_are_clear_may_saturate() -> None:
+    """One output at an end of the range beside another that is not: what is lost there decides nothing."""
+    verdict = judge(clipped(SOUND, 0.2), model(SOUND), X, SETTINGS)
+    assert verdict.passed
+    assert verdict.agreement > 0.98
+    assert verdict.saturation == 0.0
+    assert verdict.error_max < 0.02
+
+
+def test_a_model_that_the_runtime_refuses_is_held_back() -> None:
+    """A layer that is nearly dead: the factor from its sums to its outputs exceeds what XNNPACK takes."""
+    rng = np.random.default_rng(0)
+    policy = (
+        layers.Dense(rng.normal(size=(2, 8)).astype(np.float32) * 100, np.zeros(8, np.float32), "relu"),
+        layers.Dense(rng.normal(size=(8, 8)).astype(np.float32), np.full(8, -1e6, np.float32), "relu"),
+        layers.Dense(rng.normal(size=(8, 3)).astype(np.float32), np.zeros(3, np.float32), "none"),
+    )
+    verdict = judge(model(policy, "int8"), model(policy), X, SETTINGS)
+    assert (verdict.passed, verdict.reason) == (False, "unrunnable")

@@ -1,0 +1,112 @@
+"""How far a policy acts like its fp32 original: on states, and by the returns of paired episodes. Only numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.floating[Any]]
+
+DECIDED_GAP = 0.01
+"""A state is decided where the gap between fp32's best two actions exceeds this share of the advantages' range."""
+MARGIN = 0.05
+"""Share of (fp32 - random) that a non-inferior policy may lose at most."""
+_RESAMPLES = 10_000
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Greedy actions compared state by state.
+
+    The range that some of these refer to is the largest less the smallest of fp32's advantages (values less their mean
+    over actions), over all states and actions.
+
+    Attributes:
+        agreement: Share of states where both choose the same action.
+        agreement_decided: The same among decided states; None where there are none.
+        decided: Share of states that are decided.
+        ties: Share of states where the best two outputs of the compared policy are equal.
+        regret: Mean fp32 value of fp32's choice less that of the other's, relative to the range.
+    """
+
+    agreement: float
+    agreement_decided: float | None
+    decided: float
+    ties: float
+    regret: float
+
+
+def states(exact: FloatArray, other: FloatArray) -> States:
+    """Compares action values or advantages [N, n] of fp32 with those of another policy for the same states.
+
+    Where the best outputs are equal, the first of them is the choice, as on an actor.
+    """
+    exact = exact.astype(np.float64)
+    span = float(np.ptp(exact - exact.mean(1, keepdims=True)))
+    choice, chosen = exact.argmax(1), other.argmax(1)
+    best, second = np.partition(exact, -2, axis=1)[:, :-3:-1].T
+    best_other, second_other = np.partition(other, -2, axis=1)[:, :-3:-1].T
+    same = choice == chosen
+    decided = best - second > DECIDED_GAP * span
+    lost = best - np.take_along_axis(exact, chosen[:, None], axis=1)[:, 0]
+    return States(
+        agreement=float(same.mean()),
+        agreement_decided=float(same[decided].mean()) if decided.any() else None,
+        decided=float(decided.mean()),
+        ties=float((best_other == second_other).mean()),
+        regret=float(lost.mean() / span) if span else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """Returns beside those of fp32 in the same episodes.
+
+    Attributes:
+        mean: Mean return.
+        difference: Mean of return less fp32's, episode by episode.
+        low, high: Its paired bootstrap interval, 95 %.
+        low_relative: `low` in units of (fp32 - random); None where fp32 is no better than random.
+        non_inferior: Whether `low` is at least -5 % of (fp32 - random); None as above.
+    """
+
+    mean: float
+    difference: float
+    low: float
+    high: float
+    low_relative: float | None
+    non_inferior: bool | None
+
+
+def returns(exact: FloatArray, other: FloatArray, chance: FloatArray) -> Returns:
+    """Compares returns [episodes] of another policy with fp32's on the same seeds.
+
+    Args:
+        exact: Of fp32.
+        other: Of the policy compared, in the same order.
+        chance: Of random actions; any number of episodes.
+    """
+    difference = other.astype(np.float64) - exact
+    low, high = interval(difference)
+    scale = float(exact.mean(dtype=np.float64) - chance.mean(dtype=np.float64))
+    relative = low / scale if scale > 0 else None
+    return Returns(
+        mean=float(other.mean(dtype=np.float64)),
+        difference=float(difference.mean()),
+        low=low,
+        high=high,
+        low_relative=relative,
+        non_inferior=None if relative is None else relative >= -MARGIN,
+    )
+
+
+def interval(values: FloatArray, confidence: float = _CONFIDENCE) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean of `values` [N]: 10 000 resamples, always the same ones for one N."""
+    rng = np.random.default_rng(0)
+    means = values[rng.integers(len(values), size=(_RESAMPLES, len(values)))].mean(1)
+    low, high = np.percentile(means, [50 * (1 - confidence), 50 * (1 + confidence)])
+    return float(low), float(high)

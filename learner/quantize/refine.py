@@ -1,0 +1,295 @@
+"""Rewrites a policy so that eight bits hold it better, and chooses as before.
+
+One fp32 pass over the calibration observations shows how large each channel is. Then:
+
+* `levelled`: only differences between outputs choose an action, so whatever all outputs have in common is taken out of
+  the last layer: the linear function of its inputs that comes closest to the middle of the best two outputs. What
+  remains is near 0 where it matters, and the range of the int8 output shrinks with it: to a tenth on LunarLander.
+* `equalised`: an int8 tensor has one scale, so a channel that reaches 1 beside one that reaches 100 keeps two levels.
+  ReLU and linear layers let a factor pass from a layer's output to the next layer's kernel (Nagel et al. 2019,
+  https://arxiv.org/abs/1906.04721; the factor is that of Xiao et al. 2023, https://arxiv.org/abs/2211.10438).
+* `corrected`: behind ReLUs the mean input is far from 0, and so is its product with the rounding errors of the weights.
+  The bias takes that back (Nagel et al. 2019, section 4.2).
+* `decisive_range`: outputs beyond every close call may saturate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from learner import layers
+from learner.quantize import fold, requantize
+
+FloatArray = NDArray[np.float32]
+Step = Literal["level", "equalise", "correct"]
+STEPS: tuple[Step, ...] = ("level", "equalise", "correct")
+
+_ACTIVATIONS = 0.75
+"""Share of a channel's factor that goes by its activations; the rest goes by its weights, which have more scales."""
+_FLOOR = 0.1
+"""Channels and weights smaller than this beside the largest count as that large: they may yet grow."""
+_RIDGE = 0.01
+"""Of the mean square of the inputs: keeps small what is taken out of the last layer."""
+_STEPS = 16
+"""Of conjugate gradients. Any result leaves the choices alone, so it need not be exact."""
+_HEADROOM = 1.5
+"""Other observations have wider close calls than the sample."""
+_LIMIT_MIN = np.float32(1e-30)  # of weights: what they are divided by stays finite
+_BLOCK_ROWS = 64  # of a kernel that is rounded: they fit the cache
+_CLEAR = 50.0
+"""Percentile of the gaps between the best two; beyond such a gap an output is clear, and may saturate."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channels:
+    """What a tensor's channels [c] (features behind a dense layer) were seen to hold."""
+
+    low: FloatArray
+    high: FloatArray
+    mean: FloatArray
+
+    def divided(self, factor: FloatArray) -> Channels:
+        return Channels(self.low / factor, self.high / factor, self.mean / factor)
+
+    @property
+    def range(self) -> requantize.Range:
+        return float(self.low.min()), float(self.high.max())
+
+
+class Refiner:
+    """Refines one policy after another.
+
+    It keeps each channel's factor until the best one is more than twice as large or small: with factors that came and
+    went with the calibration sample, the int8 weights would change more from one publish to the next than training
+    changes them, and deltas would double.
+
+    Args:
+        steps: Which to take. `level`, with `decisive_range`, only where nothing but the largest output counts, as with
+            action values; without it, or where the last layer is not linear, outputs stay what they are.
+    """
+
+    def __init__(self, steps: Collection[Step] = STEPS) -> None:
+        self._steps = steps
+        self._exponents: list[FloatArray] = []
+
+    def measure(
+        self, policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, *, per_feature: bool = True
+    ) -> tuple[layers.PolicyLayers, requantize.Ranges, FloatArray]:
+        """Runs a policy once, and makes it fit for int8. In the place of `calibrate.measure`.
+
+        Args:
+            policy: Layers for raw observations.
+            observations: Sample [N, *shape] in any dtype.
+            rows: The first so many observations decide everything.
+            per_feature: Whether each input feature gets a range of its own; never in front of a convolution.
+
+        Returns:
+            The rewritten policy, its ranges, and fp32 outputs [N, n] that int8 is to come close to. All three are NaN
+            or infinite where the policy is: `requantize` refuses them.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._measure(policy, observations, rows, per_feature)
+
+    def _measure(
+        self, policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, per_feature: bool
+    ) -> tuple[layers.PolicyLayers, requantize.Ranges, FloatArray]:
+        first = next(layer for layer in policy if not isinstance(layer, layers.Flatten))
+        affine = fold.from_ranges(observations[:rows]) if per_feature and isinstance(first, layers.Dense) else None
+        channels, inputs, outputs = _pass(policy, observations, rows, affine)
+        last = policy[-1]
+        level = "level" in self._steps and isinstance(last, layers.Dense) and last.activation == "none"
+        if level:
+            policy = levelled(policy, inputs[:rows], outputs[:rows])
+            outputs = _linear(policy[-1], inputs)
+            channels[-1] = _channels(outputs[:rows])
+        if "equalise" in self._steps:
+            self._exponents = exponents(policy, channels, self._exponents)
+            policy, channels = equalised(policy, channels, self._exponents)
+        if "correct" in self._steps:
+            policy = corrected(policy, channels, affine)
+        ranges = [one.range for one in channels]
+        if level:
+            ranges[-1] = decisive_range(outputs[:rows])
+        return policy, requantize.Ranges(ranges[0], tuple(ranges[1:]), affine), outputs
+
+
+def _pass(
+    policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, affine: fold.Affine | None
+) -> tuple[list[Channels], FloatArray, FloatArray]:
+    """Channels of the input and of each layer with weights (before tanh, but for the mean); last inputs; outputs."""
+    x = observations.astype(np.float32)
+    scaled = affine.apply(observations[:rows]).reshape(rows, -1) if affine else x[:rows]
+    channels = [_channels(scaled)]
+    inputs = x
+    for layer in policy:
+        if isinstance(layer, layers.Flatten):
+            x = x.reshape(len(x), math.prod(x.shape[1:]))
+            continue
+        inputs = x
+        x = _linear(layer, x)
+        if layer.activation == "relu":
+            np.maximum(x, 0, out=x)
+        seen = _channels(x[:rows])
+        if layer.activation == "tanh":
+            x = np.tanh(x)
+            seen = replace(seen, mean=x[:rows].reshape(-1, x.shape[-1]).mean(0))
+        channels.append(seen)
+    return channels, inputs, x
+
+
+def levelled(policy: layers.PolicyLayers, inputs: FloatArray, outputs: FloatArray) -> layers.PolicyLayers:
+    """Subtracts the same linear function of the last layer's inputs from all outputs; each choice stays.
+
+    Args:
+        policy: Layers, the last of them dense and linear.
+        inputs: Of its last layer [N, features].
+        outputs: Of the policy [N, n].
+    """
+    last = policy[-1]
+    assert isinstance(last, layers.Dense)
+    middle = np.partition(outputs, -2, axis=1)[:, -2:].mean(1)
+    level, mean = middle.mean(), inputs.mean(0)
+    common = _ridge(inputs - mean, middle - level)
+    bias = last.bias - (level - mean @ common)
+    return (*policy[:-1], replace(last, kernel=last.kernel - common[:, None], bias=bias.astype(np.float32)))
+
+
+def _ridge(inputs: FloatArray, target: FloatArray) -> FloatArray:
+    """Weights [features] that take inputs [N, features] towards target [N], by conjugate gradients."""
+    ridge = _RIDGE * float(np.square(inputs).sum()) / inputs.shape[1]
+    weights = np.zeros(inputs.shape[1], np.float32)
+    residual = direction = target @ inputs
+    square = float(residual @ residual)
+    for _ in range(_STEPS):
+        if square < np.finfo(np.float32).tiny:
+            break
+        image = (inputs @ direction) @ inputs + ridge * direction
+        step = square / float(direction @ image)
+        weights = weights + step * direction
+        residual = residual - step * image
+        before, square = square, float(residual @ residual)
+        direction = residual + (square / before) * direction
+    return weights if np.isfinite(weights).all() else np.zeros_like(weights)
+
+
+def exponents(
+    policy: layers.PolicyLayers, channels: Sequence[Channels], kept: Sequence[FloatArray] = ()
+) -> list[FloatArray]:
+    """Powers of two by which to divide the channels of each hidden layer, so that they become of similar size.
+
+    Args:
+        policy: Layers.
+        channels: Of the input, and of the output of each layer with weights.
+        kept: What this gave for an earlier policy; an exponent stays unless it is off by more than 1.
+    """
+    found = []
+    weighted = _weighted(policy)
+    for n, (layer, following) in enumerate(itertools.pairwise(weighted)):
+        count = layer.bias.size
+        kernel = following.kernel.reshape(-1, count, following.bias.size)
+        activations = np.maximum(np.abs(channels[n + 1].low), np.abs(channels[n + 1].high))
+        weights = np.maximum(kernel.max((0, 2)), -kernel.min((0, 2)))
+        if layer.activation == "tanh" or not (activations.any() and weights.any()):  # no factor can pass, or matters
+            found.append(np.zeros(count, np.float32))
+            continue
+        activations, weights = (np.maximum(a, _FLOOR * a.max()) for a in (activations, weights))
+        best = _ACTIVATIONS * np.log2(activations) - (1 - _ACTIVATIONS) * np.log2(weights)
+        before = kept[n] if n < len(kept) and kept[n].size == count else best
+        found.append(np.rint(np.where(np.abs(best - before) <= 1, before, best)))
+    return found
+
+
+def equalised(
+    policy: layers.PolicyLayers, channels: Sequence[Channels], exponents: Sequence[FloatArray]
+) -> tuple[layers.PolicyLayers, list[Channels]]:
+    """Divides channels by powers of two, and multiplies the kernels behind; outputs stay what they are, to the bit.
+
+    Args:
+        policy: Layers.
+        channels: As in `exponents`.
+        exponents: Of each hidden layer's channels.
+
+    Returns:
+        The policy, and its channels.
+    """
+    arrays, channels = list(layers.arrays(policy).values()), list(channels)
+    for n, exponent in enumerate(exponents):
+        factor = np.exp2(exponent)
+        arrays[2 * n] = arrays[2 * n] / factor
+        arrays[2 * n + 1] = arrays[2 * n + 1] / factor
+        following = arrays[2 * n + 2]
+        by_channel = following.reshape(-1, factor.size, following.shape[-1]) * factor[:, None]
+        arrays[2 * n + 2] = by_channel.reshape(following.shape)
+        channels[n + 1] = channels[n + 1].divided(factor)
+    return layers.with_arrays(policy, arrays), channels
+
+
+def corrected(
+    policy: layers.PolicyLayers, channels: Sequence[Channels], affine: fold.Affine | None
+) -> layers.PolicyLayers:
+    """The policy with biases that make up for the rounding of its weights, on the mean input of each layer.
+
+    Weights are rounded as in `requantize`, with a scale per output channel.
+
+    Args:
+        policy: Layers for raw observations.
+        channels: Of the input as `affine` scales it, and of the output of each layer with weights.
+        affine: Scaling of the input, which decides how the first kernel is rounded; None in front of convolutions.
+    """
+    rounded = _weighted(fold.compensate(policy, affine) if affine else policy)
+    arrays = []
+    for layer, like, seen in zip(_weighted(policy), rounded, channels, strict=False):
+        kernel = like.kernel.reshape(-1, layer.bias.size)
+        limit = np.maximum(kernel.max(0), -kernel.min(0))
+        scale = np.maximum(limit, _LIMIT_MIN) / np.float32(127)
+        # A convolution meets each channel at every place of its kernel; so does a dense layer behind one
+        mean = np.tile(seen.mean, len(kernel) // seen.mean.size)
+        inverse = 1 / scale
+        rounded_sum = np.zeros_like(layer.bias)
+        for row in range(0, len(kernel), _BLOCK_ROWS):
+            block = kernel[row : row + _BLOCK_ROWS] * inverse
+            rounded_sum += mean[row : row + _BLOCK_ROWS] @ np.rint(block, out=block)
+        arrays += [layer.kernel, layer.bias - (rounded_sum * scale - mean @ kernel)]
+    return layers.with_arrays(policy, arrays)
+
+
+def decisive_range(outputs: FloatArray) -> requantize.Range:
+    """The output range in which close calls are decided; what lies beyond may saturate.
+
+    An output above every runner-up wins even when it saturates, and one below every winner loses.
+
+    Args:
+        outputs: In fp32, of a `levelled` policy [N, n].
+    """
+    runner_up, best = np.partition(outputs, -2, axis=1)[:, -2:].T
+    clear = float(np.percentile(best - runner_up, _CLEAR))
+    low = min(_HEADROOM * float(best.min()), -clear)
+    high = max(_HEADROOM * float(runner_up.max()), clear)
+    return max(low, float(outputs.min())), min(high, float(outputs.max()))
+
+
+def _weighted(policy: layers.PolicyLayers) -> list[layers.Dense | layers.Conv2D]:
+    return [layer for layer in policy if not isinstance(layer, layers.Flatten)]
+
+
+def _linear(layer: layers.Layer, x: FloatArray) -> FloatArray:
+    assert not isinstance(layer, layers.Flatten)
+    if isinstance(layer, layers.Dense):
+        y: FloatArray = x @ layer.kernel
+    else:
+        y = tf.nn.conv2d(x, layer.kernel, strides=layer.stride, padding="VALID").numpy()
+    y += layer.bias
+    return y
+
+
+def _channels(x: FloatArray) -> Channels:
+    flat = x.reshape(-1, x.shape[-1])
+    return Channels(flat.min(0), flat.max(0), flat.mean(0))
