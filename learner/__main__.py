@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import os
 import sys
 import threading
 import tomllib
@@ -25,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    return _demo(args) if args.command == "demo" else _train(args)
+    runs = {"demo": _demo, "fidelity": _fidelity, "quantize": _quantize, "train": _train}
+    return runs[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,11 +51,75 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="as in `actorq-broker up --kind`",
     )
+    _add_quantize(commands)
+    _add_fidelity(commands)
     for command in (train, demo):
         settings.add_arguments(command, *_CONFIGS)
         command.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
         command.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     return parser
+
+
+def _add_quantize(commands: Any) -> None:
+    quantize = commands.add_parser(
+        "quantize",
+        allow_abbrev=False,
+        help="turn any Keras model into a full-integer .tflite that actors run",
+        description=_quantize.__doc__,
+    )
+    quantize.add_argument("model", type=Path, metavar="MODEL.keras", help="one input [N, ...], one output [N, outputs]")
+    quantize.add_argument(
+        "--calibration",
+        type=Path,
+        required=True,
+        metavar="OBS.npz",
+        help="observations [N, ...] as the model is fed them, in an array `observations` or the only one; three "
+        "quarters set the ranges, a quarter judges the result",
+    )
+    quantize.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.tflite", help="OUT.json goes beside")
+    quantize.add_argument(
+        "--precision", choices=config.PRECISIONS, default="int8", help="of the result (default: %(default)s)"
+    )
+    quantize.add_argument(
+        "--outputs",
+        choices=("values", "actions"),
+        default="values",
+        help="what the outputs are: values of actions (or logits), of which the largest is taken, and greedy choices "
+        "are judged; or continuous actions, whose error is judged (default: %(default)s)",
+    )
+    quantize.add_argument(
+        "--aware",
+        action="store_true",
+        help="train the weights against the fp32 outputs through simulated int8; takes seconds, and mends most of what "
+        "plain int8 breaks",
+    )
+    quantize.add_argument("--steps", type=int, default=400, metavar="N", help="of --aware (default: %(default)s)")
+    quantize.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: %(default)s)"
+    )
+    quantize.add_argument("--force", action="store_true", help="overwrite OUT.tflite and OUT.json")
+    quantize.add_argument("--json", action="store_true", help="print the report as one JSON object on stdout")
+    quantize.add_argument("-v", "--verbose", action="store_true", help="show tracebacks and what the converter says")
+
+
+def _add_fidelity(commands: Any) -> None:
+    fidelity = commands.add_parser(
+        "fidelity",
+        allow_abbrev=False,
+        help="show how far int8 policies of a run act like their fp32 originals",
+        description=_fidelity.__doc__,
+    )
+    fidelity.add_argument("run", type=Path, metavar="RUN", help="run directory whose checkpoint holds replay")
+    fidelity.add_argument(
+        "--episodes", type=int, default=100, metavar="N", help="of each policy; 0 plays none (default: %(default)s)"
+    )
+    fidelity.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="episode k resets with N + k (default: %(default)s)"
+    )
+    fidelity.add_argument("--env", default="", metavar="ID", help="environment to play, instead of the run's")
+    fidelity.add_argument("--rows", default="", metavar="NAME,...", help="some rows of the table (default: all)")
+    fidelity.add_argument("--json", action="store_true", help="print the study as one JSON object on stdout")
+    fidelity.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
 
 def _settings(args: argparse.Namespace, env_id: str, *weakest: settings.Table) -> config.Settings:
@@ -126,6 +193,54 @@ def _demo(args: argparse.Namespace) -> int:
     if summary is not None:
         _print_summary(summary, args.json)
     return code
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    """Turns a Keras model into a .tflite that takes raw observations and runs on actors, and judges it beside fp32.
+
+    int8 means full-integer: whatever cannot be is named, and nothing is written. Nor is it if the result acts otherwise
+    than the original; --aware then helps.
+    """
+    if args.output.suffix != ".tflite":
+        raise errors.ConfigError("the output is no .tflite file", where=str(args.output), todo="name it OUT.tflite")
+    if args.steps < 1:
+        raise errors.ConfigError(f"--steps must be positive, not {args.steps}")
+    from learner import chatter
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with chatter.hidden(everything=not args.verbose):
+        from learner.quantize import command, report
+
+    request = {field.name: getattr(args, field.name) for field in dataclasses.fields(command.Request)}
+    result = command.run(command.Request(**request))
+    print(json.dumps(result) if args.json else report.table(result))
+    return errors.EXIT_OK
+
+
+def _fidelity(args: argparse.Namespace) -> int:
+    """Compares policies made from the newest checkpoint of a DQN run with their fp32 original.
+
+    On states of replay that took no part in calibration, and by their returns in the same episodes, which actors on
+    this machine play. The study is kept as RUN/fidelity.json.
+    """
+    if args.episodes < 0:
+        raise errors.ConfigError("--episodes must be at least 0")
+    from learner import chatter
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with chatter.hidden(everything=not args.verbose):
+        from learner import fidelity
+
+    study = fidelity.study(
+        args.run,
+        env_id=args.env,
+        episodes=args.episodes,
+        seed=args.seed,
+        rows=[name.strip() for name in args.rows.split(",") if name.strip()],
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(json.dumps(study) if args.json else fidelity.table(study))
+    return errors.EXIT_OK
 
 
 def _print_summary(summary: dict[str, Any], as_json: bool) -> None:

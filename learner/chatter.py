@@ -19,8 +19,8 @@ _ALWAYS_SAID = (
 
 
 @contextlib.contextmanager
-def hidden() -> Iterator[None]:
-    """Holds back stderr, the C++ side's included; at the end all but the chatter is passed on."""
+def hidden(*, everything: bool = False) -> Iterator[None]:
+    """Holds back stderr, the C++ side's included; at the end all but the chatter is passed on, or nothing at all."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -33,5 +33,5 @@ def hidden() -> Iterator[None]:
             os.close(stderr)
             held.seek(0)
             for line in held:
-                if not line.startswith(_ALWAYS_SAID):
+                if not everything and not line.startswith(_ALWAYS_SAID):
                     os.write(2, line)

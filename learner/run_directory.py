@@ -68,7 +68,7 @@ class RunDirectory:
                 "git": _git_state(),
                 "python": platform.python_version(),
                 "platform": platform.platform(),
-                "versions": _versions(),
+                "versions": versions(),
             }
         )
         identity.write_atomic(file, (json.dumps({"starts": starts}, indent=2) + "\n").encode(), mode=0o644)
@@ -105,8 +105,9 @@ def _git_state() -> str:
         return ""
 
 
-def _versions() -> dict[str, str]:
-    names = ("actorq-fleet", "tensorflow", "numpy", "ai-edge-litert", "paho-mqtt", "codecarbon")
+def versions() -> dict[str, str]:
+    """Of ourselves and of what results depend on; empty where something is not installed."""
+    names = ("actorq-fleet", "tensorflow", "keras", "numpy", "ai-edge-litert", "paho-mqtt", "codecarbon")
     found = {}
     for name in names:
         try:
