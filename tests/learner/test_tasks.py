@@ -23,7 +23,10 @@ def effective(env_id: str) -> config.Settings:
     )
 
 
-@pytest.mark.parametrize(("env_id", "solved"), [("CartPole-v1", 475.0), ("Acrobot-v1", -100.0)])
+@pytest.mark.parametrize(
+    ("env_id", "solved"),
+    [("CartPole-v1", 475.0), ("Acrobot-v1", -100.0), ("MountainCar-v0", -110.0), ("LunarLander-v3", 200.0)],
+)
 def test_tuned_tasks_are_valid(env_id: str, solved: float) -> None:
     train = effective(env_id).train
     assert solved <= train.solved_return < float("inf")
