@@ -2,7 +2,8 @@
 
 The layout is the library's (8 bytes of header length, JSON header, data), and the library reads what we write. It is
 written here because `safetensors.numpy` returns no metadata and its metadata order changes from call to call, so that
-no golden bytes could pin the wire. Decoding copies nothing: arrays are read-only views of the payload.
+no golden bytes could pin the wire. Encoding copies an array once; decoding copies nothing: arrays are read-only views
+of the payload.
 """
 
 from __future__ import annotations
@@ -52,21 +53,20 @@ def encode(message: messages.Message) -> bytes:
     for name in scalars:
         metadata[name] = _dump(getattr(message, name))
     header: dict[str, Any] = {"__metadata__": metadata}
-    data: list[bytes] = []
+    data: list[Any] = []
     offset = 0
     for name in arrays:
-        array = getattr(message, name)
-        chunk = array.tobytes()
-        end = offset + len(chunk)
+        array = np.ascontiguousarray(getattr(message, name))
+        end = offset + array.nbytes
         header[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
-        data.append(chunk)
+        data.append(array)
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
     return b"".join((len(text).to_bytes(8, "little"), text, *data))
 
 
-def decode(expected: type[_M], payload: bytes) -> _M:
+def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
     """The message of type `expected` that `payload` holds.
 
     Raises:
@@ -102,14 +102,14 @@ def decode(expected: type[_M], payload: bytes) -> _M:
         raise errors.DecodeError(error.what, reason="field") from error
 
 
-def _split(payload: bytes) -> tuple[dict[str, Any], memoryview]:
+def _split(payload: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
     if len(payload) < 8:
         raise errors.DecodeError("shorter than a header", reason="size")
     length = int.from_bytes(payload[:8], "little")
     if length > MAX_HEADER_BYTES or 8 + length > len(payload):
         raise errors.DecodeError(f"header length {length} does not fit", reason="size")
     try:
-        header = json.loads(payload[8 : 8 + length])
+        header = json.loads(bytes(payload[8 : 8 + length]))
     except (ValueError, RecursionError) as error:
         raise errors.DecodeError("the header is not JSON", reason="header") from error
     if not isinstance(header, dict):

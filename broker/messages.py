@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from broker import specs
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts. Brokers are configured for a little more (header and envelope)."""
 
@@ -75,11 +75,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyDelta:
-    """The newest policy as a difference from the keyframe with `keyframe_sha256`. Retained."""
+    """A policy as its difference (`delta.difference`) from the one with version `base` of the same epoch.
+
+    Retained where `base` is the keyframe: that and the newest retained delta are all that a late joiner needs. In
+    between, deltas from the policy just before are smaller; they are sent to those who listen, and not retained.
+    """
 
     manifest: Manifest
-    keyframe_sha256: str
-    compression: str
+    base: int
     patch: NDArray[np.uint8]
 
 
@@ -102,7 +105,8 @@ class Vitals:
     """How an actor is doing; every counter since its process started.
 
     `delegate` names the kernels that the acting policy really runs on (empty before the first policy). `refused`
-    counts refusals by reason. Fields a board cannot read are None.
+    counts refusals by reason. `swap_pause_ms` is how long the acting loop stood still for the newest policy. Fields a
+    board cannot read are None.
     """
 
     policy_epoch: int = 0
@@ -119,6 +123,7 @@ class Vitals:
     deadlines_missed: int = 0
     env_failures: int = 0
     return_mean: float | None = None
+    swap_pause_ms: float | None = None
     cpu_percent: float | None = None
     rss_bytes: int | None = None
     memory_available_bytes: int | None = None

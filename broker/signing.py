@@ -3,12 +3,13 @@
     magic "AQ" | version 1 byte | scheme 1 byte | seal (64 or 32 bytes) | body
 
 Scheme 1 is Ed25519 with the learner's key, scheme 2 HMAC-SHA256 under the key an actor got at enrolment. The seal
-covers version, scheme, topic and body, so that a payload cannot be replayed at another topic. There is no unsigned
-scheme.
+covers version, scheme, topic and the body's SHA-256, so that a payload cannot be replayed at another topic. There is no
+unsigned scheme. Opening copies nothing: a body is a view of its payload.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 
 from cryptography.exceptions import InvalidSignature
@@ -17,24 +18,25 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker import errors
 
-_ED25519 = b"AQ\x01\x01"
-_HMAC = b"AQ\x01\x02"
+_ED25519 = b"AQ\x02\x01"
+_HMAC = b"AQ\x02\x02"
 _ED25519_BYTES = 64
 _HMAC_BYTES = 32
 OVERHEAD_BYTES = len(_ED25519) + _ED25519_BYTES
 """The most that an envelope adds to a body."""
 
 
-def _bound(scheme: bytes, topic: str) -> bytes:
+def _bound(scheme: bytes, topic: str, body: bytes | memoryview) -> bytes:
+    """What a seal is over. The body as its digest: Ed25519 would run over 8 MB twice, with SHA-512, for 20 ms."""
     name = topic.encode()
-    return scheme + len(name).to_bytes(2, "little") + name
+    return b"".join((scheme, len(name).to_bytes(2, "little"), name, hashlib.sha256(body).digest()))
 
 
-def _open(scheme: bytes, seal_bytes: int, topic: str, payload: bytes) -> tuple[bytes, bytes]:
+def _open(scheme: bytes, seal_bytes: int, topic: str, payload: bytes) -> tuple[bytes, memoryview]:
     start = len(scheme)
     if payload[:start] != scheme or len(payload) < start + seal_bytes:
         raise errors.SignatureError("the payload is not sealed as it must be at this topic", where=topic)
-    return payload[start : start + seal_bytes], payload[start + seal_bytes :]
+    return payload[start : start + seal_bytes], memoryview(payload)[start + seal_bytes :]
 
 
 class LearnerSealer:
@@ -49,7 +51,7 @@ class LearnerSealer:
         return self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
     def seal(self, topic: str, body: bytes) -> bytes:
-        return b"".join((_ED25519, self._key.sign(_bound(_ED25519, topic) + body), body))
+        return b"".join((_ED25519, self._key.sign(_bound(_ED25519, topic, body)), body))
 
 
 class LearnerVerifier:
@@ -65,7 +67,7 @@ class LearnerVerifier:
         except ValueError as error:
             raise errors.IdentityError("the learner's public key is not 32 bytes of Ed25519") from error
 
-    def open(self, topic: str, payload: bytes) -> bytes:
+    def open(self, topic: str, payload: bytes) -> memoryview:
         """The body.
 
         Raises:
@@ -73,7 +75,7 @@ class LearnerVerifier:
         """
         seal, body = _open(_ED25519, _ED25519_BYTES, topic, payload)
         try:
-            self._key.verify(seal, _bound(_ED25519, topic) + body)
+            self._key.verify(seal, _bound(_ED25519, topic, body))
         except InvalidSignature:
             raise errors.SignatureError("the learner's signature does not fit", where=topic) from None
         return body
@@ -94,7 +96,7 @@ class ActorMac:
     def seal(self, topic: str, body: bytes) -> bytes:
         return b"".join((_HMAC, self._digest(topic, body), body))
 
-    def open(self, topic: str, payload: bytes) -> bytes:
+    def open(self, topic: str, payload: bytes) -> memoryview:
         """The body.
 
         Raises:
@@ -105,5 +107,5 @@ class ActorMac:
             raise errors.SignatureError("the actor's MAC does not fit", where=topic)
         return body
 
-    def _digest(self, topic: str, body: bytes) -> bytes:
-        return hmac.digest(self._key, _bound(_HMAC, topic) + body, "sha256")
+    def _digest(self, topic: str, body: bytes | memoryview) -> bytes:
+        return hmac.digest(self._key, _bound(_HMAC, topic, body), "sha256")

@@ -8,7 +8,6 @@ control rate acts on without recording, as it does when learner or network are g
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import secrets
 import time
@@ -27,10 +26,12 @@ from edge_actor import (
     pace,
     plant,
     policy,
+    policy_store,
     recorder,
     rollout,
     spool,
     swap,
+    task,
     trajectory,
     vitals,
 )
@@ -38,6 +39,8 @@ from edge_actor import (
 _IDLE_S = 0.2
 _UNSENT_IDLE_S = 0.005  # the link refuses while its window is full, and does not say when it opens
 _BUILD_SLACK_S = 0.005  # building takes 0.1 to 5 ms
+_SLACK_WAIT_S = 1.0  # for so much slack at a control rate; then a missed deadline is the smaller evil
+_EPISODE_WAIT_S = 0.01  # for an episode's end when running flat out; longer, and learning waits for tidiness
 _MESSAGE_STEPS = 1024  # before the learner says how many
 
 
@@ -74,15 +77,14 @@ class Actor:
         self._inbox = inbox.Inbox(self._verifier, on_log)
         self._link = self._connectable(bundle)
         self._stopping = self._reconnected = False
-        self._task = ""
+        self._task = task.Task()
         self._assignment: messages.Assignment | None = None
         self._acting: policy.Policy | None = None
         self._grant, self._burst = pace.Grant(), pace.BurstLength()
         self._metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
         self._commander = command.Commander(self._boot)
         self._reports: collections.deque[messages.Report] = collections.deque()
-        self._beats = 0
-        self._load = vitals.Load()
+        self._beats, self._load = 0, vitals.Load()
         self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
         self._plant: plant.Plant | None = None
         if environment is not None:
@@ -116,11 +118,13 @@ class Actor:
         try:
             self._link.wait_connected(self._settings.connect_timeout_s)
         except errors.BrokerUnreachable:
-            if self._metronome is None or self._plant is None or not self._swap.ready:
+            if self._metronome is None or self._plant is None or self._acting is None:
                 raise
             self._on_log("no broker: acting with the stored policy until there is one")
-        if self._plant is None and (task := self._wait_for_task()):
-            self._prepare(self._make(task, self._settings.envs))
+        if self._plant is None:
+            name = self._task.wait(self._settings.connect_timeout_s, self._inbox.wake, lambda: self._stopping)
+            if name:
+                self._prepare(self._make(name, self._settings.envs))
         if self._plant is None:
             return  # told to stop while it waited
         environment = self._plant.environment
@@ -149,8 +153,9 @@ class Actor:
     def turn(self) -> None:
         """Looks at everything, then acts for one burst or waits."""
         self._listen()
-        if self._swap.ready:
+        if self._swap.has_work and self._may_swap():
             self._swap_in()
+            self._beat()  # here: the thread would wait milliseconds for its turn
         self._send()
         if self._metronome is None:
             self._turn_flat_out()
@@ -170,8 +175,7 @@ class Actor:
         record = self._recorder.trajectory
         before, began = record.used, time.perf_counter()
         self._act(min(rows, self._burst.rows))
-        if record.used > before:
-            self._burst.learn(record.used - before, time.perf_counter() - began)
+        self._burst.learn(record.used - before, time.perf_counter() - began)
         self._recorder.flush_if_due()
 
     def _turn_at_rate(self, metronome: pace.Metronome) -> None:
@@ -184,8 +188,6 @@ class Actor:
         self._recorder.record(not too_old and self._allowed_rows() > 0)
         self._act(1, safely=too_old)
         self._recorder.flush_if_due()
-        if self._swap.has_work and metronome.slack_s > _BUILD_SLACK_S:
-            self._swap.give_slack()
 
     def _allowed_rows(self) -> int:
         """Rows that the learner wants to be recorded now; the last one may exceed the grant by n_envs - 1 steps."""
@@ -206,7 +208,8 @@ class Actor:
             if safely:
                 rollout.run(self._plant.environment, [self._plant.safe_action], record)
             else:
-                rollout.burst(self._plant.environment, self._acting, self._explorer, record, rows)
+                until_end, acting = self._swap.has_work, self._acting
+                rollout.burst(self._plant.environment, acting, self._explorer, record, rows, until_end=until_end)
         except Exception as error:  # whatever an environment raises: it is counted, said, and tried again
             record.cut()
             self._recorder.flush()
@@ -218,13 +221,25 @@ class Actor:
         limit_s = self._settings.max_policy_age_s
         return limit_s > 0 and time.monotonic() - self._swap.heard_at > limit_s
 
+    def _may_swap(self) -> bool:
+        """This is a good moment: before the first step, at an episode's end, in slack, or when none of these came."""
+        if self._acting is None or self._plant is None or not self._plant.running or self._swap.overdue:
+            return True
+        if self._metronome is not None:
+            return self._metronome.slack_s > _BUILD_SLACK_S
+        ended = self._recorder.trajectory.ended
+        return len(ended) > 1 or bool(ended[0]) or not self._allowed_rows()
+
     def _swap_in(self) -> None:
+        began = time.perf_counter()
+        acting = self._swap.build()
+        if acting is None:
+            return
         self._recorder.flush()
-        acting, before = self._swap.take(), self._acting
-        self._acting, self._recorder.order = acting, (acting.epoch, acting.version)
-        if before is None:
+        if self._acting is None:
             self._on_log(f"policy {acting.epoch}.{acting.version} acts on {acting.delegate}")
-        self._heartbeat.now()
+        self._acting, self._recorder.order = acting, (acting.epoch, acting.version)
+        self._swap.pause_ms = (time.perf_counter() - began) * 1e3
 
     def _send(self) -> None:
         if self._reconnected:
@@ -319,17 +334,20 @@ class Actor:
         self._swap = swap.Swap(
             self._builder(n_envs),
             spec,
-            self._state_dir / "policy.sealed",
-            wants_slack=self._metronome is not None,
+            policy_store.PolicyStore(self._state_dir),
+            patience_s=_SLACK_WAIT_S if self._metronome else _EPISODE_WAIT_S,
             on_ready=self._inbox.wake.set,
             on_log=self._on_log,
         )
-        self._swap.start(self._verifier, self._topics.keyframe(self._swap.channel))
+        self._swap.start(self._verifier, self._topics)
+        self._swap_in()  # with the stored policy, if there is one
         self._subscribe_policies()
 
     def _subscribe_policies(self) -> None:
-        topic = self._topics.keyframe(self._swap.channel)
-        self._link.subscribe(topic, self._inbox.opener(messages.Policy, self._swap.offer))
+        names, channel, swapped = self._topics, self._swap.channel, self._swap
+        opener, offer = self._inbox.opener, swapped.offer
+        self._link.subscribe(names.keyframe(channel), swapped.queued(opener(messages.Policy, offer)))
+        self._link.subscribe(names.delta(channel), swapped.queued(opener(messages.PolicyDelta, offer)))
 
     def _builder(self, batch: int) -> Callable[[messages.Manifest, bytes], policy.Policy]:
         assert self._plant is not None
@@ -348,21 +366,6 @@ class Actor:
         assert self._plant is not None
         return self._make(self._plant.environment.name, 1)
 
-    def _wait_for_task(self) -> str:
-        until = time.monotonic() + self._settings.connect_timeout_s
-        while not self._task and not self._stopping:
-            if time.monotonic() > until:
-                raise errors.EnvironmentFailure(
-                    "this actor has no environment, and no learner has said which one to take",
-                    where="env",
-                    todo="name one (--env CartPole-v1), or start the learner first",
-                )
-            self._inbox.wake.wait(_IDLE_S)
-            self._inbox.wake.clear()
-        if self._task:
-            env.check_from_network(self._task)
-        return self._task
-
     # -- called on other threads too --------------------------------------------------------------------------------
 
     def _on_connect(self) -> None:
@@ -370,8 +373,7 @@ class Actor:
         self._inbox.wake.set()
 
     def _on_learner(self, state: messages.LearnerState, sealed: bytes) -> None:
-        if state.online and state.env_id:
-            self._task = state.env_id
+        self._task.hear(state)
         if self._plant is not None and state.version:
             self._swap.announce(state.epoch, state.version)
         self._inbox.wake.set()
@@ -386,15 +388,13 @@ class Actor:
         assert self._plant is not None
         self._beats += 1
         delegate = self._acting.delegate if self._acting else ""
-        taken = vitals.take(
-            self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load
-        )
+        counters = (self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load)
         state = messages.ActorState(
             online=True,
             session=self._session,
             boot=self._boot,
             heartbeat=self._beats,
             birth=vitals.birth(self._plant.environment, str(self._runtime), delegate, self._settings.rate_hz),
-            vitals=dataclasses.replace(taken, delegate=delegate),
+            vitals=vitals.take(*counters, delegate),
         )
         return self._seal(self._topics.actor_state(self._id), state)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from broker import errors, messages
-from edge_actor import env, evaluate, policy, swap
+from edge_actor import env, evaluate, policy, reassembly
 
 Build = Callable[[messages.Manifest, bytes], policy.Policy]
 _REMEMBERED = 64
@@ -75,9 +75,8 @@ class Commander:
         try:
             if order.manifest is None or not 0 < order.episodes <= _EPISODES_LIMIT:
                 raise errors.PolicyError(f"evaluate needs a policy and 1 to {_EPISODES_LIMIT} episodes")
-            model = order.model.tobytes()
-            swap.check(order.manifest, model, environment.spec, time.time())
-            acting = build(order.manifest, model)
+            reassembly.check(order.manifest, order.model, environment.spec, time.time())
+            acting = build(order.manifest, order.model.tobytes())
             score = evaluate.run(acting, environment, order.episodes, order.seed, stop)
         except Exception as error:  # a broken environment included: the learner must hear of it, the actor goes on
             what = error.what if isinstance(error, errors.ActorqError) else f"{type(error).__name__}: {error}"

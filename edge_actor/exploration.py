@@ -96,6 +96,10 @@ class Explorer:
             self._noise = draw(size=shape).astype(np.float32)
         return self._noise[window]
 
+    def give_back(self, rows: int) -> None:
+        """The last `rows` that were taken were not used: the next ones taken are these again."""
+        self._next -= rows
+
     def _window(self, rows: int) -> slice:
         if self._next == BLOCK:
             self._draw()

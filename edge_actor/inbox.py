@@ -9,12 +9,20 @@ from typing import TypeVar
 
 from broker import codec, errors, messages, signing
 
-_M = TypeVar("_M", messages.Policy, messages.Assignment, messages.LearnerState, messages.Receipt, messages.Command)
+_M = TypeVar(
+    "_M",
+    messages.Policy,
+    messages.PolicyDelta,
+    messages.Assignment,
+    messages.LearnerState,
+    messages.Receipt,
+    messages.Command,
+)
 Word = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
 
 
 class Inbox:
-    """Opens sealed payloads on the network thread.
+    """Opens sealed payloads on the thread that they come on.
 
     Args:
         verifier: Knows the learner's signature.

@@ -43,7 +43,8 @@ class BurstLength:
 
     def learn(self, rows: int, seconds: float) -> None:
         """`rows` took `seconds`. Follows slowly, so that one slow reset does not shorten the next bursts."""
-        self._row_s += 0.1 * (seconds / rows - self._row_s)
+        if rows > 0:
+            self._row_s += 0.1 * (seconds / rows - self._row_s)
 
 
 class Metronome:

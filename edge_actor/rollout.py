@@ -20,6 +20,8 @@ def burst(
     explorer: exploration.Explorer,
     record: trajectory.Trajectory,
     rows: int,
+    *,
+    until_end: bool = False,
 ) -> None:
     """Takes `rows` steps, or fewer where the record or the block of random rows ends.
 
@@ -29,14 +31,17 @@ def burst(
         explorer: Random rows.
         record: Where the steps go. If the environment raises, all steps before are in it.
         rows: At least 1.
+        until_end: Stop at the end of an episode, where there is only one environment.
     """
     rows = min(rows, record.free, explorer.left)
+    goal = record.used + rows
     if acting is None:
         run(environment, explorer.take_random(rows), record)
     elif acting.stochastic:
-        _sampled(environment, acting, explorer, record, rows)
+        _sampled(environment, acting, explorer, record, rows, until_end)
     else:
-        _loop(environment)(environment, acting.act, explorer.take(rows), record, _pass)
+        _loop(environment)(environment, acting.act, explorer.take(rows), record, _pass, until_end)
+    explorer.give_back(goal - record.used)
 
 
 def run(environment: env.Environment, actions: Sequence[Any], record: trajectory.Trajectory) -> None:
@@ -50,6 +55,7 @@ def _sampled(
     explorer: exploration.Explorer,
     record: trajectory.Trajectory,
     rows: int,
+    until_end: bool,
 ) -> None:
     first = record.used
     noise = iter(explorer.take_noise(rows, acting.head))
@@ -62,7 +68,7 @@ def _sampled(
 
     act = acting.sampler(noise, log_probs.append)
     try:
-        _loop(environment)(environment, act, [None] * rows, record, skip)
+        _loop(environment)(environment, act, [None] * rows, record, skip, until_end)
     finally:
         done = record.used - first
         record.log_prob[first : record.used] = np.reshape(log_probs[:done], (done, record.n_envs))
@@ -75,6 +81,7 @@ def _one(
     draws: Sequence[Any],
     record: trajectory.Trajectory,
     skip: Callable[[], None],
+    until_end: bool = False,
 ) -> None:
     step, reset, to_env = environment.step, environment.reset, environment.to_env
     first, nothing = record.used, environment.no_action
@@ -101,6 +108,8 @@ def _one(
             if terminated or truncated:
                 ends.append((len(rewards) - 1, terminated, truncated))
                 ended = True
+                if until_end:
+                    break
     finally:
         window = slice(first, first + len(rewards))
         if rewards:
@@ -119,6 +128,7 @@ def _several(
     draws: Sequence[Any],
     record: trajectory.Trajectory,
     skip: Callable[[], None],
+    until_end: bool = False,
 ) -> None:
     step, to_env = environment.step, environment.to_env
     first = record.used

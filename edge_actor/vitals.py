@@ -71,15 +71,17 @@ def take(
     metronome: pace.Metronome | None,
     said: inbox.Inbox,
     load: Load,
+    delegate: str,
 ) -> messages.Vitals:
-    """Every counter there is. `delegate` is left to the caller."""
+    """Every counter there is, and the kernels that the acting policy runs on."""
     epoch, version = record.order
-    newest_epoch, newest_version = policies.newest
+    newest_epoch, newest_version = policies.announced
     return messages.Vitals(
         policy_epoch=epoch,
         policy_version=version,
         policy_lag=max(0, newest_version - (version if epoch == newest_epoch else 0)),
         policy_phase=policies.phase.value,
+        delegate=delegate,
         steps=record.steps,
         episodes=record.episodes,
         steps_recorded=outbox.steps,
@@ -89,6 +91,7 @@ def take(
         deadlines_missed=metronome.missed if metronome else 0,
         env_failures=acted_on.failures,
         return_mean=record.return_mean,
+        swap_pause_ms=policies.pause_ms,
         cpu_percent=load.cpu_percent(),
         rss_bytes=load.rss_bytes(),
         memory_available_bytes=load.memory_available_bytes(),

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TextIO
 
-KEYS = ("env_steps", "updates", "return_mean", "int8_return_mean", "epsilon", "policy_version", "updates_per_s")
+KEYS = ("env_steps", "updates", "return_mean", "published_return_mean", "epsilon", "policy_version", "updates_per_s")
 _PLAIN_PERIOD_S = 5.0
 
 

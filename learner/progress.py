@@ -81,15 +81,22 @@ class Progress:
             row["return_mean"] = float(np.mean(self.returns))
         if self.lag_mean is not None:
             row["policy_lag_mean"] = self.lag_mean
-        timings = loop.publisher.timings
-        if timings.convert_ms:
-            row |= {"convert_ms": timings.convert_ms[-1], "gate_ms": timings.gate_ms[-1]}
+        timings, traffic = loop.publisher.timings, loop.publisher.channel.traffic
+        row |= {
+            "keyframes": traffic.keyframes,
+            "keyframe_bytes": traffic.keyframe_bytes,
+            "deltas": traffic.deltas,
+            "delta_bytes": traffic.delta_bytes,
+        }
+        for name in ("calibrate_ms", "quantize_ms", "gate_ms", "delta_ms", "send_ms"):
+            if stage := getattr(timings, name):
+                row[name] = stage[-1]
         if timings.acting_ms:
             row["publish_to_acting_ms"] = timings.acting_ms[-1]
         if loop.publisher.newest is not None:
             verdict = loop.publisher.newest.verdict
             row |= {"gate_agreement": verdict.agreement, "gate_ties": verdict.ties}
         if loop.last_score is not None:
-            row["int8_return_mean"] = loop.last_score.mean("int8")
+            row["published_return_mean"] = loop.last_score.mean("published")
         self.restart_rates(updates, env_steps)
         return row

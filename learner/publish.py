@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors, messages, specs, topics
-from learner import config, layers, networks, run_directory
-from learner.quantize import convert, gate
+from learner import config, deltas, layers, run_directory
+from learner.quantize import bits, convert, gate, quantizer, refine
 
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property needs a dict
@@ -37,8 +37,11 @@ class Published:
 class Timings:
     """Milliseconds per publish of each stage, and until each actor acted on it (the learner's clock throughout)."""
 
-    convert_ms: list[float] = field(default_factory=list)
+    calibrate_ms: list[float] = field(default_factory=list)
+    quantize_ms: list[float] = field(default_factory=list)
     gate_ms: list[float] = field(default_factory=list)
+    delta_ms: list[float] = field(default_factory=list)
+    send_ms: list[float] = field(default_factory=list)
     acting_ms: list[float] = field(default_factory=list)
 
 
@@ -51,7 +54,7 @@ class Publisher:
     """Publishes on the main channel.
 
     Args:
-        retain: Signs and sends a retained message (`Session.retain`).
+        sender: Signs and sends (`Session`).
         topic_names: Topics of the fleet.
         spec: What policies are for.
         head: What their output means.
@@ -59,11 +62,15 @@ class Publisher:
         version: The last version used before this session.
         settings: Of the gate.
         directory: Where published policies are kept.
+        say: Takes one line for people.
+        send_deltas: Whether policies go out as differences where that is smaller.
+        precision: One of config.PRECISIONS.
+        weight_bits: Of the weights, for studies.
     """
 
     def __init__(
         self,
-        retain: Callable[[str, messages.Message], None],
+        sender: deltas.Sender,
         topic_names: topics.Topics,
         spec: specs.EnvSpec,
         head: specs.Head,
@@ -71,20 +78,31 @@ class Publisher:
         version: int,
         settings: config.GateConfig,
         directory: run_directory.RunDirectory,
+        say: Callable[[str], None] = lambda line: None,
+        *,
+        send_deltas: bool = True,
+        precision: str = "int8",
+        weight_bits: int = bits.BITS_MAX,
     ) -> None:
-        self._retain = retain
-        self._topics = topic_names
+        self.channel = deltas.Channel(sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas)
         self._spec = spec
         self._head = head
         self._epoch = epoch
         self._settings = settings
         self._directory = directory
         self._sent_at: dict[int, float] = {}
+        self._precision, self._weight_bits = precision, weight_bits
+        self._refiner = refine.Refiner(refine.STEPS if head == "q_values" else ("equalise", "correct"))
+        self._quantizer = quantizer.Quantizer(say=say)
         self.version = version
         self.newest: Published | None = None
         self.held_back: Counter[str] = Counter()
         self.timings = Timings()
         self.published = 0
+
+    def prepare(self, policy: layers.PolicyLayers) -> None:
+        """Does what policies of this architecture need once, before the first of them is urgent."""
+        self._quantizer.prepare(policy, self._spec.observation.shape)
 
     def publish(
         self, policy: layers.PolicyLayers, calibration: NDArray[np.generic], held_back: NDArray[np.generic]
@@ -97,17 +115,24 @@ class Publisher:
             held_back: [M', *shape] other observations, for the gate.
         """
         started = time.monotonic()
+        observations = np.concatenate([calibration, held_back])
+        refined, ranges, outputs = self._refiner.measure(policy, observations, len(calibration))
+        calibrated = time.monotonic()
         try:
-            model = convert.convert(policy, calibration, "int8")
+            if self._precision == "int8" and self._weight_bits == bits.BITS_MAX:
+                model = self._quantizer.quantize(refined, ranges, calibration)
+            else:
+                model = convert.convert(policy, calibration, self._precision, weight_bits=self._weight_bits)
         except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
             self.held_back[error.reason] += 1
             return gate.Verdict(False, error.reason)
-        converted = time.monotonic()
+        quantized = time.monotonic()
         previous = self.newest.model if self.newest else None
-        verdict = gate.judge(model, networks.outputs(policy, held_back), held_back, self._settings, previous)
+        verdict = gate.judge(model, outputs[len(calibration) :], held_back, self._settings, previous)
         judged = time.monotonic()
-        self.timings.convert_ms.append((converted - started) * 1e3)
-        self.timings.gate_ms.append((judged - converted) * 1e3)
+        self.timings.calibrate_ms.append((calibrated - started) * 1e3)
+        self.timings.quantize_ms.append((quantized - calibrated) * 1e3)
+        self.timings.gate_ms.append((judged - quantized) * 1e3)
         if verdict.passed:
             self._send(model, verdict, policy, calibration, started)
         else:
@@ -146,12 +171,13 @@ class Publisher:
             sha256=hashlib.sha256(model).hexdigest(),
             fingerprint=self._spec.fingerprint,
             head=self._head,
-            precision="int8",
+            precision=self._precision,
             created_s=time.time(),
         )
-        topic = self._topics.keyframe(topics.MAIN_CHANNEL)
         self._sent_at[self.version] = started_s
-        self._retain(topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
+        self.channel.send(manifest, model)
+        self.timings.delta_ms.append(self.channel.delta_ms)
+        self.timings.send_ms.append(self.channel.send_ms)
         self._directory.save_policy(manifest, model)
         self.newest = Published(manifest, model, verdict, policy, calibration)
         self.published += 1

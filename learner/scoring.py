@@ -1,7 +1,7 @@
 """Scores of published policies, by actors: greedy, seeded, on the runtime that will run them.
 
 Every score of a policy uses the same screening seeds. One that reaches the target is scored again on seeds that no
-screening has seen, int8 beside fp32, and only that counts.
+screening has seen, as published and in fp32, and only that counts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _CONFIRM_SEED_STRIDE = 100_000
 
 @dataclass(slots=True)
 class Score:
-    """One policy's way through scoring; reports by precision."""
+    """One policy's way through scoring; `reports` of the policy as it was published, and of `float32`."""
 
     policy: publish.Published
     confirming: bool = False
     seed: int = 0
     reports: dict[str, messages.Report] = field(default_factory=dict)
 
-    def mean(self, precision: str) -> float:
+    def mean(self, which: str) -> float:
         """Mean return over the scored episodes."""
-        return float(self.reports[precision].episode_return.mean())
+        return float(self.reports[which].episode_return.mean())
 
 
 class Scoring:
@@ -48,7 +48,7 @@ class Scoring:
         self._session = session
         self._settings = settings
         self._current: Score | None = None
-        self._awaited: tuple[str, str] = ("", "")  # command id and precision
+        self._awaited: tuple[str, str] = ("", "")  # command id and which of the reports
         self._deadline_s = 0.0
         self._asked = ("", 0, 0)  # actor, its boot, our connection
         self._commands = 0
@@ -83,10 +83,10 @@ class Scoring:
         if self._awaited[0]:
             self.failures += 1
             actors = actors[1:] + actors[:1]  # the one that did not answer is asked last
-        precision = "float32" if "int8" in score.reports else "int8"
-        model = score.policy.model if precision == "int8" else score.policy.float32
+        which = "float32" if "published" in score.reports else "published"
+        model = score.policy.model if which == "published" else score.policy.float32
         manifest = score.policy.manifest
-        if precision == "float32":
+        if which == "float32":
             manifest = publish.describe_as(manifest, model, "float32")
         self._commands += 1
         command = messages.Command(
@@ -99,7 +99,7 @@ class Scoring:
             model=np.frombuffer(model, np.uint8),
         )
         if self._send(actors[0].actor_id, command):
-            self._awaited, self._deadline_s = (command.command_id, precision), now_s + TIMEOUT_S
+            self._awaited, self._deadline_s = (command.command_id, which), now_s + TIMEOUT_S
             self._asked = (actors[0].actor_id, actors[0].boot, connection)
 
     def take(self, report: messages.Report) -> Score | None:
@@ -107,15 +107,15 @@ class Scoring:
         score = self._current
         if score is None or report.command_id != self._awaited[0]:
             return None
-        precision = self._awaited[1]
+        which = self._awaited[1]
         self._awaited = ("", "")
         if report.error or len(report.episode_return) != self._settings.evaluate_episodes:
             self.failures += 1
             self._current = None
             return None
-        score.reports[precision] = report
+        score.reports[which] = report
         if not score.confirming:
-            if score.mean("int8") >= self._settings.solved_return:
+            if score.mean("published") >= self._settings.solved_return:
                 self._confirm()
                 return None
         elif len(score.reports) < 2:

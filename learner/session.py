@@ -137,14 +137,24 @@ class Session:
         if time.monotonic() - self._announced_at > HEARTBEAT_S:
             self.announce(self._fingerprint, self._version)
 
-    def retain(self, topic: str, message: messages.Message) -> None:
-        """Signs and publishes a retained message, now and on every connect."""
-        self.link.retain(topic, self._sealed(topic, message))
+    def retain(self, topic: str, message: messages.Message) -> int:
+        """Signs and publishes a retained message, now and on every connect; its size in bytes."""
+        sealed = self._sealed(topic, message)
+        self.link.retain(topic, sealed)
+        return len(sealed)
+
+    def tell(self, topic: str, message: messages.Message) -> int:
+        """Signs and sends a message once; its size in bytes, or 0 if it cannot go out now."""
+        sealed = self._sealed(topic, message)
+        return len(sealed) if self.link.publish(topic, sealed) else 0
+
+    def forget(self, topic: str) -> None:
+        """Takes back what is retained at a topic."""
+        self.link.retain(topic, b"")
 
     def command(self, actor_id: str, command: messages.Command) -> bool:
         """Signs and sends a command; false if it cannot go out now."""
-        topic = self.topics.command(actor_id)
-        return self.link.publish(topic, self._sealed(topic, command))
+        return self.tell(self.topics.command(actor_id), command) > 0
 
     def drain(self, wait_s: float) -> Iterator[Arrival]:
         """What has arrived; waits up to `wait_s` for the first message.

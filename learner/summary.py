@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from broker import messages
-from learner import energy
+from learner import deltas, energy
 
 if TYPE_CHECKING:
     from learner import training_loop
@@ -20,8 +20,9 @@ _TIMINGS = ("invoke_us_p50", "invoke_us_p99", "observation_to_action_us_p50", "o
 def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_error: str) -> dict[str, Any]:
     """The summary of a session that has ended; a figure that was not taken is None."""
     score = loop.solved or loop.last_score
-    int8 = score.reports.get("int8") if score else None
+    published = score.reports.get("published") if score else None
     float32 = score.reports.get("float32") if score else None
+    precision = loop.settings.precision
     policy = score.policy if score else loop.publisher.newest
     acting_ms = loop.publisher.timings.acting_ms
     refused = loop.ingest.refused + loop.session.refused
@@ -36,7 +37,8 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         "episodes": loop.progress.episodes,
         "learner_wall_s": round(loop.wall_s, 3),
         "finished_unix_s": round(loop.finished_unix_s or time.time(), 3),
-        **_returns("int8", int8),
+        "precision": precision,
+        **_returns(precision, published),
         **_returns("fp32", float32),
         "score_seed": score.seed if score else None,
         "greedy_agreement": policy.verdict.agreement if policy else None,
@@ -45,17 +47,21 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         "policy_version": loop.publisher.version,
         "policies_published": loop.publisher.published,
         "policies_held_back": dict(loop.publisher.held_back),
-        "policy_int8_bytes": len(policy.model) if policy else None,
+        f"policy_{precision}_bytes": len(policy.model) if policy else None,
         "policy_fp32_bytes": len(policy.float32) if policy else None,
-        "convert_ms_p50": _percentile(loop.publisher.timings.convert_ms, 50),
+        "calibrate_ms_p50": _percentile(loop.publisher.timings.calibrate_ms, 50),
+        "quantize_ms_p50": _percentile(loop.publisher.timings.quantize_ms, 50),
         "gate_ms_p50": _percentile(loop.publisher.timings.gate_ms, 50),
+        "delta_ms_p50": _percentile(loop.publisher.timings.delta_ms, 50),
+        "send_ms_p50": _percentile(loop.publisher.timings.send_ms, 50),
+        **_traffic(loop.publisher.channel.traffic),
         "publish_to_acting_ms_p50": _percentile(acting_ms, 50),
         "publish_to_acting_ms_p99": _percentile(acting_ms, 99),
         "publish_to_acting_count": len(acting_ms),
         "policy_lag_mean_versions": loop.progress.lag_mean,
-        **{key: int8.values.get(key) if int8 else None for key in _TIMINGS},
-        "runtime": int8.labels.get("runtime") if int8 else None,
-        "delegate": int8.labels.get("delegate") if int8 else None,
+        **{key: published.values.get(key) if published else None for key in _TIMINGS},
+        "runtime": published.labels.get("runtime") if published else None,
+        "delegate": published.labels.get("delegate") if published else None,
         "experience_messages": loop.ingest.messages,
         "messages_refused": dict(refused),
         "steps_refused": loop.ingest.steps_refused,
@@ -71,20 +77,28 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
 def table(summary: dict[str, Any]) -> str:
     """The summary as aligned lines of label and value."""
     s = {key: ("-" if value is None else value) for key, value in summary.items()}
+    precision = summary["precision"]
     wall = s.get("train_wall_s", s["learner_wall_s"])
     rows = [
         ("environment", f"{s['env_id']}, {s['algorithm']}, seed {s['seed']}"),
         ("environment steps", f"{s['env_steps']:,} in {s['episodes']:,} episodes"),
         ("updates", f"{s['updates']:,}"),
         ("wall time", f"{wall:.1f} s" + (" from the first process started" if "train_wall_s" in s else "")),
-        ("return, published int8 policy", _spread(summary, "int8")),
+        (f"return, published {precision} policy", _spread(summary, precision)),
         ("return, fp32 on the same seeds", _spread(summary, "fp32")),
-        ("greedy agreement int8 / fp32", f"{_share(s['greedy_agreement'])} of replay states, ties {_share(s['ties'])}"),
-        ("policy size", f"int8 {_bytes(s['policy_int8_bytes'])}, fp32 {_bytes(s['policy_fp32_bytes'])}"),
+        (
+            f"greedy agreement {precision} / fp32",
+            f"{_share(s['greedy_agreement'])} of replay states, ties {_share(s['ties'])}",
+        ),
+        ("policy size", f"{precision} {_bytes(s[f'policy_{precision}_bytes'])}, fp32 {_bytes(s['policy_fp32_bytes'])}"),
         (
             "policies published",
             f"{s['policies_published']}, held back {sum(summary['policies_held_back'].values())}; "
-            f"convert {_number(s['convert_ms_p50'])} ms, gate {_number(s['gate_ms_p50'])} ms (median)",
+            f"quantize {_number(s['quantize_ms_p50'])} ms, gate {_number(s['gate_ms_p50'])} ms (median)",
+        ),
+        (
+            "policies on the wire",
+            f"{_bytes(s['bytes_per_policy'])} each (mean): {s['keyframes']} keyframes, {s['deltas']} deltas",
         ),
         (
             "publish to acting",
@@ -113,6 +127,16 @@ def _returns(name: str, report: messages.Report | None) -> dict[str, Any]:
         f"{name}_return_mean": float(values.mean()) if values is not None else None,
         f"{name}_return_std": float(values.std()) if values is not None else None,
         f"{name}_returns": [float(v) for v in values] if values is not None else None,
+    }
+
+
+def _traffic(sent: deltas.Traffic) -> dict[str, Any]:
+    return {
+        "keyframes": sent.keyframes,
+        "keyframe_bytes": sent.keyframe_bytes,
+        "deltas": sent.deltas,
+        "delta_bytes": sent.delta_bytes,
+        "bytes_per_policy": round(sent.mean_bytes) if sent.mean_bytes is not None else None,
     }
 
 

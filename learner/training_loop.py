@@ -29,9 +29,9 @@ from learner import (
     session,
 )
 from learner.algorithms import Algorithm, dqn
+from learner.quantize import calibrate
 
-CALIBRATION_OBSERVATIONS = 1024
-GATE_OBSERVATIONS = 2048
+NORMALIZER_OBSERVATIONS = 1024
 
 
 class TrainingLoop:
@@ -104,10 +104,23 @@ class TrainingLoop:
         if saved:
             self.algorithm.restore(saved.parts["algorithm"])
         self.publisher = publish.Publisher(
-            here.retain, here.topics, self.spec, self.algorithm.head, here.epoch, version, settings.gate, directory
+            here,
+            here.topics,
+            self.spec,
+            self.algorithm.head,
+            here.epoch,
+            version,
+            settings.gate,
+            directory,
+            screen.say,
+            send_deltas=train.delta,
+            precision=train.precision,
+            weight_bits=train.weight_bits,
         )
+        self.publisher.prepare(self.algorithm.policy_layers())
         self.metrics = metrics.Metrics(directory.path, screen, started_s)
         self._screen = screen
+        self._scored = self.algorithm.state()  # behind the policy that is being scored
         self._published_updates = self.algorithm.updates
         self._saved_at = time.monotonic()
         self.progress.restart_rates(self.algorithm.updates, self.env_steps)
@@ -141,6 +154,7 @@ class TrainingLoop:
             if not self._stop.is_set():
                 self._finish()
         finally:
+            self.publisher.channel.settle(at_once=True)
             self.save()
             self.metrics.close()
 
@@ -192,7 +206,7 @@ class TrainingLoop:
     def _update(self) -> None:
         settings = self.algorithm_settings
         if self.algorithm.updates == 0:
-            self.algorithm.normalize(self.replay.observations(CALIBRATION_OBSERVATIONS, self.rng))
+            self.algorithm.normalize(self.replay.observations(NORMALIZER_OBSERVATIONS, self.rng))
         batch = self.replay.sample(settings.updates_per_call, settings.batch_size, self.rng)
         self.limiter.sample(self._samples_per_call)
         update = self.algorithm.update(batch)
@@ -201,15 +215,14 @@ class TrainingLoop:
 
     def _publish(self) -> None:
         self._published_updates = self.algorithm.updates
-        verdict = self.publisher.publish(
-            self.algorithm.policy_layers(),
-            self.replay.observations(CALIBRATION_OBSERVATIONS, self.rng),
-            self.replay.observations(GATE_OBSERVATIONS, self.rng),
-        )
+        policy = self.algorithm.policy_layers()
+        seen = self.replay.observations(2 * calibrate.rows(policy), self.rng)
+        verdict = self.publisher.publish(policy, seen[::2], seen[1::2])
         if not verdict.passed or self.publisher.newest is None:
             return
         self.session.announce(self.spec.fingerprint, self.publisher.version)
         if self.settings.evaluate_episodes and not self.scoring.busy:
+            self._scored = self.algorithm.state()
             self.scoring.begin(self.publisher.newest)
 
     def _finish(self) -> None:
@@ -218,6 +231,8 @@ class TrainingLoop:
         if newest is None:
             return
         if self.solved is not None:
+            # Training went on meanwhile, and may have spoilt it: the network that was found good is what shall remain
+            self.algorithm.restore(self._scored | {"updates": np.array(self.algorithm.updates, np.int32)})
             if self.solved.policy.manifest.sha256 != newest.manifest.sha256:
                 self.publisher.publish_again(self.solved.policy)
                 self.session.announce(self.spec.fingerprint, self.publisher.version)
@@ -280,7 +295,7 @@ class TrainingLoop:
         if score is None:
             return
         self.last_score = score
-        if score.confirming and score.mean("int8") >= self.settings.solved_return:
+        if score.confirming and score.mean("published") >= self.settings.solved_return:
             self.solved = score
 
     # -- what goes out ----------------------------------------------------------------------------------------------
@@ -289,6 +304,7 @@ class TrainingLoop:
         """Heartbeat, pace, scores and metrics, each when due."""
         now = time.monotonic()
         self.session.beat()
+        self.publisher.channel.settle()
         self.roster.expire(now)
         self._assign(self.publisher.version if self.settings.deterministic else 0)
         self.scoring.advance(self.roster.working(), now, self.session.link.connections)

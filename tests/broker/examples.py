@@ -42,7 +42,7 @@ EXAMPLES: dict[str, messages.Message] = {
         version=41,
     ),
     "policy": messages.Policy(MANIFEST, np.frombuffer(b"abcdef", np.uint8)),
-    "policy_delta": messages.PolicyDelta(MANIFEST, "00" * 32, "zlib", np.frombuffer(b"\x00\xff\x01", np.uint8)),
+    "policy_delta": messages.PolicyDelta(MANIFEST, 40, np.frombuffer(b"\x00\xff\x01", np.uint8)),
     "actor_state": messages.ActorState(
         online=True,
         session="77aa",

@@ -95,8 +95,8 @@ def test_we_read_what_the_library_writes(kind: str) -> None:
 
 
 def test_arrays_of_experience_are_aligned_views_of_the_payload() -> None:
-    payload = codec.encode(examples.EXAMPLES["experience"])
-    decoded = codec.decode(messages.Experience, payload)
+    sealed = examples.ACTOR.seal(examples.TOPIC, codec.encode(examples.EXAMPLES["experience"]))
+    decoded = codec.decode(messages.Experience, examples.ACTOR.open(examples.TOPIC, sealed))
     for name in messages.ARRAYS[messages.Experience]:
         array = getattr(decoded, name)
         assert not array.flags.writeable, f"{name} is a copy"
@@ -113,7 +113,7 @@ def test_the_largest_policy_passes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("schema", ["0", "2", "", "one", None])
+@pytest.mark.parametrize("schema", ["0", "1", "", "one", None])
 def test_unknown_schema_version(kind: str, schema: str | None) -> None:
     def change(header: Header) -> None:
         del header["__metadata__"]["schema"]

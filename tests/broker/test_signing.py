@@ -89,11 +89,11 @@ def test_a_mac_never_stands_for_a_signature_or_the_reverse() -> None:
     # A MAC made with the learner's *public* key, which every actor has, must not pass for the learner's word.
     forged = signing.ActorMac(examples.LEARNER.public_key).seal(TOPIC, BODY)
     with pytest.raises(errors.SignatureError):
-        VERIFIER.open(TOPIC, b"AQ\x01\x01" + forged[4:])
+        VERIFIER.open(TOPIC, b"AQ\x02\x01" + forged[4:])
 
 
 @pytest.mark.parametrize(
-    "prefix", [b"AQ\x00\x01", b"AQ\x02\x01", b"AQ\x01\x00", b"AQ\x01\x03", b"QA\x01\x01", b"\0\0\0\0"]
+    "prefix", [b"AQ\x00\x01", b"AQ\x01\x01", b"AQ\x01\x02", b"AQ\x02\x00", b"AQ\x02\x03", b"QA\x02\x01", b"\0\0\0\0"]
 )
 def test_other_versions_and_schemes_are_refused(prefix: bytes, scheme: tuple[Seal, Seal]) -> None:
     seal, opened = scheme
@@ -105,7 +105,7 @@ def test_other_versions_and_schemes_are_refused(prefix: bytes, scheme: tuple[Sea
 @hypothesis.settings(max_examples=300, deadline=None)
 def test_random_payloads_are_refused(payload: bytes) -> None:
     for _, opened in SCHEMES.values():
-        for prefix in (b"", b"AQ\x01\x01", b"AQ\x01\x02"):
+        for prefix in (b"", b"AQ\x02\x01", b"AQ\x02\x02"):
             with pytest.raises(errors.SignatureError):
                 opened(TOPIC, prefix + payload)
 

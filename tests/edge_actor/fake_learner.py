@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from broker import codec, identity, link, messages, signing, topics
+from broker import codec, delta, identity, link, messages, signing, topics
 from tests import conftest
 
 
@@ -38,6 +38,13 @@ def manifest(model: bytes, fingerprint: str, **changes: Any) -> messages.Manifes
 
 def policy(model: bytes, fingerprint: str, **changes: Any) -> messages.Policy:
     return messages.Policy(manifest(model, fingerprint, **changes), np.frombuffer(model, np.uint8))
+
+
+def policy_delta(
+    base: bytes, model: bytes, fingerprint: str, *, base_version: int, **changes: Any
+) -> messages.PolicyDelta:
+    patch = np.frombuffer(delta.difference(base, model), np.uint8)
+    return messages.PolicyDelta(manifest(model, fingerprint, **changes), base_version, patch)
 
 
 def assignment(boot: int, **changes: Any) -> messages.Assignment:
@@ -108,6 +115,9 @@ class FakeLearner:
 
     def publish(self, published: messages.Policy) -> None:
         self.say(self.topics.keyframe(topics.MAIN_CHANNEL), published)
+
+    def publish_delta(self, published: messages.PolicyDelta, *, retain: bool = True) -> None:
+        self.say(self.topics.delta(topics.MAIN_CHANNEL), published, retain=retain)
 
     def command(self, order: messages.Command) -> None:
         self.say(self.topics.command(self._actor_id), order, retain=False)

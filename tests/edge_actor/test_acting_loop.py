@@ -147,6 +147,34 @@ def test_a_policy_acts_and_each_message_has_one_version(site: Site) -> None:
     check_continuity(list(site.learner.experience))
 
 
+def test_a_delta_acts_and_so_does_the_retained_pair_for_a_late_joiner(site: Site) -> None:
+    changed = bytearray(MODEL)
+    changed[len(MODEL) // 5] ^= 1
+    models = [MODEL, bytes(changed), MODEL]
+
+    def step(base: int, version: int) -> messages.PolicyDelta:
+        return fake_learner.policy_delta(
+            models[base], models[version - 1], CARTPOLE.fingerprint, base_version=base + 1, version=version
+        )
+
+    first = site.start()
+    site.publish(version=1)
+    site.assign(steps_granted=1 << 40)
+    site.await_vitals(lambda v: v.policy_version == 1, "the keyframe acts")
+    site.learner.publish_delta(step(0, 2))
+    site.await_vitals(lambda v: v.policy_version == 2, "a delta from it acts")
+    site.learner.publish_delta(step(1, 3), retain=False)
+    vitals = site.await_vitals(lambda v: v.policy_version == 3, "and one from the policy before")
+    assert vitals.refused == {}
+    assert vitals.swap_pause_ms is not None
+    assert 0.0 < vitals.swap_pause_ms < 1000.0
+    first.stop()
+    conftest.wait_until(lambda: not site.learner.states[-1].online, "offline")
+    site.start(state_dir=str(site.directory / "late"))
+    vitals = site.await_vitals(lambda v: v.policy_version == 2, "keyframe and retained delta are enough")
+    assert vitals.refused in ({}, {"base": 1})
+
+
 def test_sixteen_at_once(site: Site) -> None:
     site.start(envs=16)
     site.publish()

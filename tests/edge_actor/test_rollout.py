@@ -68,6 +68,25 @@ def test_stochastic_heads_record_a_log_probability_per_step(
         assert whole.log_prob == pytest.approx((-0.5 * z * z + 1.0 - 0.5 * np.log(2 * np.pi)).sum(1), abs=1e-4)
 
 
+def test_a_burst_until_the_end_stops_there_and_wastes_no_random_row() -> None:
+    made = policy.Policy(files.INT8.read_bytes(), "q_values", CARTPOLE, 1)
+    environment = env.make("CartPole-v1")
+
+    def cut(until_end: bool) -> trajectory.Segments:
+        record = trajectory.Trajectory(CARTPOLE, 1, 1000)
+        explorer = exploration.Explorer(CARTPOLE.action, 1, 0, lambda: record.recorded)
+        explorer.assign(fake_learner.assignment(1, epsilon_start=0.9, epsilon_end=0.9))
+        record.start(environment.reset(seed=0)[0])
+        ends = 0
+        while record.used < 300:
+            rollout.burst(environment, made, explorer, record, 300 - record.used, until_end=until_end)
+            ends += int(record.ended[0])
+        assert not until_end or ends >= 5
+        return record.flush()
+
+    same(cut(until_end=True), cut(until_end=False))
+
+
 def test_exploring_steps_cost_no_inference(monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy.Policy(files.INT8.read_bytes(), "q_values", CARTPOLE, 1)
     monkeypatch.setattr(made, "act", lambda row: pytest.fail("asked"))

@@ -48,7 +48,7 @@ def test_a_poor_policy_is_done_after_screening() -> None:
     score = found.take(recorder.answer(99.0, 100.0))
     assert score is not None
     assert not score.confirming
-    assert score.mean("int8") == 99.5
+    assert score.mean("published") == 99.5
     assert not found.busy
 
 
@@ -61,7 +61,7 @@ def test_a_good_policy_is_confirmed_on_seeds_of_its_own_beside_fp32() -> None:
     score = found.take(recorder.answer(140.0, 150.0))
     assert score is not None
     assert score.confirming
-    assert (score.mean("int8"), score.mean("float32")) == (125.0, 145.0)
+    assert (score.mean("published"), score.mean("float32")) == (125.0, 145.0)
     seeds = [command.seed for _, command in recorder.sent]
     assert seeds[0] == 50
     assert seeds[1] == seeds[2] != 50, "paired, and not the seeds that chose the policy"

@@ -1,0 +1,157 @@
+"""Whole policies from keyframes and deltas: what this actor holds that a delta can be based on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker import delta, errors, messages, specs
+
+Order = tuple[int, int]
+"""Epoch and version: what orders policies."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A policy with its bytes, and the sealed messages it can be made from again (none for one between two anchors)."""
+
+    manifest: messages.Manifest
+    model: NDArray[np.uint8]
+    sources: tuple[bytes, ...]
+
+    @property
+    def order(self) -> Order:
+        return self.manifest.epoch, self.manifest.version
+
+
+def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.EnvSpec, now_s: float) -> None:
+    """Refuses a policy by what its manifest says, before its bytes are looked at.
+
+    Args:
+        manifest: Signed by the learner.
+        model_bytes: Length of the model that came, or that a delta would give.
+        spec: Of the environment here.
+        now_s: Unix time. A board without a clock lags behind, and an early clock never makes a policy expire.
+
+    Raises:
+        PolicyError: It is too large, of another length, made for another spec, or expired.
+    """
+    if max(manifest.length, model_bytes) > messages.MAX_POLICY_BYTES:
+        raise errors.PolicyError(f"the policy has {model_bytes} bytes, more than any actor takes", reason="size")
+    if manifest.length != model_bytes:
+        raise errors.PolicyError(
+            f"the policy has {model_bytes} bytes, its manifest says {manifest.length}", reason="length"
+        )
+    if manifest.fingerprint != spec.fingerprint:
+        raise errors.PolicyError(
+            f"the policy is for spec {manifest.fingerprint}, this environment {spec.fingerprint} ({spec.describe()})",
+            reason="fingerprint",
+        )
+    if manifest.head not in spec.action.heads:
+        raise errors.PolicyError(f"a head {manifest.head!r} cannot choose these actions", reason="head")
+    if 0.0 < manifest.expires_s < now_s:
+        raise errors.PolicyError("the policy has expired", reason="expired")
+
+
+def check(manifest: messages.Manifest, model: NDArray[np.uint8], spec: specs.EnvSpec, now_s: float) -> None:
+    """Refuses a policy that must not reach an interpreter. As `check_manifest`, and then the bytes themselves.
+
+    Raises:
+        PolicyError: Also if the bytes are not those of the manifest.
+    """
+    check_manifest(manifest, len(model), spec, now_s)
+    if manifest.sha256 != hashlib.sha256(model.data).hexdigest():
+        raise errors.PolicyError("the policy's bytes are not those of its manifest", reason="sha256")
+
+
+class Reassembly:
+    """Holds the keyframe, the newest policy, and at most one delta whose base has not come yet.
+
+    Args:
+        spec: Of the environment.
+
+    Attributes:
+        keyframe: The newest keyframe that came.
+        newest: The newest policy that passed the checks; its order never falls.
+    """
+
+    def __init__(self, spec: specs.EnvSpec) -> None:
+        self._spec = spec
+        self.keyframe: Whole | None = None
+        self.newest: Whole | None = None
+        self._retained: Order = (0, 0)  # of the newest delta from a keyframe, which comes again with every connection
+        self._waiting: tuple[messages.PolicyDelta, bytes] | None = None
+
+    @property
+    def best(self) -> Order:
+        """Order of the newest policy that passed the checks."""
+        return self.newest.order if self.newest else (0, 0)
+
+    def add_keyframe(self, message: messages.Policy, sealed: bytes, now_s: float) -> bool:
+        """Takes in a whole policy; true if it became the newest.
+
+        Older than the newest it is kept all the same, as the base of deltas to come; only one older than the keyframe
+        that is here already serves nothing.
+
+        Raises:
+            PolicyError: It must not run, or is a replay of an old one.
+        """
+        whole = Whole(message.manifest, message.model, (sealed,))
+        held = self.keyframe.order if self.keyframe else (0, 0)
+        if whole.order == held:
+            return False
+        if whole.order < held:
+            raise errors.PolicyError(f"policy {whole.order} is older than keyframe {held}", reason="older")
+        check(whole.manifest, whole.model, self._spec, now_s)
+        self.keyframe = whole
+        if whole.order < self.best:
+            return False
+        is_new = whole.order > self.best
+        self.newest = whole
+        return is_new
+
+    def add_delta(self, message: messages.PolicyDelta, sealed: bytes, now_s: float) -> bool:
+        """Takes in a delta; true if its policy became the newest.
+
+        Raises:
+            PolicyError: It must not run, is a replay of an old one, or its base is not here (`reason` is `base`). The
+                last one of these is kept: `take_waiting` gives it when its base has come.
+        """
+        manifest = message.manifest
+        order: Order = (manifest.epoch, manifest.version)
+        bases = [whole for whole in (self.keyframe, self.newest) if whole is not None]
+        base = next((whole for whole in bases if whole.order == (manifest.epoch, message.base)), None)
+        is_retained = base is not None and base is self.keyframe
+        if order < self.best and not (is_retained and order == self._retained):
+            raise errors.PolicyError(f"policy {order} is older than {self.best}", reason="older")
+        if is_retained:
+            self._retained = max(order, self._retained)
+        if order < self.best:
+            return False
+        if order == self.best:
+            if is_retained and self.newest is not None and self.keyframe is not None and not self.newest.sources:
+                self.newest = Whole(self.newest.manifest, self.newest.model, (*self.keyframe.sources, sealed))
+            return False
+        if base is None:
+            self._waiting = (message, sealed)
+            raise errors.PolicyError(f"policy {order} is a delta from {message.base}, not here", reason="base")
+        check_manifest(manifest, len(base.model), self._spec, now_s)
+        model = delta.apply(base.model, message.patch)
+        check(manifest, model, self._spec, now_s)
+        sources = (*base.sources, sealed) if is_retained else ()
+        self.newest = Whole(manifest, model, sources)
+        return True
+
+    def take_waiting(self) -> tuple[messages.PolicyDelta, bytes] | None:
+        """The delta that waits, if its base is the keyframe now. It is given once."""
+        waiting = self._waiting
+        if waiting is None or self.keyframe is None:
+            return None
+        message = waiting[0]
+        if (message.manifest.epoch, message.base) != self.keyframe.order:
+            return None
+        self._waiting = None
+        return waiting

@@ -1,0 +1,153 @@
+"""How policies get to actors in few bytes: keyframes, deltas from a keyframe, and deltas from one policy to the next.
+
+    retained      K0 ──────────── a4 ──────────── a8 ─ ...        a: delta from the keyframe
+    passing by     └ s1 ─ s2 ─ s3    └ s5 ─ s6 ─ s7 └ ...         s: delta from the policy just before
+
+A delta from the policy before is the smallest, since little changes between two publishes, but whoever misses one is
+lost. So every two seconds, and when nothing follows, the newest policy goes out as a delta from the keyframe, which is
+retained: an actor that joins, or lost something, needs that and the keyframe. Where policies come more slowly than that
+there is nothing in between.
+
+Deltas from a keyframe grow with distance. Renewing it when the next one would be larger than the mean of all since the
+keyframe, itself included, makes that mean the smallest possible as long as they grow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from broker import delta, messages, topics
+
+RETAIN_PERIOD_S = 2.0
+"""The most that an actor which missed a delta stays behind."""
+
+
+class Sender(Protocol):
+    """Signs and sends; `Session` is one."""
+
+    def retain(self, topic: str, message: messages.Message) -> int:
+        """Sends a retained message; its size in bytes."""
+
+    def tell(self, topic: str, message: messages.Message) -> int:
+        """Sends a message to those who listen; its size in bytes, or 0 if it cannot go out now."""
+
+    def forget(self, topic: str) -> None:
+        """Takes back what is retained."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What was sent. `bytes` are whole payloads, seals included."""
+
+    policies: int = 0
+    keyframes: int = 0
+    keyframe_bytes: int = 0
+    deltas: int = 0
+    delta_bytes: int = 0
+
+    @property
+    def mean_bytes(self) -> float | None:
+        """Per policy."""
+        return (self.keyframe_bytes + self.delta_bytes) / self.policies if self.policies else None
+
+
+class Channel:
+    """The policies of one channel, in the order of their versions within one epoch.
+
+    Args:
+        sender: Signs and sends.
+        names: Topics of the fleet.
+        name: Of the channel.
+        enabled: False sends keyframes only.
+        clock: Monotonic seconds.
+
+    Attributes:
+        traffic: What was sent.
+        delta_ms, send_ms: Of the newest `send`: taking the difference; encoding, signing and handing to the socket.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        names: topics.Topics,
+        name: str,
+        *,
+        enabled: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sender = sender
+        self._keyframe_topic, self._delta_topic = names.keyframe(name), names.delta(name)
+        self._enabled = enabled
+        self._clock = clock
+        self._keyframe = self._newest = (0, b"")
+        self._manifest: messages.Manifest | None = None
+        self._retained_at = 0.0
+        self._is_retained = True
+        self._from_keyframe: list[int] = []  # bytes of the keyframe, and of each delta from it
+        self.traffic = Traffic()
+        self.delta_ms = self.send_ms = 0.0
+
+    def send(self, manifest: messages.Manifest, model: bytes) -> None:
+        """Sends a policy in the way that takes the fewest bytes."""
+        self.delta_ms = self.send_ms = 0.0
+        self.traffic.policies += 1
+        if not self._enabled or len(self._keyframe[1]) != len(model):
+            self._send_keyframe(manifest, model)
+        elif self._clock() - self._retained_at > RETAIN_PERIOD_S or not self._send_step(manifest, model):
+            self._send_retained(manifest, model)
+        self._manifest, self._newest = manifest, (manifest.version, model)
+
+    def settle(self, *, at_once: bool = False) -> None:
+        """Call again and again: retains the newest policy if no other has followed it; `at_once` if none will."""
+        due = at_once or self._clock() - self._retained_at > RETAIN_PERIOD_S
+        if due and self._manifest is not None and not self._is_retained:
+            self._send_retained(self._manifest, self._newest[1])
+
+    def _send_keyframe(self, manifest: messages.Manifest, model: bytes) -> None:
+        size = self._retain(self._keyframe_topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
+        self._sender.forget(self._delta_topic)  # its base is retained no longer
+        self._keyframe, self._from_keyframe = (manifest.version, model), [size]
+        self.traffic.keyframes += 1
+        self.traffic.keyframe_bytes += size
+
+    def _send_retained(self, manifest: messages.Manifest, model: bytes) -> None:
+        message = self._difference(manifest, self._keyframe, model)
+        so_far = self._from_keyframe
+        if len(message.patch) > sum(so_far) / len(so_far):
+            self._send_keyframe(manifest, model)
+            return
+        size = self._retain(self._delta_topic, message)
+        so_far.append(size)
+        self._count_delta(size)
+
+    def _send_step(self, manifest: messages.Manifest, model: bytes) -> bool:
+        message = self._difference(manifest, self._newest, model)
+        began = time.perf_counter()
+        size = self._sender.tell(self._delta_topic, message)
+        self.send_ms = (time.perf_counter() - began) * 1e3
+        if size:
+            self._is_retained = False
+            self._count_delta(size)
+        return size > 0
+
+    def _difference(self, manifest: messages.Manifest, base: tuple[int, bytes], model: bytes) -> messages.PolicyDelta:
+        began = time.perf_counter()
+        patch = np.frombuffer(delta.difference(base[1], model), np.uint8)
+        self.delta_ms += (time.perf_counter() - began) * 1e3
+        return messages.PolicyDelta(manifest, base[0], patch)
+
+    def _retain(self, topic: str, message: messages.Message) -> int:
+        began = time.perf_counter()
+        size = self._sender.retain(topic, message)
+        self.send_ms = (time.perf_counter() - began) * 1e3
+        self._retained_at, self._is_retained = self._clock(), True
+        return size
+
+    def _count_delta(self, size: int) -> None:
+        self.traffic.deltas += 1
+        self.traffic.delta_bytes += size

@@ -1,0 +1,228 @@
+"""Publish to acting: from the end of an update to the actor's state that names the new version, by the learner's clock.
+
+A real Mosquitto, a real actor process that acts flat out and sends all its experience, and here the learner's own
+session and `publish.Publisher`: calibration, requantizing, gate, delta, digest, signature, broker, verification,
+building, swap and the state's way back are all in it. Weights change between two publishes by about two int8 levels,
+which is what 32 Adam steps do to a 256x2 policy in the middle of LunarLander (3 to 4 bits a weight on the wire). The
+environment clocks its own steps, so that the longest step around a swap is measured where it is felt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from broker import codec, identity, messages
+from broker.mosquitto import process
+from learner import config, layers, publish, roster, run_directory, session
+from learner.quantize import calibrate
+from tests.benchmarks import _clocked
+
+FLEET = "bench"
+ACTOR = "bench-actor"
+LEVELS = 2.0
+"""Standard deviation of a weight's change between two publishes, in int8 steps of its column."""
+TRAINING_S = (0.02, 0.06)
+"""Between two publishes, drawn anew each time, so that they fall anywhere in the actor's turn."""
+TIMEOUT_S = 10.0
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yields one row per case."""
+    import tensorflow as tf
+
+    with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
+        tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
+    yield _case("MLP 256x2", (256, 256), publishes=300)
+    yield _case("MLP 2048x3", (2048, 2048, 2048), publishes=60)
+
+
+def _case(name: str, hidden: tuple[int, ...], *, publishes: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="actorq-bench-") as temporary, _home(Path(temporary)) as home:
+        log = home / "gaps.json"
+        with _fleet(home, log) as (here, actors):
+            bench = _Bench(here, actors, hidden, home / "run")
+            bench.publish()  # the first one has a keyframe, and the template that `prepare` made
+            for stages in dataclasses.asdict(bench.publisher.timings).values():
+                stages.clear()
+            bench.received = 0
+            for _ in range(publishes):
+                bench.train()
+                bench.publish()
+        return _row(name, bench, json.loads(log.read_text()))
+
+
+class _Bench:
+    """A learner whose training is a random walk of the weights."""
+
+    def __init__(self, here: session.Session, actors: roster.Roster, hidden: tuple[int, ...], directory: Path) -> None:
+        self.here, self.actors = here, actors
+        self.rng = np.random.default_rng(0)
+        self.policy = _initial(hidden, actors.the_spec.observation.shape[0], actors.the_spec.action.n, self.rng)
+        rows = calibrate.rows(self.policy)
+        self.observations = self.rng.standard_normal((2 * rows, *actors.the_spec.observation.shape), np.float32)
+        self.rows = rows
+        # A random network's actions nearly tie; what the gate would say of it is not the matter here
+        settings = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
+        self.publisher = publish.Publisher(
+            here,
+            here.topics,
+            actors.the_spec,
+            "q_values",
+            here.epoch,
+            0,
+            settings,
+            run_directory.RunDirectory(directory, resume=False),
+            _say,
+        )
+        self.publisher.prepare(self.policy)
+        self.windows: list[tuple[float, float]] = []
+        self.pauses_ms: list[float] = []
+        self.received = 0
+        (self.actor,) = actors.working()
+
+    def train(self) -> None:
+        """Changes the weights, and serves the actor meanwhile."""
+        changed = []
+        for array in layers.arrays(self.policy).values():
+            step = LEVELS * np.abs(array).max(0) / 127.0
+            changed.append((array + step * self.rng.standard_normal(array.shape, np.float32)).astype(np.float32))
+        self.policy = layers.with_arrays(self.policy, changed)
+        until = time.monotonic() + self.rng.uniform(*TRAINING_S)
+        while (left := until - time.monotonic()) > 0:
+            self._serve(left)
+
+    def publish(self) -> None:
+        """Publishes, and waits until the actor says that it acts on it."""
+        began = time.monotonic()
+        verdict = self.publisher.publish(self.policy, self.observations[: self.rows], self.observations[self.rows :])
+        assert verdict.passed, verdict.reason
+        version = self.publisher.version
+        self.here.announce(self.actors.the_spec.fingerprint, version)
+        while self.actor.version < version:
+            self._serve(0.05)
+            assert time.monotonic() - began < TIMEOUT_S, f"version {version} does not act"
+        self.windows.append((began, time.monotonic()))
+
+    def _serve(self, wait_s: float) -> None:
+        """What TrainingLoop does with what arrives, but for learning from it."""
+        boot = seq = 0
+        for arrival in self.here.drain(wait_s):
+            message = arrival.message
+            if isinstance(message, messages.ActorState):
+                self.actors.observe(ACTOR, message, retained=arrival.retained, now_s=time.monotonic())
+                vitals = message.vitals
+                if vitals.policy_epoch == self.here.epoch and vitals.policy_version > self.actor.version:
+                    self.actor.version = vitals.policy_version
+                    self.publisher.acts(vitals.policy_version, time.monotonic())
+                    self.pauses_ms.append(vitals.swap_pause_ms or 0.0)
+            elif isinstance(message, bytes):
+                experience = codec.decode(messages.Experience, self.here.macs[ACTOR].open(arrival.topic, message))
+                self.received += len(experience.reward)
+                boot, seq = experience.boot, experience.seq
+        if seq:
+            self.here.retain(self.here.topics.receipt(ACTOR), messages.Receipt("bench", boot, seq))
+
+
+def _initial(hidden: tuple[int, ...], inputs: int, outputs: int, rng: np.random.Generator) -> layers.PolicyLayers:
+    made: list[layers.Layer] = []
+    for width in (*hidden, outputs):
+        limit = np.sqrt(6.0 / (inputs + width))
+        kernel = rng.uniform(-limit, limit, (inputs, width)).astype(np.float32)
+        bias = rng.uniform(-0.1, 0.1, width).astype(np.float32)
+        made.append(layers.Dense(kernel, bias, "relu" if len(made) < len(hidden) else "none"))
+        inputs = width
+    return tuple(made)
+
+
+def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str, Any]:
+    timings = bench.publisher.timings
+    acting_ms = timings.acting_ms
+    stages = {key.removesuffix("_ms"): seen for key, seen in dataclasses.asdict(timings).items() if key != "acting_ms"}
+    medians = {stage: statistics.median(seen) for stage, seen in stages.items() if seen}
+    rest = statistics.median(acting_ms) - sum(medians.values())
+    begin, end = bench.windows[1][0], bench.windows[-1][1]
+    around = [max((s for at, s in gaps if b <= at <= e), default=0.0) * 1e3 for b, e in bench.windows[1:]]
+    apart = [s * 1e3 for at, s in gaps if begin < at < end and not any(b <= at <= e for b, e in bench.windows)]
+    traffic = bench.publisher.channel.traffic
+    return {
+        "benchmark": "swap",
+        "case": f"publish to acting, {name}",
+        "value": round(statistics.median(acting_ms), 2),
+        "unit": "ms",
+        "reference": None,
+        "ratio": None,
+        "runs": len(acting_ms),
+        "spread": round(max(acting_ms) - min(acting_ms), 2),
+        "explain": f"p50 {np.percentile(acting_ms, 50):.1f}, p99 {np.percentile(acting_ms, 99):.1f}, "
+        f"max {max(acting_ms):.1f} ms; medians: {', '.join(f'{k} {v:.2f}' for k, v in medians.items())}, "
+        f"rest (announce, broker, actor, answer) {rest:.2f} ms; the acting loop stood still for "
+        f"{statistics.median(bench.pauses_ms):.2f} ms a swap (max {max(bench.pauses_ms):.2f}); longest step while "
+        f"publishing: median {statistics.median(around):.2f}, p99 {np.percentile(around, 99):.2f} ms, "
+        f"apart from it {max(apart, default=0.0):.2f} ms; {traffic.keyframes} keyframes, {traffic.deltas} deltas, "
+        f"{(traffic.mean_bytes or 0) / 1e3:.1f} kB a policy of {len(bench.publisher.newest.model) / 1e3:.1f} kB; "  # type: ignore[union-attr]
+        f"{bench.received / (end - begin):.0f} steps/s received; load average {os.getloadavg()[0]:.1f}, "
+        f"{os.cpu_count()} cores",
+    }
+
+
+@contextlib.contextmanager
+def _fleet(home: Path, log: Path) -> Iterator[tuple[session.Session, roster.Roster]]:
+    """Broker, actor and session; the actor has a grant without end."""
+    fleet = identity.Fleet.open(FLEET)
+    with process.Mosquitto("127.0.0.1", 0, fleet=FLEET) as broker:
+        address = f"127.0.0.1:{broker.port}"
+        bundle = home / "actor.json"
+        fleet.enroll(ACTOR, [address]).write(bundle)
+        command = [sys.executable, "-m", "edge_actor", "run", "--bundle", str(bundle), "--heartbeat-s", "2"]
+        command += ["--env", f"{_clocked.__file__}:Clocked", "--env-kwargs", json.dumps({"log": str(log)})]
+        settings = config.TrainConfig(
+            fleet=FLEET, broker=(address,), message_steps=4096, epsilon_start=0.05, epsilon_end=0.05, wait_s=30.0
+        )
+        actor = subprocess.Popen([*command, "--state-dir", str(home / "state")], stderr=subprocess.DEVNULL)
+        here = session.Session(settings, _say)
+        try:
+            found = roster.Roster(here.id, here.epoch, "", _say)
+            here.gather(found, threading.Event())
+            (working,) = found.working()
+            assignment = found.assign(
+                working, steps_left=1 << 40, env_steps=0, lockstep_version=0, settings=settings, now_s=time.monotonic()
+            )
+            assert assignment is not None
+            here.retain(here.topics.assignment(ACTOR), assignment)
+            yield here, found
+        finally:
+            here.close()
+            actor.terminate()
+            actor.wait(10.0)
+
+
+@contextlib.contextmanager
+def _home(directory: Path) -> Iterator[Path]:
+    """Keys and boot counters lie there meanwhile."""
+    before = os.environ.get("ACTORQ_HOME")
+    os.environ["ACTORQ_HOME"] = str(directory / "home")
+    try:
+        yield directory
+    finally:
+        if before is None:
+            del os.environ["ACTORQ_HOME"]
+        else:
+            os.environ["ACTORQ_HOME"] = before
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)
