@@ -92,7 +92,7 @@ class Publisher:
         self._directory = directory
         self._sent_at: dict[int, float] = {}
         self._precision, self._weight_bits = precision, weight_bits
-        self._refiner = refine.Refiner(refine.STEPS if head == "q_values" else ("equalise", "correct"))
+        self._refiner = refine.Refiner(refine.STEPS if head == "q_values" else refine.STEPS[1:], steady=True)
         self._quantizer = quantizer.Quantizer(say=say)
         self.version = version
         self.newest: Published | None = None

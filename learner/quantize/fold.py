@@ -20,7 +20,7 @@ from learner import layers
 
 FloatArray = NDArray[np.float32]
 
-_SPAN = 255 / 127
+ENDS = (-128 / 127, 1.0)
 """Of a scaled feature: 255 steps, of which 127 make 1."""
 _HALF_RANGE_FLOOR = 1e-3
 """Of a feature that stood still during calibration, relative to its size: it may later move that far unclipped."""
@@ -44,10 +44,15 @@ def from_ranges(observations: NDArray[Any]) -> Affine:
     Both ends are then levels of int8, so a feature that rests at one of them, such as a contact switch, has no rounding
     error. With -1..1 it had half a step, always of the same sign: on LunarLander that cost 7 % of the greedy actions.
     """
-    low, high = observations.min(0).astype(np.float64), observations.max(0).astype(np.float64)
+    return from_ends(observations.min(0), observations.max(0))
+
+
+def from_ends(low: NDArray[Any], high: NDArray[Any]) -> Affine:
+    """The same for features that reach from `low` to `high`, both in the observation's shape."""
+    low, high = low.astype(np.float64), high.astype(np.float64)
     middle = (high + low) / 2
     half = np.maximum((high - low) / 2, _HALF_RANGE_FLOOR * np.maximum(1.0, np.abs(middle)))
-    gain = _SPAN / (2 * half)
+    gain = (ENDS[1] - ENDS[0]) / (2 * half)
     return Affine(gain.astype(np.float32), (1 - (middle + half) * gain).astype(np.float32))
 
 

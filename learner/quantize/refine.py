@@ -8,17 +8,17 @@ One fp32 pass over the calibration observations shows how large each channel is.
 * `equalised`: an int8 tensor has one scale, so a channel that reaches 1 beside one that reaches 100 keeps two levels.
   ReLU and linear layers let a factor pass from a layer's output to the next layer's kernel (Nagel et al. 2019,
   https://arxiv.org/abs/1906.04721; the factor is that of Xiao et al. 2023, https://arxiv.org/abs/2211.10438).
-* `corrected`: behind ReLUs the mean input is far from 0, and so is its product with the rounding errors of the weights.
+* `correct`: behind ReLUs the mean input is far from 0, and so is its product with the rounding errors of the weights.
   The bias takes that back (Nagel et al. 2019, section 4.2).
 * `decisive_range`: outputs beyond every close call may saturate.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -42,8 +42,6 @@ _STEPS = 16
 """Of conjugate gradients. Any result leaves the choices alone, so it need not be exact."""
 _HEADROOM = 1.5
 """Other observations have wider close calls than the sample."""
-_LIMIT_MIN = np.float32(1e-30)  # of weights: what they are divided by stays finite
-_BLOCK_ROWS = 64  # of a kernel that is rounded: they fit the cache
 _CLEAR = 50.0
 """Percentile of the gaps between the best two; beyond such a gap an output is clear, and may saturate."""
 
@@ -74,11 +72,15 @@ class Refiner:
     Args:
         steps: Which to take. `level`, with `decisive_range`, only where nothing but the largest output counts, as with
             action values; without it, or where the last layer is not linear, outputs stay what they are.
+        steady: Whether ranges are kept like the factors, as long as they are at most a quarter too wide.
     """
 
-    def __init__(self, steps: Collection[Step] = STEPS) -> None:
+    def __init__(self, steps: Collection[Step] = STEPS, *, steady: bool = False) -> None:
         self._steps = steps
+        self._steady = steady
         self._exponents: list[FloatArray] = []
+        self._spans: list[requantize.Range] = []
+        self._ends: tuple[NDArray[Any], NDArray[Any]] | None = None
 
     def measure(
         self, policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, *, per_feature: bool = True
@@ -102,7 +104,7 @@ class Refiner:
         self, policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, per_feature: bool
     ) -> tuple[layers.PolicyLayers, requantize.Ranges, FloatArray]:
         first = next(layer for layer in policy if not isinstance(layer, layers.Flatten))
-        affine = fold.from_ranges(observations[:rows]) if per_feature and isinstance(first, layers.Dense) else None
+        affine = self._affine(observations[:rows]) if per_feature and isinstance(first, layers.Dense) else None
         channels, inputs, outputs = _pass(policy, observations, rows, affine)
         last = policy[-1]
         level = "level" in self._steps and isinstance(last, layers.Dense) and last.activation == "none"
@@ -113,12 +115,40 @@ class Refiner:
         if "equalise" in self._steps:
             self._exponents = exponents(policy, channels, self._exponents)
             policy, channels = equalised(policy, channels, self._exponents)
-        if "correct" in self._steps:
-            policy = corrected(policy, channels, affine)
-        ranges = [one.range for one in channels]
+        spans = [one.range for one in channels]
+        if affine:
+            spans[0] = fold.ENDS
         if level:
-            ranges[-1] = decisive_range(outputs[:rows])
-        return policy, requantize.Ranges(ranges[0], tuple(ranges[1:]), affine), outputs
+            spans[-1] = decisive_range(outputs[:rows])
+        if self._steady:
+            spans[1:] = self._spans = [_held(span, kept) for span, kept in zip_longest(spans[1:], self._spans)]
+        means = _means(policy, channels) if "correct" in self._steps else None
+        return policy, requantize.Ranges(spans[0], tuple(spans[1:]), affine, means, self._steady), outputs
+
+    def _affine(self, observations: NDArray[Any]) -> fold.Affine:
+        """Of all that was seen, where the range is steady and that is not too wide for what is seen now."""
+        low, high = observations.min(0).astype(np.float64), observations.max(0).astype(np.float64)
+        if self._steady and self._ends is not None:
+            widest = np.minimum(low, self._ends[0]), np.maximum(high, self._ends[1])
+            fits = widest[1] - widest[0] <= requantize.SLACK * (high - low)
+            low, high = np.where(fits, widest[0], low), np.where(fits, widest[1], high)
+        self._ends = low, high
+        return fold.from_ends(low, high)
+
+
+def _held(span: requantize.Range, kept: requantize.Range | None) -> requantize.Range:
+    """The range kept from an earlier policy where it serves for `span`; else that with some headroom."""
+    low, high = min(span[0], 0.0), max(span[1], 0.0)  # as `requantize` widens it
+    if kept and kept[0] <= low and high <= kept[1] and kept[1] - kept[0] <= requantize.SLACK * (high - low):
+        return kept
+    return requantize.HEADROOM * low, requantize.HEADROOM * high
+
+
+def _means(policy: layers.PolicyLayers, channels: Sequence[Channels]) -> tuple[FloatArray, ...]:
+    """Mean input of each layer with weights, one per row of its kernel."""
+    # A convolution meets each channel at every place of its kernel; so does a dense layer behind one
+    rows = [layer.kernel[..., 0].size for layer in _weighted(policy)]
+    return tuple(np.tile(seen.mean, n // seen.mean.size) for n, seen in zip(rows, channels, strict=False))
 
 
 def _pass(
@@ -192,7 +222,7 @@ def exponents(
     """
     found = []
     weighted = _weighted(policy)
-    for n, (layer, following) in enumerate(itertools.pairwise(weighted)):
+    for n, (layer, following) in enumerate(pairwise(weighted)):
         count = layer.bias.size
         kernel = following.kernel.reshape(-1, count, following.bias.size)
         activations = np.maximum(np.abs(channels[n + 1].low), np.abs(channels[n + 1].high))
@@ -230,35 +260,6 @@ def equalised(
         arrays[2 * n + 2] = by_channel.reshape(following.shape)
         channels[n + 1] = channels[n + 1].divided(factor)
     return layers.with_arrays(policy, arrays), channels
-
-
-def corrected(
-    policy: layers.PolicyLayers, channels: Sequence[Channels], affine: fold.Affine | None
-) -> layers.PolicyLayers:
-    """The policy with biases that make up for the rounding of its weights, on the mean input of each layer.
-
-    Weights are rounded as in `requantize`, with a scale per output channel.
-
-    Args:
-        policy: Layers for raw observations.
-        channels: Of the input as `affine` scales it, and of the output of each layer with weights.
-        affine: Scaling of the input, which decides how the first kernel is rounded; None in front of convolutions.
-    """
-    rounded = _weighted(fold.compensate(policy, affine) if affine else policy)
-    arrays = []
-    for layer, like, seen in zip(_weighted(policy), rounded, channels, strict=False):
-        kernel = like.kernel.reshape(-1, layer.bias.size)
-        limit = np.maximum(kernel.max(0), -kernel.min(0))
-        scale = np.maximum(limit, _LIMIT_MIN) / np.float32(127)
-        # A convolution meets each channel at every place of its kernel; so does a dense layer behind one
-        mean = np.tile(seen.mean, len(kernel) // seen.mean.size)
-        inverse = 1 / scale
-        rounded_sum = np.zeros_like(layer.bias)
-        for row in range(0, len(kernel), _BLOCK_ROWS):
-            block = kernel[row : row + _BLOCK_ROWS] * inverse
-            rounded_sum += mean[row : row + _BLOCK_ROWS] @ np.rint(block, out=block)
-        arrays += [layer.kernel, layer.bias - (rounded_sum * scale - mean @ kernel)]
-    return layers.with_arrays(policy, arrays)
 
 
 def decisive_range(outputs: FloatArray) -> requantize.Range:

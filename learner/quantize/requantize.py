@@ -34,6 +34,8 @@ Range = tuple[float, float]
 
 _BLOCK = (64, 1024)
 """Rows and columns of a kernel at a time. 64 rows become one cache line of the transposed weights."""
+SLACK, HEADROOM = 1.25, 1.06
+"""How much too wide a range may be that is held, and how much wider than needed one is made that is not."""
 _THREADED_WEIGHTS = 1 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 _BELOW_HALF = np.uint32(0x3EFFFFFF)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
@@ -44,17 +46,23 @@ _NEAR_ZERO = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What the int8 activations must be able to hold.
+    """What a policy's int8 model is fitted to.
 
     Attributes:
         input: Lowest and highest input of the network, scaled as `affine` says.
         outputs: The same per layer with weights: behind ReLU, in front of tanh.
         affine: Per-feature scaling of the input; None where it has one range for all.
+        means: Mean input of each layer with weights, one per row of its kernel: biases make up for the rounding of the
+            weights there. None leaves biases alone, as TFLiteConverter does.
+        steady: Whether a scale of the model that was written last stays while its weights fit. They are then up to a
+            quarter coarser than they need be, and differences between successive models are small.
     """
 
     input: Range
     outputs: tuple[Range, ...]
     affine: fold.Affine | None
+    means: tuple[FloatArray, ...] | None = None
+    steady: bool = False
 
 
 def requantize(target: template.Template, policy: layers.PolicyLayers, ranges: Ranges) -> bytes:
@@ -76,10 +84,13 @@ def requantize(target: template.Template, policy: layers.PolicyLayers, ranges: R
         target.gain[:], target.offset[:] = ranges.affine.gain.reshape(-1), ranges.affine.offset.reshape(-1)
     scale = _write_affine(target.inputs, ranges.input)
     weighted = [layer for layer in policy if not isinstance(layer, layers.Flatten)]
-    for layer, place, output in zip(weighted, target.layers, ranges.outputs, strict=True):
-        _write_weights(place, layer.kernel.reshape(-1, layer.kernel.shape[-1]), target.per_channel)
+    means = ranges.means or (None,) * len(weighted)
+    for layer, place, mean, output in zip(weighted, target.layers, means, ranges.outputs, strict=True):
+        kernel = layer.kernel.reshape(-1, layer.kernel.shape[-1])
+        excess = _write_weights(place, kernel, mean, per_channel=target.per_channel, steady=ranges.steady)
         place.bias_scale[:] = scale * place.weight_scale
-        bias = _rounded(layer.bias * _inverse(place.bias_scale), np.empty(layer.bias.shape, np.uint32))
+        bias = layer.bias if mean is None else layer.bias - excess
+        bias = _rounded(bias * _inverse(place.bias_scale), np.empty(bias.shape, np.uint32))
         _check_finite(largest := float(np.abs(bias).max()), "weights")
         if largest >= 2.0**31:
             raise template.Unmapped("a bias is too large for 32 bits at its layer's scale")
@@ -124,8 +135,14 @@ def _write_affine(places: tuple[template.Affine, ...], span: Range) -> np.float3
     return scale
 
 
-def _write_weights(place: template.Place, kernel: FloatArray, per_channel: bool) -> None:
-    """Writes int8 weights and their scale(s) for a kernel [inputs, outputs]."""
+def _write_weights(
+    place: template.Place, kernel: FloatArray, mean: FloatArray | None, *, per_channel: bool, steady: bool
+) -> FloatArray:
+    """Writes int8 weights and their scale(s) for a kernel [inputs, outputs].
+
+    Returns:
+        By how much rounding raises each output at the mean input; 0 where no mean is given.
+    """
     parts = _parts(kernel)
     limit = np.concatenate(_each(lambda part: np.maximum(kernel[:, part].max(0), -kernel[:, part].min(0)), parts))
     if not per_channel:
@@ -133,22 +150,36 @@ def _write_weights(place: template.Place, kernel: FloatArray, per_channel: bool)
     if 2 * limit.min() <= _NEAR_ZERO:
         limit = np.where(2 * limit <= _NEAR_ZERO, np.maximum(limit, np.float32(_NEAR_ZERO / 2)), limit)
     _check_finite(float(limit.max()), "weights")
-    place.weight_scale[:] = (limit + limit) / np.float32(254)
+    if steady:
+        held = place.weight_scale * np.float32(127)
+        limit = np.where((limit <= held) & (held <= SLACK * limit), held, HEADROOM * limit)
+    scale = (limit + limit) / np.float32(254)
+    # Where it is held, the product above may have lost the last bit
+    place.weight_scale[:] = np.where(limit == held, place.weight_scale, scale) if steady else scale
     inverse = _inverse(place.weight_scale) if per_channel else np.full_like(kernel[0], np.float32(127) / limit[0])
-    _each(lambda part: _write_columns(place.weights[part], kernel[:, part], inverse[part]), parts)
+    excess = _each(lambda part: _write_columns(place.weights[part], kernel[:, part], inverse[part], mean), parts)
+    return np.concatenate(excess)
 
 
-def _write_columns(weights: NDArray[np.int8], kernel: FloatArray, inverse: FloatArray) -> None:
-    """Writes int8 weights [columns, rows] of kernel [rows, columns] with one factor a column."""
+def _write_columns(
+    weights: NDArray[np.int8], kernel: FloatArray, inverse: FloatArray, mean: FloatArray | None
+) -> FloatArray:
+    """Writes int8 weights [columns, rows] of kernel [rows, columns] with one factor a column; returns their excess."""
     scaled = np.empty(np.minimum(kernel.shape, _BLOCK), np.float32)
     signs, narrow = np.empty(scaled.shape, np.uint32), np.empty(scaled.shape, np.int8)
+    excess = np.zeros(kernel.shape[1], np.float32)
     for column in range(0, kernel.shape[1], _BLOCK[1]):
         for row in range(0, kernel.shape[0], _BLOCK[0]):
             block = kernel[row : row + _BLOCK[0], column : column + _BLOCK[1]]
             height, width = block.shape
-            x = np.multiply(block, inverse[column : column + width], out=scaled[:height, :width])
-            narrow[:height, :width] = _rounded(x, signs[:height, :width])
-            weights[column : column + width, row : row + height] = narrow[:height, :width].T
+            columns = slice(column, column + width)
+            x = np.multiply(block, inverse[columns], out=scaled[:height, :width])
+            narrow[:height, :width] = x = _rounded(x, signs[:height, :width])
+            weights[columns, row : row + height] = narrow[:height, :width].T
+            if mean is not None:
+                seen = mean[row : row + height]
+                excess[columns] += (seen @ np.trunc(x, out=x)) / inverse[columns] - seen @ block
+    return excess
 
 
 def _parts(kernel: FloatArray) -> list[slice]:

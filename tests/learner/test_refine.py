@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from broker import errors
 from learner import layers, networks
-from learner.quantize import calibrate, compare, fold, gate, quantizer, refine
+from learner.quantize import calibrate, compare, gate, quantizer, refine
 
 FloatArray = NDArray[np.float32]
 
@@ -50,8 +50,7 @@ def test_the_rewritten_policy_chooses_as_before(activation: layers.Activation) -
     decided = np.ptp(np.partition(before, -2, axis=1)[:, -2:], axis=1) > 1e-3
     assert (exact.argmax(1) == before.argmax(1))[decided].all()
     assert exact - exact.mean(1, keepdims=True) == pytest.approx(before - before.mean(1, keepdims=True), abs=2e-3)
-    # In fp32 it is the same but for the corrections in its biases, which are of the size of rounding errors
-    assert networks.outputs(rewritten, x) == pytest.approx(exact, abs=0.03 * np.ptp(before))
+    assert networks.outputs(rewritten, x) == pytest.approx(exact, abs=1e-4 * np.ptp(before))
     assert ranges.outputs[-1][1] - ranges.outputs[-1][0] < 0.2 * np.ptp(before)
 
 
@@ -119,19 +118,31 @@ def test_factors_stay_until_they_are_off_by_more_than_two() -> None:
     assert exponents(2.2, 2.0, 1.8, kept=first)[0].tolist() == [2, 2, 2]
 
 
-def test_biases_take_back_the_mean_of_the_rounding_error() -> None:
-    """Scale 1: weights 127 and 0.4 become 127 and 0, which at mean inputs of 1 and 5 takes 2 away."""
-    policy = (dense([[127.0], [0.4]], [3.0]),)
-    (fixed,) = refine.corrected(policy, [channels([0, 0], [2, 9], [1, 5]), channels([0], [1], [0])], None)
-    assert isinstance(fixed, layers.Dense)
-    assert fixed.kernel.tolist() == policy[0].kernel.tolist()
-    assert fixed.bias.tolist() == pytest.approx([3 + 5 * 0.4])
-    # The same in front of a scaling that makes the weights 127 and 0.4
-    affine = fold.Affine(np.array([2.0, 0.5], np.float32), np.zeros(2, np.float32))
-    raw = (dense([[254.0], [0.2]], [3.0]),)
-    (fixed,) = refine.corrected(raw, [channels([0, 0], [2, 9], [1, 5]), channels([0], [1], [0])], affine)
-    assert isinstance(fixed, layers.Dense)
-    assert fixed.bias.tolist() == pytest.approx([3 + 5 * 0.4])
+def test_steady_ranges_stay_while_they_fit() -> None:
+    rng = np.random.default_rng(5)
+    policy = network(rng)
+    x = rng.normal(size=(500, 5)).astype(np.float32)
+    x[:, 4] = x[:, 4] > 0  # a switch, whose ends must stay exact
+    refiner = refine.Refiner(steady=True)
+    first = refiner.measure(policy, x, 500)[1]
+    fresh = refine.Refiner().measure(policy, x, 500)[1]
+    assert first.steady
+    for wide, exact in zip(first.outputs, fresh.outputs, strict=True):
+        assert wide == pytest.approx((1.06 * min(0, exact[0]), 1.06 * exact[1]), rel=1e-3)
+    inner = x[np.abs(x[:, :4]).max(1) < np.abs(x[:, :4]).max(1).max()]  # without the row that reaches farthest
+    again = refiner.measure(policy, inner, len(inner))[1]
+    assert again.outputs == first.outputs
+    assert first.affine is not None
+    assert again.affine is not None
+    assert again.affine.gain.tolist() == first.affine.gain.tolist()
+    wider = refiner.measure(policy, 1.1 * x, 500)[1]
+    assert wider.outputs[0][1] > first.outputs[0][1]
+    assert wider.affine is not None
+    assert (wider.affine.gain < first.affine.gain).all()
+    narrow = refiner.measure(policy, 0.1 * x, 500)[1]  # far too wide for that
+    assert narrow.outputs[0][1] < 0.5 * wider.outputs[0][1]
+    assert narrow.affine is not None
+    assert (narrow.affine.gain > 5 * first.affine.gain).all()
 
 
 def test_the_range_holds_every_close_call() -> None:

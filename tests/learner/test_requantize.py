@@ -214,3 +214,42 @@ def test_biases_of_zero_need_no_other_template() -> None:
     assert quantize.fallbacks == 0
     outputs = gate.run(model, observations)[0] if hasattr(gate, "run") else gate._run(model, observations)[0]
     assert np.abs(outputs - exact).max() < 0.05 * np.ptp(exact)
+
+
+def _one_layer(*weights: float) -> tuple[template.Template, layers.PolicyLayers, requantize.Ranges]:
+    """One output without scaling of the input; its bias is 3."""
+    kernel = np.array(weights, np.float32)[:, None]
+    policy = (layers.Dense(kernel, np.array([3.0], np.float32), "none"),)
+    x = np.ones((4, len(weights)), np.float32)
+    ranges, _ = calibrate.measure(policy, x, 4, per_feature=False)
+    return quantizer._build(policy, (len(weights),), per_feature=False, per_channel=True), policy, ranges
+
+
+def test_biases_take_back_the_mean_of_the_rounding_error() -> None:
+    """Scale 1: weights 127 and 0.4 become 127 and 0, which at mean inputs of 1 and 5 takes 2 away."""
+    target, policy, ranges = _one_layer(127.0, 0.4)
+    mean = np.array([1.0, 5.0], np.float32)
+    requantize.requantize(target, policy, dataclasses.replace(ranges, means=(mean,)))
+    (place,) = target.layers
+    assert place.weights.tolist() == [[127, 0]]
+    assert place.bias * place.bias_scale == pytest.approx(3 + 5 * 0.4, abs=0.005)
+    requantize.requantize(target, policy, ranges)
+    assert place.bias * place.bias_scale == pytest.approx(3, abs=0.005)
+
+
+def test_steady_scales_stay_while_the_weights_fit() -> None:
+    target, policy, ranges = _one_layer(127.0, 0.4)
+    (place,) = target.layers
+    steady = dataclasses.replace(ranges, steady=True)
+
+    def scale(largest: float) -> float:
+        kernel = np.array([[largest], [1.0]], np.float32)
+        requantize.requantize(target, (dataclasses.replace(policy[0], kernel=kernel),), steady)
+        assert abs(place.weights[0, 0] * place.weight_scale[0] - largest) <= place.weight_scale[0] / 2
+        return float(place.weight_scale[0])
+
+    first = scale(127.0)
+    assert first == pytest.approx(1.06)
+    assert scale(110.0) == scale(134.0) == first
+    assert scale(135.0) == pytest.approx(1.06 * 135 / 127)  # does not fit
+    assert scale(100.0) == pytest.approx(1.06 * 100 / 127)  # would be too coarse
