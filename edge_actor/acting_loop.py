@@ -140,9 +140,8 @@ class Actor:
         if self._plant is not None:
             self._recorder.flush()
             self._send()
-            self._plant.close()
-            self._heartbeat.close()
-            self._swap.close()
+            for part in (self._plant, self._heartbeat, self._swap, self._spool):
+                part.close()
         self._commander.close()
         offline = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=self._beats)
         topic = self._topics.actor_state(self._id)
@@ -327,8 +326,8 @@ class Actor:
         """Makes all that depends on the environment."""
         settings, spec, n_envs = self._settings, environment.spec, environment.n_envs
         self._plant = plant.Plant(environment, settings, self._on_log)
-        seal = functools.partial(self._seal, self._topics.experience(self._id))
-        self._spool = spool.Spool(self._boot, spec.fingerprint, seal, settings.spool_bytes)
+        seal = functools.partial(self._mac.seal, self._topics.experience(self._id))
+        self._spool = spool.opened(settings, self._state_dir, self._boot, spec.fingerprint, seal, self._on_log)
         self._recorder = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), self._spool)
         self._explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: self._recorder.recorded)
         self._swap = swap.Swap(

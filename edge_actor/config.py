@@ -43,8 +43,10 @@ class ActorConfig:
     max_policy_age_s: float = setting(0.0, "take the safe action when no newer policy came for so long; 0: never")
     state_dir: str = setting("", "where boot counter and last good policy are kept (default: ~/.actorq/NAME)")
     heartbeat_s: float = setting(1.0, "time between two states")
-    spool_bytes: int = setting(
-        64_000_000, "experience kept in memory until the learner has it; then the oldest is dropped"
+    spool_bytes: int = setting(64_000_000, "experience kept until the learner has it; beyond, the oldest is dropped")
+    spool_dir: str = setting(
+        "",
+        "where it is kept; empty: in memory (/dev/shm), where it outlives this process; disk: in the state directory",
     )
     connect_timeout_s: float = setting(10.0, "how long to look for a broker, or for the learner's task, at the start")
     threads: int = setting(1, "threads of the TFLite runtime; one is the fastest for small policies")

@@ -1,67 +1,87 @@
 """Experience on its way: kept until the learner's receipt says that it has it.
 
-In memory. What an actor recorded survives the loss of broker, network or learner, but not of the actor's own process.
-A full spool drops its oldest messages, and counts their steps.
+What an actor recorded survives the loss of broker, network, learner, and of the actor's own process: a message is
+accepted once it is in a file (journal.py), and what earlier boots left is sent first. A full spool drops its oldest
+messages, and counts their steps.
+
+The learner takes messages in order and waits for those it lacks, unless a message says that its actor holds nothing
+older (`oldest`). So what follows a gap is sent only when it is the oldest one held, and then it says so.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
+import errno
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 
-from broker import messages
-from edge_actor import trajectory
+from broker import codec, errors, messages
+from edge_actor import config, journal, trajectory
 
 WINDOW = 64
 """Messages sent and not receipted, at most: what a learner that stalls is sent before it answers."""
 RESEND_S = 5.0
 """Without a receipt for so long, all is sent again: a broker may have dropped it in silence (FACTS.md, MQTT)."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Held:
+    boot: int
     seq: int
+    oldest: int  # as its bytes say
     steps: int
-    payload: bytes
+    record: journal.Record | None
+    body: bytes = b""  # only where there is no record
 
 
 class Spool:
-    """Numbers, holds and sends the experience of one boot.
+    """Numbers, holds and sends experience.
 
     Args:
         boot: This process's number.
         fingerprint: Of the environment's spec.
-        seal: Bytes of a message, ready to publish.
-        limit_bytes: Most that is held; at least one message is.
+        seal: Bytes of an encoded message, ready to publish.
+        files: Where it is kept, with what earlier boots left there.
+        on_log: Takes one line for people.
 
     Attributes:
         steps: Steps that were added since the start.
-        steps_dropped: Steps that left without a receipt.
+        steps_dropped: Steps that left without a receipt since the start.
     """
 
     def __init__(
         self,
         boot: int,
         fingerprint: str,
-        seal: Callable[[messages.Experience], bytes],
-        limit_bytes: int,
+        seal: Callable[[bytes], bytes],
+        files: journal.Journal,
+        on_log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._boot = boot
         self._fingerprint = fingerprint
         self._seal = seal
-        self._limit_bytes = limit_bytes
+        self._files = files
+        self._on_log = on_log
         self._clock = clock
-        self._held: collections.deque[_Held] = collections.deque()
-        self._bytes = 0
+        self._held = collections.deque(_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records)
+        self._newest: tuple[_Held | None, bytes] = (None, b"")  # its body need not be read back
+        self._unwritten_bytes = 0
+        self._failing = False
+        self._failed_at = 0  # seq
         self._sent = 0  # of the held messages, from the left
         self._seq = 0
         self._ledger = ""
         self._progress_at = clock()
         self.steps = 0
         self.steps_dropped = 0
+        if self._held:
+            steps = sum(held.steps for held in self._held)
+            on_log(f"the spool holds {len(self._held)} messages of earlier boots, {steps} steps")
 
     def __len__(self) -> int:
         """Messages held."""
@@ -70,12 +90,15 @@ class Spool:
     @property
     def unsent(self) -> bool:
         """Something waits for `pump`."""
-        return self._sent < min(len(self._held), WINDOW)
+        return self._sent < min(len(self._held), WINDOW) and not self._must_wait(self._sent)
 
     def add(self, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int) -> None:
         """Accepts segments that the policy `(epoch, version)` chose, under an assignment of `assigned_epoch`."""
         self._seq += 1
-        oldest = self._held[0].seq if self._held else self._seq
+        room = segments.observation.nbytes + segments.action.nbytes + segments.reward.nbytes  # nearly all of it
+        while self._held and not self._files.has_room(room + self._unwritten_bytes):
+            self._drop()
+        oldest = next((held.seq for held in self._held if held.boot == self._boot), self._seq)
         message = messages.Experience(
             boot=self._boot,
             seq=self._seq,
@@ -96,19 +119,21 @@ class Spool:
             reward=segments.reward,
             log_prob=segments.log_prob,
         )
-        held = _Held(self._seq, segments.steps, self._seal(message))
-        self._held.append(held)
-        self._bytes += len(held.payload)
-        self.steps += held.steps
-        while self._bytes > self._limit_bytes and len(self._held) > 1:
-            self.steps_dropped += self._pop().steps
+        body = codec.encode(message)
+        self._held.append(self._keep(oldest, segments.steps, body))
+        self._newest = (self._held[-1], body)
+        self.steps += segments.steps
 
     def pump(self, publish: Callable[[bytes], bool]) -> None:
         """Sends what was not sent yet, until `publish` refuses or the window is full."""
         if self._sent and self._clock() - self._progress_at > RESEND_S:
             self.rewind()
-        while self._sent < min(len(self._held), WINDOW):
-            if not publish(self._held[self._sent].payload):
+        while self.unsent:
+            held = self._held[self._sent]
+            body = self._body(held)
+            if body is None:
+                continue
+            if not publish(self._seal(body)):
                 return
             if self._sent == 0:
                 self._progress_at = self._clock()
@@ -125,14 +150,102 @@ class Spool:
             if self._ledger:
                 self.rewind()
             self._ledger = receipt.ledger
-        if receipt.boot != self._boot:
-            return
-        while self._held and self._held[0].seq <= receipt.seq:
+        while self._held and self._held[0].boot == receipt.boot and self._held[0].seq <= receipt.seq:
             self._pop()
             self._progress_at = self._clock()
 
+    def close(self) -> None:
+        """Leaves what is held to the next boot."""
+        for held in self._held:
+            if held.record is None:
+                with contextlib.suppress(OSError):  # said when it began
+                    self._files.append(held.boot, held.seq, held.oldest, held.steps, held.body)
+        self._files.close()
+
+    def _must_wait(self, index: int) -> bool:
+        """Whether a message follows a gap, and is not the oldest held."""
+        if index == 0:
+            return False
+        before, held = self._held[index - 1], self._held[index]
+        return (before.boot, before.seq + 1) != (held.boot, held.seq)
+
+    def _body(self, held: _Held) -> bytes | None:
+        """What is to be sent of the message at `_sent`; None if it is unreadable, and now gone."""
+        if held.record is None:
+            body = held.body
+        elif held is self._newest[0]:
+            body = self._newest[1]
+        else:
+            try:
+                body = self._files.read(held.record)
+            except OSError as error:
+                self._lose(held, str(error))
+                return None
+        if self._sent > 0 or held.oldest == held.seq:
+            return body
+        try:
+            return codec.encode(dataclasses.replace(codec.decode(messages.Experience, body), oldest=held.seq))
+        except errors.DecodeError as error:
+            self._lose(held, error.what)
+            return None
+
+    def _lose(self, held: _Held, why: str) -> None:
+        """Drops the message at `_sent`."""
+        self._on_log(f"message {held.boot}.{held.seq} of the spool cannot be read, and is lost: {why}")
+        del self._held[self._sent]
+        if held.record is not None:
+            self._files.release(held.record)
+        self.steps_dropped += held.steps
+
+    def _keep(self, oldest: int, steps: int, body: bytes) -> _Held:
+        """Writes a message down; in memory it stays only while no file can be written."""
+        tries = 0
+        while True:
+            try:
+                record = self._files.append(self._boot, self._seq, oldest, steps, body)
+            except OSError as error:
+                tries += 1
+                self._failed_at = self._seq
+                if not self._failing:
+                    self._failing = True
+                    self._on_log(f"the spool cannot be written ({error}); acting on")
+                if tries == 1 or (error.errno in _FULL and self._drop_until_a_file_goes()):
+                    continue  # another file may do
+                self._unwritten_bytes += len(body)
+                return _Held(self._boot, self._seq, oldest, steps, None, body)
+            if self._failing and self._seq - self._failed_at > WINDOW:  # not just until the next file is full
+                self._failing = False
+                self._on_log("the spool can be written again")
+            return _Held(self._boot, self._seq, oldest, steps, record)
+
+    def _drop_until_a_file_goes(self) -> bool:
+        before = self._files.size_bytes
+        while self._held and self._held[0].record is not None and self._files.size_bytes == before:
+            self._drop()
+        return self._files.size_bytes < before
+
+    def _drop(self) -> None:
+        self.steps_dropped += self._pop().steps
+
     def _pop(self) -> _Held:
         held = self._held.popleft()
-        self._bytes -= len(held.payload)
         self._sent = max(0, self._sent - 1)
+        if held.record is None:
+            self._unwritten_bytes -= len(held.body)
+        else:
+            self._files.release(held.record)
         return held
+
+
+def opened(
+    settings: config.ActorConfig,
+    state_dir: Path,
+    boot: int,
+    fingerprint: str,
+    seal: Callable[[bytes], bytes],
+    on_log: Callable[[str], None],
+) -> Spool:
+    """The spool that the settings ask for; see Spool and journal.Journal."""
+    directory = journal.default_directory(state_dir, settings.spool_dir)
+    files = journal.Journal(directory, settings.spool_bytes, on_log)
+    return Spool(boot, fingerprint, seal, files, on_log)

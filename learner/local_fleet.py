@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -42,6 +43,10 @@ class LocalFleet:
         self._environment = os.environ | {"ACTORQ_HOME": str(directory / "home"), "PYTHONUNBUFFERED": "1"}
         self._fleet = identity.Fleet.open(self.name, directory / "home" / "fleets" / self.name)
         (directory / "logs").mkdir(parents=True, exist_ok=True)
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._spools = tempfile.TemporaryDirectory(
+            prefix="actorq-", dir=memory
+        )  # what is left there ends with the fleet
         child = self._spawn("broker", ["broker", "up", "--port", "0", "--kind", broker_kind, "--json"], pipe=True)
         self.broker = self._await_broker(child)
         self.address = f"{self.broker['host']}:{self.broker['port']}"
@@ -58,7 +63,8 @@ class LocalFleet:
         if not bundle.exists():
             self._fleet.enroll(actor_id, (self.address,)).write(bundle)
         state = self.directory / "home" / "actors" / actor_id
-        command = ["edge_actor", "run", "--bundle", str(bundle), "--state-dir", str(state)]
+        spool = Path(self._spools.name) / actor_id
+        command = ["edge_actor", "run", "--bundle", str(bundle), "--state-dir", str(state), "--spool-dir", str(spool)]
         return self._spawn(actor_id, [*command, *arguments])
 
     def start_learner(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
@@ -82,6 +88,7 @@ class LocalFleet:
                 except subprocess.TimeoutExpired:
                     child.kill()
                     child.wait()
+        self._spools.cleanup()
 
     def learner_output(self) -> str:
         """What the learner printed on stdout; it must have ended."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from broker import identity
 from broker.mosquitto import process
-from edge_actor import acting_loop, config, evaluate, policy
+from edge_actor import acting_loop, config, evaluate, journal, policy
 from edge_actor import env as environments
 
 ALTERNATIONS = 31
@@ -139,6 +140,7 @@ def _acting(
             yield actor
         finally:
             actor.close()
+            shutil.rmtree(journal.default_directory(state, ""), ignore_errors=True)
             learner.terminate()
             learner.wait()
 

@@ -63,6 +63,7 @@ class Site:
 
     def start(self, **settings: Any) -> Running:
         defaults = {"env": "CartPole-v1", "state_dir": str(self.directory / "state"), "heartbeat_s": 0.1}
+        defaults["spool_dir"] = str(self.directory / "spool")
         self.running.append(Running(config.ActorConfig(**(defaults | settings)), self.bundle))
         return self.running[-1]
 

@@ -26,7 +26,8 @@ def test_it_stays_small_never_holds_tensorflow_and_ends_well(mosquitto: conftest
     fleet.enroll("pi", [mosquitto.address]).write(bundle)
     learner = fake_learner.FakeLearner(mosquitto.address, fleet, "pi")
     command = [sys.executable, "-m", "edge_actor", "run", "--bundle", str(bundle), "--env", "CartPole-v1"]
-    actor = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stderr=subprocess.PIPE, text=True)
+    command += ["--state-dir", str(tmp_path / "state"), "--spool-dir", str(tmp_path / "spool")]
+    actor = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         born = learner.await_birth()
         assert born.birth is not None
@@ -55,7 +56,7 @@ def test_a_killed_actor_is_seen(mosquitto: conftest.BrokerProcess, tmp_path: Pat
     fleet.enroll("pi", [mosquitto.address]).write(bundle)
     learner = fake_learner.FakeLearner(mosquitto.address, fleet, "pi")
     command = [sys.executable, "-m", "edge_actor", "run", "--bundle", str(bundle), "--env", "CartPole-v1"]
-    command += ["--state-dir", str(tmp_path / "state")]
+    command += ["--state-dir", str(tmp_path / "state"), "--spool-dir", "disk"]
     first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         born = learner.await_birth()
