@@ -77,7 +77,7 @@ class TrainConfig:
     max_env_steps: int = setting(200_000, "stop after so many environment steps")
     max_wall_s: float = setting(0.0, "stop after so long; 0: no limit")
     checkpoint_period_s: float = setting(30.0, "time between two checkpoints")
-    checkpoint_replay: bool = setting(True, "save replay in checkpoints, so that --resume goes on without refilling it")
+    keep_experience: bool = setting(False, "keep all experience in the ledger, not only what replay holds")
     run_dir: str = setting("", "run directory; empty: runs/ENV-ALGORITHM-TIME")
     deterministic: bool = setting(False, "lock-step with one actor: the same seed gives the same weights and bytes")
     threads: int = setting(1, "TensorFlow threads per operation; 1 is fastest for small networks")

@@ -32,7 +32,7 @@ def study(
     """Makes every policy, compares it with fp32 on held-back states, and has actors play all of them.
 
     Args:
-        path: Run directory of a DQN run whose checkpoint holds replay; gets `fidelity.json`.
+        path: Run directory of a DQN run, with a checkpoint and a ledger; gets `fidelity.json`.
         env_id: What actors play; empty takes the run's.
         episodes: Of each policy, paired by seed; 0 plays nothing.
         seed: Of the first episode, and of the choice of states.

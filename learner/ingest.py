@@ -1,27 +1,39 @@
 """Experience messages -> experience that may enter replay, each exactly once; everything else is counted.
 
-Order of checks: MAC, decoding, sequence (`open`), content (`approve`). A message that fails on its content is receipted
-all the same, so that its actor does not send it for ever. Sequence numbers are checked in memory here; the durable
-ledger replaces that.
+Order of checks: MAC, decoding, sequence, content. A message that fails on its content is receipted all the same, so
+that its actor does not send it for ever; so is one that cannot be decoded, if it is genuine and says which one it is.
+What is the next one of its boot follows from the ledger, and only what the ledger has is receipted.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from broker import codec, errors, messages, signing, specs
+from learner import dead_letters, ledger
 
 
-@dataclass(slots=True)
-class _Mark:
-    boot: int = 0
-    seq: int = 0
-    steps: int = 0  # of this boot, up to and with message `seq`
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """A message that is its boot's next; `experience` is None if it could not be decoded."""
+
+    entry: ledger.Entry
+    experience: messages.Experience | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    boot: int
+    seq: int
+    oldest: int
+    step: int
+    steps: int
 
 
 class Ingest:
@@ -29,10 +41,11 @@ class Ingest:
 
     Args:
         macs: MAC of each enrolled actor.
-        topic: Builds the experience topic of an actor, which its MAC covers.
-        ledger: Id that receipts carry.
         spec: What experience must look like.
         epochs: First and last epoch of this run; experience of other runs is refused.
+        marks: How far the ledger is, by actor and boot.
+        letters: Where refused messages go.
+        fits: Whether replay has room for so many steps in so many segments at all.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
 
     Attributes:
@@ -45,84 +58,117 @@ class Ingest:
     def __init__(
         self,
         macs: Mapping[str, signing.ActorMac],
-        ledger: str,
         spec: specs.EnvSpec,
         epochs: tuple[int, int],
+        marks: Mapping[tuple[str, int], ledger.Mark],
+        letters: dead_letters.DeadLetters,
+        fits: Callable[[int, int], bool],
         max_policy_lag: int = 0,
     ) -> None:
         self._macs = macs
-        self._ledger = ledger
         self._spec = spec
         self._epochs = epochs
         self._max_policy_lag = max_policy_lag
-        self._marks: dict[str, _Mark] = {}
+        self._marks = dict(marks)
+        self._durable = dict(marks)
+        self._letters = letters
+        self._fits = fits
+        self._due: set[tuple[str, int]] = set()  # boots that shall get a receipt
         self.refused: Counter[str] = Counter()
         self.messages = 0
         self.steps_refused = 0
         self.steps_missed = 0
 
-    def open(self, actor_id: str, topic: str, payload: bytes) -> messages.Experience | None:
-        """The message, if it is genuine and the next of its actor; else None, and `refused` has counted why.
+    def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> Taken | None:
+        """The message with its verdict, for the ledger; None if it is not genuine or not the next of its boot.
 
         Args:
             actor_id: Whose topic it came by.
             topic: That topic.
             payload: The sealed message.
+            version: The newest policy version published.
         """
+        experience = failure = None
         try:
             mac = self._macs.get(actor_id)
             if mac is None:
                 raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
-            experience = codec.decode(messages.Experience, mac.open(topic, payload))
-            return experience if self._is_next(actor_id, experience) else None
+            body = mac.open(topic, payload)
+            try:
+                experience = codec.decode(messages.Experience, body)
+                place = _Place(
+                    experience.boot, experience.seq, experience.oldest, experience.step, len(experience.reward)
+                )
+            except errors.DecodeError as error:
+                place, failure = _place(body, error), error
+            if place.seq < 1:
+                raise errors.DecodeError(f"message number {place.seq}", reason="sequence")
         except errors.MessageError as error:
-            self.refused[error.reason] += 1
+            self._refuse(error, topic, payload)
             return None
+        if not self._is_next(actor_id, place):
+            return None
+        if experience is not None:
+            try:
+                self._check(experience, version)
+                self.messages += 1
+            except errors.DecodeError as error:
+                failure = error
+        if failure is not None:
+            self._refuse(failure, topic, payload)
+            self.steps_refused += place.steps
+        entry = ledger.Entry(
+            actor_id=actor_id,
+            boot=place.boot,
+            seq=place.seq,
+            step=place.step,
+            steps=place.steps,
+            ended=0 if experience is None else int(np.count_nonzero(experience.terminated | experience.truncated)),
+            size_bytes=len(body),
+            verdict=failure.reason if failure else ledger.OK,
+            body=None if failure else body,
+        )
+        return Taken(entry, experience)
 
-    def approve(self, experience: messages.Experience, version: int) -> bool:
-        """Whether what was opened may enter replay; if not, it is counted.
+    def settle(self, entries: Sequence[ledger.Entry]) -> None:
+        """Takes note that the ledger has these."""
+        for entry in entries:
+            key = entry.actor_id, entry.boot
+            self._durable[key] = ledger.Mark(entry.seq, entry.step + entry.steps)
+            self._due.add(key)
 
-        Args:
-            experience: From `open`.
-            version: The newest policy version published.
-        """
-        try:
-            self._check(experience, version)
-        except errors.DecodeError as error:
-            self.refuse(error.reason, experience)
-            return False
-        self.messages += 1
-        return True
+    def receipts(self, ledger_id: str) -> Iterator[tuple[str, messages.Receipt]]:
+        """One for each boot that sent something which the ledger has, since the last call."""
+        for actor_id, boot in sorted(self._due):
+            mark = self._durable.get((actor_id, boot))
+            if mark is not None:
+                yield actor_id, messages.Receipt(ledger_id, boot, mark.seq)
+        self._due.clear()
 
-    def refuse(self, reason: str, experience: messages.Experience) -> None:
-        """Counts a message that was opened, and its steps, as refused."""
-        self.refused[reason] += 1
-        self.steps_refused += len(experience.reward)
+    def _refuse(self, error: errors.MessageError, topic: str, payload: bytes) -> None:
+        self.refused[error.reason] += 1
+        self._letters.add(topic, error.reason, error.what, payload)
 
-    def receipt(self, actor_id: str) -> messages.Receipt | None:
-        """What an actor need not keep any longer."""
-        mark = self._marks.get(actor_id)
-        return messages.Receipt(self._ledger, mark.boot, mark.seq) if mark and mark.seq else None
-
-    def _is_next(self, actor_id: str, experience: messages.Experience) -> bool:
+    def _is_next(self, actor_id: str, place: _Place) -> bool:
         """Whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again."""
-        mark = self._marks.setdefault(actor_id, _Mark())
-        if experience.boot < mark.boot or (experience.boot == mark.boot and experience.seq <= mark.seq):
+        key = actor_id, place.boot
+        mark = self._marks.get(key, ledger.Mark())
+        if place.seq <= mark.seq:
             self.refused["duplicate"] += 1
+            self._due.add(key)
             return False
-        if not 1 <= experience.oldest <= experience.seq:
-            raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
-        last = mark.seq if experience.boot == mark.boot else 0
-        if experience.seq > max(last + 1, experience.oldest):
+        if place.seq > max(mark.seq + 1, place.oldest):
             self.refused["gap"] += 1
             return False
-        if last:  # a session's first message of a boot tells nothing: those before went to a session before
-            self.steps_missed += max(0, experience.step - mark.steps)
-        self._marks[actor_id] = _Mark(experience.boot, experience.seq, experience.step + len(experience.reward))
+        if mark.seq:  # a ledger's first message of a boot tells nothing: those before went to another ledger
+            self.steps_missed += max(0, place.step - mark.steps)
+        self._marks[key] = ledger.Mark(place.seq, place.step + place.steps)
         return True
 
     def _check(self, experience: messages.Experience, version: int) -> None:
-        """Raises DecodeError unless the arrays fit each other, the spec and this run."""
+        """Raises DecodeError unless the arrays fit each other, the spec, this run and replay."""
+        if experience.oldest < 1 or experience.oldest > experience.seq:
+            raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
         if experience.fingerprint != self._spec.fingerprint:
             raise errors.DecodeError("made in another environment", reason="fingerprint")
         first, current = self._epochs
@@ -134,9 +180,28 @@ class Ingest:
         if self._max_policy_lag and experience.version and self._lag(experience, version) > self._max_policy_lag:
             raise errors.DecodeError("chosen by a policy that is too old", reason="stale")
         check_arrays(experience, self._spec)
+        if not self._fits(len(experience.reward), len(experience.length)):
+            raise errors.DecodeError("longer than replay is", reason="too_long")
 
     def _lag(self, experience: messages.Experience, version: int) -> float:
         return version - experience.version if experience.epoch == self._epochs[1] else math.inf
+
+
+def _place(body: bytes | memoryview, error: errors.DecodeError) -> _Place:
+    """Where a genuine message that cannot be decoded belongs: an actor that runs another release, say.
+
+    Raises:
+        DecodeError: `error`, if the message does not say.
+    """
+    try:
+        length = int.from_bytes(body[:8], "little")
+        metadata = json.loads(bytes(body[8 : 8 + min(length, codec.MAX_HEADER_BYTES)]))["__metadata__"]
+        boot, seq, oldest, step = (int(metadata[name]) for name in ("boot", "seq", "oldest", "step"))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise error from None
+    if not all(0 <= value < 2**63 for value in (boot, seq, oldest, step)):
+        raise error
+    return _Place(boot, seq, oldest, step, 0)
 
 
 def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:

@@ -105,6 +105,10 @@ class Replay:
     def __len__(self) -> int:
         return self.inserted - self.oldest
 
+    def fits(self, steps: int, segments: int) -> bool:
+        """Whether a message of so many steps in so many segments can be inserted."""
+        return steps <= self.capacity and steps + segments <= self._slots
+
     def insert(self, segments: Segments) -> int:
         """Adds S segments; returns the number of transitions, N.
 
@@ -118,7 +122,7 @@ class Replay:
                 f"{len(length)} segments of {int(length.sum())} steps came with {n_observations} observations, "
                 f"{len(segments.action)} actions and {n} rewards"
             )
-        if n > self.capacity or n_observations > self._slots:
+        if not self.fits(n, len(length)):
             raise errors.SpecError(
                 f"{n} transitions in one message do not fit a replay of {self.capacity}",
                 todo="raise replay_capacity, or lower message_steps",
@@ -222,48 +226,6 @@ class Replay:
         first = self._start[self.oldest % self.capacity] if len(self) else self._observed
         ids = first + rng.choice(self._observed - first, min(n, self._observed - first), replace=False, shuffle=False)
         return self._observation.take(ids % self._slots, axis=0)
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Copies of what is kept, oldest first, for a checkpoint."""
-        kept = np.arange(self.oldest, self.inserted) % self.capacity
-        first = int(self._start[kept[0]]) if len(kept) else self._observed
-        observations = np.arange(first, self._observed) % self._slots
-        state = {
-            "observation": self._observation[observations],
-            "action": self._action[kept],
-            "reward": self._reward[kept],
-            "discount": self._discount[kept],
-            "start": self._start[kept],
-            "bootstrap": self._bootstrap[kept],
-            "counters": np.array([self.inserted, self._observed], np.int64),
-        }
-        if self._tree is not None:
-            state["priority"] = np.append(self._tree.get(kept), self._priority_max)
-        return state
-
-    def restore(self, state: dict[str, NDArray[Any]]) -> None:
-        """Takes the state of a replay with the same settings; the next draws are those it would have made.
-
-        Raises:
-            RunError: The state is from a replay of another size or kind.
-        """
-        inserted, observed = (int(c) for c in state["counters"])
-        n, n_observations = len(state["reward"]), len(state["observation"])
-        fits = n <= self.capacity and n_observations <= self._slots
-        alike = state["observation"].shape[1:] == self._observation.shape[1:]
-        if not (fits and alike and ("priority" in state) == (self._tree is not None)):
-            raise errors.RunError(
-                f"a replay of {n} transitions does not fit this one of {self.capacity}",
-                todo="resume with the replay settings that the checkpoint was made with",
-            )
-        self.inserted, self.oldest, self._observed = inserted, inserted - n, observed
-        _write(self._observation, observed - n_observations, state["observation"])
-        for name in ("action", "reward", "discount", "start", "bootstrap"):
-            _write(getattr(self, f"_{name}"), self.oldest, state[name])
-        if self._tree is not None:
-            self._tree = priorities.SumTree(self.capacity)
-            self._tree.set(np.arange(self.oldest, inserted) % self.capacity, state["priority"][:-1])
-            self._priority_max = float(state["priority"][-1])
 
 
 def _write(ring: NDArray[Any], first_id: int, rows: NDArray[Any]) -> None:

@@ -1,7 +1,7 @@
 """One directory per run that explains itself: settings, command line, versions, metrics, checkpoints, policies.
 
 config.toml  run.json  metrics.jsonl  tensorboard/  checkpoints/  policies/vNNNNNN.PRECISION.tflite + .json
-summary.json (at the end)
+ledger.sqlite  dead_letters.jsonl (when something was refused)  summary.json (at the end)
 """
 
 from __future__ import annotations

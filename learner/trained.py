@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import errors, specs
-from learner import checkpoint, networks
+from broker import codec, errors, messages, specs
+from learner import checkpoint, ledger, networks
 
 FloatArray = NDArray[np.float32]
 
@@ -24,7 +24,7 @@ class Trained:
     Attributes:
         env_id: What the actors played.
         updates: Gradient steps behind the weights.
-        observations: All of replay [N, *shape], oldest first, in their stored dtype.
+        observations: Those that replay would be rebuilt from [N, *shape], oldest first, in their stored dtype.
     """
 
     env_id: str
@@ -43,7 +43,7 @@ def load(run: Path, log: Callable[[str], None]) -> Trained:
         log: Told about broken checkpoints that are passed over.
 
     Raises:
-        RunError: There is no run, none of its checkpoints can be read, or the newest has no replay.
+        RunError: There is no run, none of its checkpoints can be read, or its ledger is missing or empty.
     """
     settings = _settings(run)
     found = checkpoint.load_newest(run / "checkpoints", log)
@@ -51,13 +51,16 @@ def load(run: Path, log: Callable[[str], None]) -> Trained:
         raise errors.RunError(
             "the run has no checkpoint yet", where=str(run), todo="let it train on, or name another run"
         )
-    if "replay" not in found.parts:
+    state = found.parts["algorithm"]
+    held = ledger.bodies(run / ledger.NAME, newest_steps=settings["replay_capacity"])
+    seen = [codec.decode(messages.Experience, body).observation for _, body in held]
+    if not seen:
         raise errors.RunError(
-            "the run's checkpoint holds no replay, so there are no states to compare policies on",
+            "the run's ledger holds no experience, so there are no states to compare policies on",
             where=str(run),
-            todo=f"go on for a while with it: actorq-learner train --resume {run} --checkpoint-replay",
+            todo=f"go on for a while with it: actorq-learner train --resume {run}",
         )
-    state, observations = found.parts["algorithm"], found.parts["replay"]["observation"]
+    observations = np.concatenate(seen)
     try:
         actions = [a.size for name, a in state.items() if name.startswith("weights/advantage/") and a.ndim == 1][-1]
         spec = specs.EnvSpec(

@@ -6,8 +6,11 @@ it says. Updates come several per TensorFlow call; between two calls the loop lo
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +20,10 @@ from learner import (
     checkpoint,
     config,
     console,
+    dead_letters,
     ingest,
+    intake,
+    ledger,
     metrics,
     progress,
     publish,
@@ -94,9 +100,17 @@ class TrainingLoop:
         self._lockstep_goal = train.learning_starts
         self._first_epoch = here.epoch
         version = self._restore_counters(saved) if saved else 0
+        book = self._open_ledger(resumed=saved is not None, say=screen.say)
         self.ingest = ingest.Ingest(
-            here.macs, here.id, self.spec, (self._first_epoch, here.epoch), train.max_policy_lag
+            here.macs,
+            self.spec,
+            (self._first_epoch, here.epoch),
+            book.marks(),
+            dead_letters.DeadLetters(directory.path / dead_letters.NAME),
+            self.replay.fits,
+            train.max_policy_lag,
         )
+        self.intake = intake.Intake(self.ingest, book, self.replay, screen.say)
         here.announce(self.spec.fingerprint, version)
         self._assign(lockstep_version=0)
         screen.say("compiling the networks; the actors gather their first steps meanwhile")
@@ -157,6 +171,7 @@ class TrainingLoop:
             self.publisher.channel.settle(at_once=True)
             self.save()
             self.metrics.close()
+            self.intake.close()
 
     @property
     def _budget_spent(self) -> bool:
@@ -246,20 +261,25 @@ class TrainingLoop:
     # -- what arrives -----------------------------------------------------------------------------------------------
 
     def _drain(self, wait_s: float) -> None:
-        """Takes in what has arrived, then receipts it: one receipt an actor, however many messages it covers."""
-        heard: set[str] = set()
-        for arrival in self.session.drain(wait_s):
+        """Takes in what has arrived. Waits for the ledger only where it would wait for arrivals as well."""
+        for arrival in self.session.drain(0.0 if self.intake.pending else wait_s):
             message = arrival.message
             if isinstance(message, messages.ActorState):
                 self._take_state(arrival.actor_id, message, arrival.retained)
             elif isinstance(message, messages.Report):
                 self._take_report(message)
-            elif self._take_experience(arrival.actor_id, arrival.topic, message):
-                heard.add(arrival.actor_id)
-        for actor_id in heard:
-            receipt = self.ingest.receipt(actor_id)
-            if receipt is not None:
-                self.session.retain(self.session.topics.receipt(actor_id), receipt)
+            else:
+                self._take_experience(arrival.actor_id, arrival.topic, message)
+        self._feed(wait=wait_s > 0)
+
+    def _feed(self, *, wait: bool) -> None:
+        """What is durable enters replay and gets receipts: one an actor, however many messages it covers."""
+        for experience in self.intake.settle(wait=wait):
+            self.limiter.insert(len(experience.reward))
+            ours = experience.epoch == self.session.epoch
+            self.progress.count(experience, self.publisher.version if ours else None)
+        for actor_id, receipt in self.intake.receipts():
+            self.session.retain(self.session.topics.receipt(actor_id), receipt)
 
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
@@ -269,24 +289,13 @@ class TrainingLoop:
             actor.version = version
             self.publisher.acts(version, now)
 
-    def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> bool:
-        """Feeds replay; false if the actor must send it again, as it does with all that gets no receipt."""
-        gaps = self.ingest.refused["gap"]
-        experience = self.ingest.open(actor_id, topic, payload)
-        if experience is None:
-            return self.ingest.refused["gap"] == gaps
+    def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
+        experience = self.intake.take(actor_id, topic, payload, self.publisher.version)
         actor = self.roster.actors.get(actor_id)
-        if actor is not None and actor.boot == experience.boot and experience.assigned_epoch == self.session.epoch:
+        if experience is None or actor is None:
+            return
+        if actor.boot == experience.boot and experience.assigned_epoch == self.session.epoch:
             actor.recorded += len(experience.reward)  # refused or not, they used up its grant
-        if self.ingest.approve(experience, self.publisher.version):
-            try:
-                self.limiter.insert(self.replay.insert(experience))
-            except errors.SpecError:  # longer than replay is: no actor of ours sends that
-                self.ingest.refuse("too_long", experience)
-                return True
-            ours = experience.epoch == self.session.epoch
-            self.progress.count(experience, self.publisher.version if ours else None)
-        return True
 
     def _take_report(self, report: messages.Report) -> None:
         if report.error:
@@ -334,8 +343,9 @@ class TrainingLoop:
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Writes a checkpoint."""
+        """Writes a checkpoint, of a state in which all that was taken in is in replay and has its receipt."""
         self._saved_at = time.monotonic()
+        self._feed(wait=True)
         meta = {
             "env_id": self.roster.env_id,
             "fingerprint": self.spec.fingerprint,
@@ -346,10 +356,7 @@ class TrainingLoop:
             "limiter": self.limiter.state(),
             "lockstep_goal": self._lockstep_goal,
         }
-        parts = {"algorithm": self.algorithm.state()}
-        if self.settings.checkpoint_replay:
-            parts["replay"] = self.replay.state()
-        checkpoint.save(self.directory.checkpoints, self.algorithm.updates, meta, parts)
+        checkpoint.save(self.directory.checkpoints, self.algorithm.updates, meta, {"algorithm": self.algorithm.state()})
 
     def _restore_counters(self, saved: checkpoint.Checkpoint) -> int:
         """Takes back all but the algorithm; returns the last policy version."""
@@ -365,9 +372,18 @@ class TrainingLoop:
         self.progress.episodes = int(meta["episodes"])
         self._lockstep_goal = int(meta["lockstep_goal"])
         self._first_epoch = int(meta["first_epoch"])
-        if "replay" in saved.parts:
-            self.replay.restore(saved.parts["replay"])
         return int(meta["version"])
+
+    def _open_ledger(self, *, resumed: bool, say: Callable[[str], None]) -> ledger.Ledger:
+        """The run's ledger; it knows what reached replay after the checkpoint, too."""
+        path, keep = self.directory.path / ledger.NAME, self.settings.keep_experience
+        about = {"env_id": self.roster.env_id, "spec": json.dumps(dataclasses.asdict(self.spec))}
+        if not resumed:
+            return ledger.Ledger(path, keep=keep, about=about)
+        before = self.limiter.inserted, self.progress.episodes
+        book = ledger.resume(path, keep=keep, before=before, about=about, say=say)
+        self.limiter.inserted, self.progress.episodes = book.totals()
+        return book
 
 
 def _make_algorithm(settings: config.Settings, spec: specs.EnvSpec) -> Algorithm:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker import errors, settings
+from broker import codec, errors, settings
 from learner import __main__ as command_line
-from learner import checkpoint, config, fidelity, play, recipes
+from learner import checkpoint, config, fidelity, ledger, play, recipes
 from learner.algorithms import dqn
 from learner.quantize import gate
 from tests.learner import fleet_examples
@@ -31,12 +31,17 @@ def make_run(path: Path, *, dueling: bool = True, replay: bool = True, states: i
         ("weights/advantage/1/kernel", "weights/value/1/kernel") if dueling else ("weights/advantage/0/kernel",)
     ):
         state[name] = rng.normal(size=state[name].shape).astype(np.float32)
-    parts = {"algorithm": state} | ({"replay": {"observation": observations}} if replay else {})
     path.mkdir()
     (path / "checkpoints").mkdir()
     (path / "config.toml").write_text(settings.dump(config.TrainConfig(), algorithm))
     facts = {"env_id": "CartPole-v1", "fingerprint": SPEC.fingerprint} | meta
-    checkpoint.save(path / "checkpoints", 7, facts, parts)
+    checkpoint.save(path / "checkpoints", 7, facts, {"algorithm": state})
+    book = ledger.Ledger(path / ledger.NAME)
+    if replay:
+        body = codec.encode(fleet_examples.experience((states - 1,), observation=observations))
+        book.begin([ledger.Entry("pi", 1, 1, 0, states - 1, 1, len(body), ledger.OK, body)], forget_before=0)
+        book.wait()
+    book.close()
     return path
 
 
@@ -122,7 +127,7 @@ def test_a_network_without_value_stream_has_no_dueling_rows(tmp_path: Path) -> N
     [
         ({}, ["--rows", "nonsense"], 10, "no row 'nonsense'"),
         ({}, ["--episodes", "-1"], 10, "at least 0"),
-        ({"replay": False}, [], 17, "holds no replay"),
+        ({"replay": False}, [], 17, "holds no experience"),
         ({"states": 100}, [], 17, "too few"),
         ({"fingerprint": "0" * 16}, [], 17, "another network"),
     ],

@@ -2,76 +2,160 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from broker import codec, errors, messages, signing, specs
-from learner import ingest
+from learner import dead_letters, ingest, ledger
 from tests.learner import fleet_examples
 
 MAC = signing.ActorMac(b"k" * 32)
 TOPIC = "actorq/lab/actor/pi/experience"
 
 
-def make(max_policy_lag: int = 0) -> ingest.Ingest:
-    return ingest.Ingest({"pi": MAC}, "ledger", fleet_examples.SPEC, (1, 2), max_policy_lag)
+class Desk:
+    """Ingest with a ledger that takes everything at once."""
+
+    def __init__(
+        self, directory: Path, max_policy_lag: int = 0, epochs: tuple[int, int] = (1, 2), **marks: Any
+    ) -> None:
+        self.letters = directory / "letters.jsonl"
+        self.ingest = ingest.Ingest(
+            {"pi": MAC},
+            fleet_examples.SPEC,
+            epochs,
+            marks.get("marks", {}),
+            dead_letters.DeadLetters(self.letters),
+            lambda steps, segments: steps <= 10,
+            max_policy_lag,
+        )
+
+    def offer(self, experience: messages.Experience, version: int = 5) -> ingest.Taken | None:
+        return self.offer_body(codec.encode(experience), version)
+
+    def offer_body(self, body: bytes, version: int = 5) -> ingest.Taken | None:
+        taken = self.ingest.take("pi", TOPIC, MAC.seal(TOPIC, body), version)
+        if taken is not None:
+            self.ingest.settle([taken.entry])
+        return taken
+
+    def accepts(self, **changes: Any) -> bool:
+        taken = self.offer(fleet_examples.experience(**changes))
+        return taken is not None and taken.entry.verdict == ledger.OK
+
+    @property
+    def receipts(self) -> list[messages.Receipt]:
+        return [receipt for _, receipt in self.ingest.receipts("ledger")]
+
+    @property
+    def reasons(self) -> list[str]:
+        lines = self.letters.read_text().splitlines() if self.letters.exists() else []
+        return [json.loads(line)["reason"] for line in lines]
 
 
-def offer(to: ingest.Ingest, experience: messages.Experience, version: int = 5) -> messages.Experience | None:
-    opened = to.open("pi", TOPIC, MAC.seal(TOPIC, codec.encode(experience)))
-    return opened if opened is not None and to.approve(opened, version) else None
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
 
 
-def test_accepts_a_genuine_message_and_receipts_it() -> None:
-    found = make()
-    accepted = offer(found, fleet_examples.experience())
-    assert accepted is not None
-    np.testing.assert_array_equal(accepted.reward, np.ones(3, np.float32))
-    assert found.receipt("pi") == messages.Receipt("ledger", 1, 1)
-    assert not found.refused
+def test_accepts_a_genuine_message_and_receipts_it(desk: Desk) -> None:
+    taken = desk.offer(fleet_examples.experience(step=20))
+    assert taken is not None
+    assert taken.experience is not None
+    np.testing.assert_array_equal(taken.experience.reward, np.ones(3, np.float32))
+    entry = taken.entry
+    assert (entry.actor_id, entry.boot, entry.seq, entry.step, entry.steps, entry.ended) == ("pi", 1, 1, 20, 3, 2)
+    assert entry.verdict == ledger.OK
+    assert entry.body is not None
+    assert len(entry.body) == entry.size_bytes
+    assert desk.receipts == [messages.Receipt("ledger", 1, 1)]
+    assert desk.receipts == [], "each once"
+    assert not desk.ingest.refused
 
 
-def test_accepts_each_message_once() -> None:
-    found = make()
-    assert offer(found, fleet_examples.experience()) is not None
-    assert offer(found, fleet_examples.experience()) is None
-    assert found.refused == {"duplicate": 1}
+def test_receipts_only_what_the_ledger_has(desk: Desk) -> None:
+    payloads = [MAC.seal(TOPIC, codec.encode(fleet_examples.experience(seq=seq))) for seq in (1, 2)]
+    taken = [desk.ingest.take("pi", TOPIC, payload, 5) for payload in payloads]
+    assert desk.ingest.take("pi", TOPIC, payloads[1], 5) is None, "a duplicate of what is not durable yet"
+    assert desk.receipts == []
+    assert taken[0] is not None
+    desk.ingest.settle([taken[0].entry])
+    assert desk.receipts == [messages.Receipt("ledger", 1, 1)]
 
 
-def test_leaves_a_gap_to_be_filled() -> None:
-    found = make()
-    offer(found, fleet_examples.experience(seq=1))
-    assert offer(found, fleet_examples.experience(seq=3)) is None
-    assert found.refused == {"gap": 1}
-    assert found.receipt("pi") == messages.Receipt("ledger", 1, 1)
-    assert offer(found, fleet_examples.experience(seq=2)) is not None
-    assert offer(found, fleet_examples.experience(seq=3)) is not None
+def test_accepts_each_message_once_and_receipts_it_again(desk: Desk) -> None:
+    assert desk.accepts()
+    assert desk.receipts
+    assert not desk.accepts()
+    assert desk.ingest.refused == {"duplicate": 1}
+    assert desk.receipts == [messages.Receipt("ledger", 1, 1)], "the first one may have been lost"
+    assert desk.reasons == []
 
 
-def test_passes_over_what_the_actor_dropped() -> None:
-    found = make()
-    offer(found, fleet_examples.experience(seq=1))
-    assert offer(found, fleet_examples.experience(seq=7, oldest=7, step=20)) is not None
-    assert found.receipt("pi") == messages.Receipt("ledger", 1, 7)
-    assert found.steps_missed == 17, "20 were recorded before, 3 arrived"
-    assert offer(found, fleet_examples.experience(seq=8, oldest=8, step=23)) is not None
-    assert found.steps_missed == 17
+def test_leaves_a_gap_to_be_filled(desk: Desk) -> None:
+    assert desk.accepts(seq=1)
+    assert desk.receipts
+    assert not desk.accepts(seq=3)
+    assert desk.ingest.refused == {"gap": 1}
+    assert desk.receipts == []
+    assert desk.accepts(seq=2)
+    assert desk.accepts(seq=3)
+    assert desk.receipts == [messages.Receipt("ledger", 1, 3)]
 
 
-def test_what_went_to_a_session_before_is_not_missed() -> None:
-    found = make()
-    assert offer(found, fleet_examples.experience(seq=7, oldest=7, step=500)) is not None
-    assert found.steps_missed == 0
+def test_passes_over_what_the_actor_dropped(desk: Desk) -> None:
+    assert desk.accepts(seq=1)
+    assert desk.accepts(seq=7, oldest=7, step=20)
+    assert desk.receipts == [messages.Receipt("ledger", 1, 7)]
+    assert desk.ingest.steps_missed == 17, "20 were recorded before, 3 arrived"
+    assert desk.accepts(seq=8, oldest=8, step=23)
+    assert desk.ingest.steps_missed == 17
 
 
-def test_counts_anew_for_a_new_boot_and_refuses_the_old_one() -> None:
-    found = make()
-    offer(found, fleet_examples.experience(seq=1))
-    assert offer(found, fleet_examples.experience(boot=2, seq=1)) is not None
-    assert offer(found, fleet_examples.experience(boot=1, seq=2)) is None
-    assert found.refused == {"duplicate": 1}
+def test_what_went_to_a_ledger_before_is_not_missed(desk: Desk) -> None:
+    assert desk.accepts(seq=7, oldest=7, step=500)
+    assert desk.ingest.steps_missed == 0
+
+
+def test_goes_on_where_the_ledger_is(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, marks={("pi", 1): ledger.Mark(6, 18), ("pi", 2): ledger.Mark(1, 3)})
+    assert not desk.accepts(seq=6)
+    assert desk.receipts == [messages.Receipt("ledger", 1, 6)]
+    assert desk.accepts(seq=8, oldest=8, step=28)
+    assert desk.ingest.steps_missed == 10
+
+
+def test_every_boot_counts_for_itself(desk: Desk) -> None:
+    assert desk.accepts(seq=1)
+    assert desk.accepts(boot=2, seq=1)
+    assert desk.accepts(boot=1, seq=2), "of a spool that was elsewhere for a while"
+    assert not desk.accepts(boot=2, seq=1)
+    assert desk.ingest.refused == {"duplicate": 1}
+    assert desk.receipts == [messages.Receipt("ledger", 1, 2), messages.Receipt("ledger", 2, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_with_losses_and_copies_ends_with_each_once(tmp_path: Path, seed: int) -> None:
+    desk, rng = Desk(tmp_path), np.random.default_rng(seed)
+    accepted: list[int] = []
+    dropped: set[int] = set()
+    held = list(range(1, 31))
+    while held:
+        window = [seq for seq in held[:8] for _ in range(rng.integers(0, 3))]  # lost, once, or twice
+        for seq in rng.permutation(window):
+            if desk.accepts(seq=int(seq), oldest=held[0] if seq == held[0] else 1):
+                accepted.append(int(seq))
+        for receipt in desk.receipts:
+            held = [seq for seq in held if seq > receipt.seq]
+        if rng.random() < 0.2 and len(held) > 3:
+            dropped.update(held[:2])  # the actor's spool was full
+            del held[:2]
+    assert accepted == sorted(set(accepted))
+    assert set(accepted) | dropped == set(range(1, 31))
 
 
 @pytest.mark.parametrize(
@@ -101,48 +185,81 @@ def test_counts_anew_for_a_new_boot_and_refuses_the_old_one() -> None:
         ("value", {"env_index": np.array([0, -1], np.int32)}),
         ("action", {"action": np.array([0, 1, 2], np.int32)}),
         ("action", {"action": np.array([0, -1, 0], np.int32)}),
+        ("sequence", {"oldest": 2}),
+        ("sequence", {"oldest": 0}),
     ],
 )
-def test_refuses_what_does_not_fit_but_receipts_it(reason: str, changes: dict[str, Any]) -> None:
-    found = make()
-    assert offer(found, fleet_examples.experience(**changes)) is None
-    assert found.refused == {reason: 1}
-    assert found.receipt("pi") == messages.Receipt("ledger", 1, 1), "else its actor would send it for ever"
-    assert found.steps_refused == 3
+def test_refuses_what_does_not_fit_but_receipts_it(desk: Desk, reason: str, changes: dict[str, Any]) -> None:
+    taken = desk.offer(fleet_examples.experience(**changes))
+    assert taken is not None
+    assert taken.entry.verdict == reason
+    assert taken.entry.body is None
+    assert desk.ingest.refused == {reason: 1}
+    assert desk.receipts == [messages.Receipt("ledger", 1, 1)], "else its actor would send it for ever"
+    assert desk.ingest.steps_refused == 3
+    assert desk.ingest.messages == 0
+    assert desk.reasons == [reason]
 
 
-def test_refuses_steps_of_policies_that_are_too_old() -> None:
-    found = make(max_policy_lag=3)
-    assert offer(found, fleet_examples.experience(seq=1, epoch=2, version=2)) is not None
-    assert offer(found, fleet_examples.experience(seq=2, epoch=2, version=1)) is None
-    assert offer(found, fleet_examples.experience(seq=3, epoch=2, version=0)) is not None, "random steps have no age"
-    assert offer(found, fleet_examples.experience(seq=4, epoch=1, version=9)) is None, "of a session before this one"
-    assert found.refused == {"stale": 2}
+def test_refuses_steps_of_policies_that_are_too_old(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, max_policy_lag=3)
+    assert desk.accepts(seq=1, epoch=2, version=2)
+    assert not desk.accepts(seq=2, epoch=2, version=1)
+    assert desk.accepts(seq=3, epoch=2, version=0), "random steps have no age"
+    assert not desk.accepts(seq=4, epoch=1, version=9), "of a session before this one"
+    assert desk.ingest.refused == {"stale": 2}
 
 
-def test_takes_what_an_older_policy_chose_for_this_run() -> None:
-    found = ingest.Ingest({"pi": MAC}, "ledger", fleet_examples.SPEC, (7, 7))
-    assert offer(found, fleet_examples.experience(seq=1, assigned_epoch=7, epoch=3, version=900)) is not None
-    assert offer(found, fleet_examples.experience(seq=2, assigned_epoch=7, epoch=0, version=0)) is not None
+def test_takes_what_an_older_policy_chose_for_this_run(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, epochs=(7, 7))
+    assert desk.accepts(seq=1, assigned_epoch=7, epoch=3, version=900)
+    assert desk.accepts(seq=2, assigned_epoch=7, epoch=0, version=0)
 
 
-def test_refuses_what_is_not_sealed_by_the_actor_without_reading_it() -> None:
-    found = make()
+def test_refuses_what_replay_cannot_hold(desk: Desk) -> None:
+    taken = desk.offer(fleet_examples.experience(lengths=(11,)))
+    assert taken is not None
+    assert taken.entry.verdict == "too_long"
+
+
+def test_refuses_what_is_not_sealed_by_the_actor_without_reading_it(desk: Desk) -> None:
     body = codec.encode(fleet_examples.experience())
     forged = signing.ActorMac(b"x" * 32).seal(TOPIC, body)
     elsewhere = MAC.seal("actorq/lab/actor/other/experience", body)
     for payload in (forged, elsewhere, body, b""):
-        assert found.open("pi", TOPIC, payload) is None
-    assert found.open("stranger", TOPIC, MAC.seal(TOPIC, body)) is None
-    assert found.refused == {"signature": 4, "unknown_actor": 1}
-    assert found.receipt("pi") is None
-    assert found.receipt("stranger") is None
+        assert desk.ingest.take("pi", TOPIC, payload, 5) is None
+    assert desk.ingest.take("stranger", TOPIC, MAC.seal(TOPIC, body), 5) is None
+    assert desk.ingest.refused == {"signature": 4, "unknown_actor": 1}
+    assert desk.receipts == []
+    assert desk.reasons == ["signature"] * 4 + ["unknown_actor"]
 
 
-def test_refuses_junk_under_a_genuine_mac() -> None:
-    found = make()
-    assert found.open("pi", TOPIC, MAC.seal(TOPIC, b"junk")) is None
-    assert found.refused == {"size": 1}
+def test_another_release_is_refused_but_receipted(desk: Desk) -> None:
+    body = codec.encode(fleet_examples.experience(seq=1))
+    schema = f'"schema":"{messages.SCHEMA_VERSION}"'.encode()
+    taken = desk.offer_body(body.replace(schema, schema[:-2] + b'0"'))
+    assert taken is not None
+    assert taken.experience is None
+    assert (taken.entry.seq, taken.entry.verdict, taken.entry.body) == (1, "schema", None)
+    assert desk.receipts == [messages.Receipt("ledger", 1, 1)]
+    assert desk.accepts(seq=2)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"junk", "size"),
+        (b"\0" * 8 + b"{}", "header"),
+        (len(b"[" * 5000).to_bytes(8, "little") + b"[" * 5000, "header"),
+        (codec.encode(fleet_examples.experience(seq=0)), "sequence"),
+        (codec.encode(fleet_examples.experience(seq=-5)), "sequence"),
+    ],
+)
+def test_junk_under_a_genuine_mac_is_counted_and_kept(desk: Desk, body: bytes, reason: str) -> None:
+    assert desk.offer_body(body) is None
+    assert desk.ingest.refused == {reason: 1}
+    assert desk.reasons == [reason]
+    assert desk.receipts == []
 
 
 def test_checks_continuous_actions_against_their_bounds() -> None:

@@ -189,37 +189,6 @@ def test_new_transitions_enter_at_the_highest_priority_seen() -> None:
     assert share == pytest.approx([9 / 19, 1 / 19, 9 / 19], abs=0.002)
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_restored_replay_goes_on_as_the_first_one_would_have(prioritized: bool) -> None:
-    def make() -> replay.Replay:
-        return replay.Replay(SPEC, 12, 2, GAMMA, prioritized=prioritized)
-
-    memory = make()
-    for i in range(4):
-        memory.insert(segments([5], [i % 2 == 0], first=6 * i))
-    memory.update_priorities(np.arange(memory.oldest, memory.inserted), np.arange(len(memory), dtype=np.float32))
-    state = memory.state()
-    other = make()
-    other.insert(segments([3], [True], first=900))  # perturbed
-    other.restore(state)
-    for each in (memory, other):
-        each.insert(segments([5], [False], first=24))
-    assert contents(other) == contents(memory)
-    a, b = (each.sample(2, 8, np.random.default_rng(3)) for each in (memory, other))
-    assert (a.ids == b.ids).all()
-    assert (a.observation == b.observation).all()
-    assert (a.weight == b.weight).all()
-
-
-def test_state_of_another_replay_is_refused() -> None:
-    memory = replay.Replay(SPEC, 12, 2, GAMMA)
-    memory.insert(segments([5], [True]))
-    with pytest.raises(errors.RunError, match="does not fit"):
-        replay.Replay(SPEC, 4, 2, GAMMA).restore(memory.state())
-    with pytest.raises(errors.RunError, match="does not fit"):
-        replay.Replay(SPEC, 12, 2, GAMMA, prioritized=True).restore(memory.state())
-
-
 def test_what_does_not_belong_together_or_never_fits_is_refused() -> None:
     memory = replay.Replay(SPEC, 4, 1, GAMMA)
     odd = segments([3], [True])

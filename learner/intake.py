@@ -1,0 +1,112 @@
+"""Experience on its way in: checked, committed to the ledger, then fed to replay, then receipted. In that order.
+
+A learner killed before the commit has sent no receipt, and gets the message again; killed after it, it finds the
+message in the ledger and rebuilds replay from there.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+
+from broker import codec, errors, messages
+from learner import ingest, ledger, replay
+
+
+class Intake:
+    """Joins ingest, ledger and replay.
+
+    Args:
+        checks: Decides what may enter.
+        book: Where it is written down.
+        memory: Where it goes; what `book` has is fed to it now.
+        say: Takes one line for people.
+    """
+
+    def __init__(
+        self, checks: ingest.Ingest, book: ledger.Ledger, memory: replay.Replay, say: Callable[[str], None]
+    ) -> None:
+        self._checks = checks
+        self._book = book
+        self._replay = memory
+        self._waiting: list[ingest.Taken] = []
+        self._under_way: list[ingest.Taken] = []
+        self._first_id = 0  # of those under way
+        self._fed: collections.deque[tuple[int, int]] = collections.deque()  # ledger id, and where it ends in replay
+        self._refill(say)
+
+    @property
+    def pending(self) -> bool:
+        """Something was taken and is not yet in replay."""
+        return bool(self._waiting or self._under_way)
+
+    def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> messages.Experience | None:
+        """Checks one message; returns it if it could be read and is new, whether it is to enter replay or not."""
+        taken = self._checks.take(actor_id, topic, payload, version)
+        if taken is None:
+            return None
+        self._waiting.append(taken)
+        return taken.experience
+
+    def settle(self, *, wait: bool) -> list[messages.Experience]:
+        """Commits what was taken, and feeds what is durable to replay; returns the latter.
+
+        Args:
+            wait: Until all of it is; else a commit goes on meanwhile, and its messages come with a later call.
+
+        Raises:
+            RunError: The ledger cannot be written.
+        """
+        fed: list[messages.Experience] = []
+        while self.pending:
+            if self._under_way:
+                if self._book.busy and not wait:
+                    break
+                self._book.wait()
+                fed += self._feed()
+            elif self._waiting:
+                self._under_way, self._waiting = self._waiting, []
+                self._first_id = self._book.begin([taken.entry for taken in self._under_way], self._needed_from()).start
+                if not wait:
+                    break
+        return fed
+
+    def receipts(self) -> Iterator[tuple[str, messages.Receipt]]:
+        """What actors need not keep any longer, by actor; each once."""
+        return self._checks.receipts(self._book.id)
+
+    def close(self) -> None:
+        """Waits for the ledger, and closes it."""
+        self._book.close()
+
+    def _feed(self) -> list[messages.Experience]:
+        fed = []
+        for id_, taken in enumerate(self._under_way, self._first_id):
+            if taken.entry.body is not None and taken.experience is not None:
+                self._insert(id_, taken.experience)
+                fed.append(taken.experience)
+        self._checks.settle([taken.entry for taken in self._under_way])
+        self._under_way = []
+        return fed
+
+    def _insert(self, id_: int, experience: messages.Experience) -> None:
+        self._replay.insert(experience)
+        self._fed.append((id_, self._replay.inserted))
+
+    def _needed_from(self) -> int:
+        """The first message of which replay still has transitions."""
+        while self._fed and self._fed[0][1] <= self._replay.oldest:
+            self._fed.popleft()
+        return self._fed[0][0] if self._fed else 0
+
+    def _refill(self, say: Callable[[str], None]) -> None:
+        unreadable = 0
+        for id_, body in self._book.newest(self._replay.capacity):
+            try:
+                self._insert(id_, codec.decode(messages.Experience, body))
+            except (errors.DecodeError, errors.SpecError):  # another release, or another replay_capacity
+                unreadable += 1
+        if len(self._replay):
+            say(f"replay is rebuilt from the ledger: {len(self._replay)} transitions")
+        if unreadable:
+            say(f"{unreadable} messages of the ledger do not fit this replay, or this release")

@@ -1,0 +1,129 @@
+"""What was committed is there, once; what cannot be read is named and set aside."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from broker import errors
+from learner import ledger
+
+
+def entry(seq: int, boot: int = 1, verdict: str = ledger.OK, steps: int = 10) -> ledger.Entry:
+    body = bytes([seq]) * 20 if verdict == ledger.OK else None
+    return ledger.Entry("pi", boot, seq, 100 + seq, steps, 2, 20, verdict, body)
+
+
+def commit(book: ledger.Ledger, *entries: ledger.Entry, forget_before: int = 0) -> None:
+    book.begin(entries, forget_before)
+    book.wait()
+
+
+def seqs(book: ledger.Ledger, steps: int = 10**6) -> list[int]:
+    return [body[0] for _, body in book.newest(steps)]
+
+
+def test_remembers_over_a_restart(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME)
+    commit(book, entry(1), entry(2, verdict="shape"), entry(1, boot=2))
+    commit(book, entry(3))
+    book.close()
+    again = ledger.resume(tmp_path / ledger.NAME, keep=False, before=(9, 9), about={}, say=pytest.fail)
+    assert again.id == book.id
+    assert again.last_id == 4
+    assert again.marks() == {("pi", 1): ledger.Mark(3, 113), ("pi", 2): ledger.Mark(1, 111)}
+    assert again.totals() == (30, 6), "refused steps are not in replay"
+    assert seqs(again) == [1, 1, 3]
+    assert [id_ for id_, _ in again.newest(15)] == [3, 4], "the newest that hold so many steps"
+    again.close()
+
+
+def test_a_key_never_comes_twice(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME)
+    commit(book, entry(1))
+    book.begin([entry(2), entry(1)], 0)
+    for _ in range(2):
+        with pytest.raises(errors.RunError, match="cannot be written"):
+            book.wait()
+    book.close()
+    again = ledger.Ledger(tmp_path / ledger.NAME)
+    assert again.marks() == {("pi", 1): ledger.Mark(1, 111)}, "of a group all is written, or nothing"
+    again.close()
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_there(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME)
+    book._db.execute("PRAGMA max_page_count = 12")
+    commit(book, entry(1))
+    big = ledger.Entry("pi", 1, 2, 0, 10, 0, 10**6, ledger.OK, bytes(10**6))
+    book.begin([big], 0)
+    with pytest.raises(errors.RunError, match="full"):
+        book.wait()
+    book.close()
+    again = ledger.Ledger(tmp_path / ledger.NAME)
+    assert seqs(again) == [1]
+    again.close()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_forgets_payloads_and_never_keys(tmp_path: Path, keep: bool) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME, keep=keep)
+    commit(book, *(entry(seq) for seq in range(1, 6)))
+    commit(book, entry(6), forget_before=4)
+    assert seqs(book) == ([1, 2, 3, 4, 5, 6] if keep else [4, 5, 6])
+    assert book.marks() == {("pi", 1): ledger.Mark(6, 116)}
+    assert book.totals() == (60, 12)
+    book.close()
+
+
+def test_a_new_ledger_has_a_new_id(tmp_path: Path) -> None:
+    books = [ledger.Ledger(tmp_path / name) for name in ("a", "b")]
+    assert books[0].id != books[1].id
+    for book in books:
+        book.close()
+
+
+@pytest.mark.parametrize("damage", ["lost", "junk", "cut", "empty"])
+def test_a_lost_or_broken_ledger_is_named_and_a_new_one_begins(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / ledger.NAME
+    book = ledger.Ledger(path)
+    commit(book, *(entry(seq) for seq in range(1, 100)))
+    book.close()
+    data = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes({"junk": b"junk" * 5000, "cut": data[: len(data) // 2], "empty": b""}[damage])
+    said: list[str] = []
+    again = ledger.resume(path, keep=False, before=(500, 7), about={"env_id": "x"}, say=said.append)
+    assert again.id != book.id
+    assert again.marks() == {}
+    assert again.totals() == (500, 7), "the run goes on counting where its checkpoint was"
+    assert ("is lost" if damage == "lost" else "is broken") in said[0]
+    assert "a new ledger begins" in said[-1]
+    assert (damage == "lost") == (not list(tmp_path.glob("*.broken-*")))
+    assert ledger.about(path)["env_id"] == "x"
+    commit(again, entry(1))
+    again.close()
+
+
+def test_others_read_along(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME, about={"env_id": "x"})
+    commit(book, entry(1), entry(2, verdict="shape"), entry(3))
+    assert list(ledger.bodies(tmp_path / ledger.NAME)) == [("pi", entry(1).body), ("pi", entry(3).body)]
+    assert ledger.about(tmp_path / ledger.NAME)["id"] == book.id
+    book.close()
+    with pytest.raises(errors.RunError, match="no ledger"):
+        ledger.about(tmp_path / "elsewhere")
+
+
+def test_what_is_committed_is_in_the_file_when_wait_returns(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME)
+    commit(book, entry(1))
+    other = sqlite3.connect(tmp_path / ledger.NAME)
+    assert other.execute("SELECT seq FROM messages").fetchall() == [(1,)]
+    assert book._db.execute("PRAGMA synchronous").fetchone() == (2,), "FULL: each commit is synced"
+    other.close()
+    book.close()
