@@ -1,0 +1,53 @@
+"""An environment whose steps are numbered, and which keeps its own books, apart from the actor's.
+
+In $COUNTING_LOG: `life-K` gets a byte for every step of the K-th process, `accepted-K` the numbers of the steps whose
+message the spool has accepted. Observation and reward carry K and the number.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from edge_actor import spool
+
+LOG = Path(os.environ["COUNTING_LOG"])
+
+
+class Counting(gymnasium.Env):  # type: ignore[type-arg]
+    """Step n of life k gives the reward n and leads to the observation [k, n]; episodes last 23 steps."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 2.0**24, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.life = sum(1 for path in LOG.glob("life-*"))
+        self._file = os.open(LOG / f"life-{self.life}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        self._steps = 0
+        self._watch()
+
+    def _watch(self) -> None:
+        accepted = os.open(LOG / f"accepted-{self.life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        add = spool.Spool.add
+
+        def add_and_tell(outbox: spool.Spool, taken: Any, *order: int) -> None:
+            add(outbox, taken, *order)
+            os.write(accepted, taken.reward.astype(np.int32).tobytes())
+
+        spool.Spool.add = add_and_tell  # type: ignore[method-assign]
+
+    def _observe(self) -> np.ndarray[Any, Any]:
+        return np.array([self.life, self._steps], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        os.write(self._file, b".")
+        return self._observe(), float(self._steps), self._steps % 23 == 0, False, {}
