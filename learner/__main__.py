@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 import threading
 import tomllib
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    runs = {"demo": _demo, "fidelity": _fidelity, "quantize": _quantize, "train": _train}
+    runs = {"demo": _demo, "export": _export, "fidelity": _fidelity, "quantize": _quantize, "train": _train}
     return runs[args.command](args)
 
 
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_quantize(commands)
     _add_fidelity(commands)
+    _add_export(commands)
     for command in (train, demo):
         settings.add_arguments(command, *_CONFIGS)
         command.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
@@ -109,7 +111,7 @@ def _add_fidelity(commands: Any) -> None:
         help="show how far int8 policies of a run act like their fp32 originals",
         description=_fidelity.__doc__,
     )
-    fidelity.add_argument("run", type=Path, metavar="RUN", help="run directory whose checkpoint holds replay")
+    fidelity.add_argument("run", type=Path, metavar="RUN", help="run directory with a checkpoint and a ledger")
     fidelity.add_argument(
         "--episodes", type=int, default=100, metavar="N", help="of each policy; 0 plays none (default: %(default)s)"
     )
@@ -120,6 +122,24 @@ def _add_fidelity(commands: Any) -> None:
     fidelity.add_argument("--rows", default="", metavar="NAME,...", help="some rows of the table (default: all)")
     fidelity.add_argument("--json", action="store_true", help="print the study as one JSON object on stdout")
     fidelity.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        allow_abbrev=False,
+        help="write a run's experience as a Minari dataset",
+        description=_export.__doc__,
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help="run directory; it may be training")
+    export.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="MINARI_DATASETS_PATH of the dataset (default: RUN/minari)"
+    )
+    export.add_argument(
+        "--dataset-id", default="", metavar="ID", help="[namespace/]name-vN (default: actorq/NAME-OF-RUN-v0)"
+    )
+    export.add_argument("--json", action="store_true", help="print what was written as one JSON object on stdout")
+    export.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
 
 def _settings(args: argparse.Namespace, env_id: str, *weakest: settings.Table) -> config.Settings:
@@ -240,6 +260,24 @@ def _fidelity(args: argparse.Namespace) -> int:
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(json.dumps(study) if args.json else fidelity.table(study))
+    return errors.EXIT_OK
+
+
+def _export(args: argparse.Namespace) -> int:
+    """Writes a run's experience as a Minari dataset: what replay holds, or all of it after train --keep-experience."""
+    from learner import export
+
+    stem = re.sub(r"[^-\w]", "_", args.run.resolve().name)
+    output, name = args.output or args.run / "minari", args.dataset_id or f"actorq/{stem}-v0"
+    written = export.run(args.run, output, name)
+    if args.json:
+        print(json.dumps(written))
+    else:
+        print(
+            f"{written['steps']:,} steps in {written['episodes']:,} episodes, {written['episodes_complete']:,} of them "
+            f"whole, {written['size_mb']:.1f} MB\n"
+            f"MINARI_DATASETS_PATH={output.resolve()}  minari.load_dataset({name!r})"
+        )
     return errors.EXIT_OK
 
 
