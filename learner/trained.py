@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import codec, errors, messages, specs
-from learner import checkpoint, ledger, networks
+from learner import checkpoint, config, ledger, networks
 
 FloatArray = NDArray[np.float32]
 
@@ -52,7 +52,8 @@ def load(run: Path, log: Callable[[str], None]) -> Trained:
             "the run has no checkpoint yet", where=str(run), todo="let it train on, or name another run"
         )
     state = found.parts["algorithm"]
-    held = ledger.bodies(run / ledger.NAME, newest_steps=settings["replay_capacity"])
+    capacity = settings.get("replay_capacity", config.DqnConfig().replay_capacity)
+    held = ledger.bodies(run / ledger.NAME, newest_steps=capacity)
     seen = [codec.decode(messages.Experience, body).observation for _, body in held]
     if not seen:
         raise errors.RunError(

@@ -5,7 +5,7 @@ One fp32 pass over the calibration observations shows how large each channel is.
 * `levelled`: only differences between outputs choose an action, so whatever all outputs have in common is taken out of
   the last layer: the linear function of its inputs that comes closest to the middle of the best two outputs. What
   remains is near 0 where it matters, and the range of the int8 output shrinks with it: to a tenth on LunarLander.
-* `equalised`: an int8 tensor has one scale, so a channel that reaches 1 beside one that reaches 100 keeps two levels.
+* `exponents`: an int8 tensor has one scale, so a channel that reaches 1 beside one that reaches 100 keeps two levels.
   ReLU and linear layers let a factor pass from a layer's output to the next layer's kernel (Nagel et al. 2019,
   https://arxiv.org/abs/1906.04721; the factor is that of Xiao et al. 2023, https://arxiv.org/abs/2211.10438).
 * `correct`: behind ReLUs the mean input is far from 0, and so is its product with the rounding errors of the weights.
@@ -36,6 +36,8 @@ _ACTIVATIONS = 0.75
 """Share of a channel's factor that goes by its activations; the rest goes by its weights, which have more scales."""
 _FLOOR = 0.1
 """Channels and weights smaller than this beside the largest count as that large: they may yet grow."""
+_OUTPUTS = 256
+"""Of a wide layer, this many outputs show how large the weights behind a channel are."""
 _RIDGE = 0.01
 """Of the mean square of the inputs: keeps small what is taken out of the last layer."""
 _STEPS = 16
@@ -53,13 +55,6 @@ class Channels:
     low: FloatArray
     high: FloatArray
     mean: FloatArray
-
-    def divided(self, factor: FloatArray) -> Channels:
-        return Channels(self.low / factor, self.high / factor, self.mean / factor)
-
-    @property
-    def range(self) -> requantize.Range:
-        return float(self.low.min()), float(self.high.max())
 
 
 class Refiner:
@@ -94,8 +89,8 @@ class Refiner:
             per_feature: Whether each input feature gets a range of its own; never in front of a convolution.
 
         Returns:
-            The rewritten policy, its ranges, and fp32 outputs [N, n] that int8 is to come close to. All three are NaN
-            or infinite where the policy is: `requantize` refuses them.
+            The policy with levelled outputs, what to fit its int8 model to, and fp32 outputs [N, n] that int8 is to
+            come close to. All three are NaN or infinite where the policy is: `requantize` refuses them.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             return self._measure(policy, observations, rows, per_feature)
@@ -112,18 +107,19 @@ class Refiner:
             policy = levelled(policy, inputs[:rows], outputs[:rows])
             outputs = _linear(policy[-1], inputs)
             channels[-1] = _channels(outputs[:rows])
+        factors = None
         if "equalise" in self._steps:
             self._exponents = exponents(policy, channels, self._exponents)
-            policy, channels = equalised(policy, channels, self._exponents)
-        spans = [one.range for one in channels]
+            factors = tuple(np.exp2(exponent) for exponent in self._exponents)
+        means = _means(policy, channels) if "correct" in self._steps else None
+        spans = [_range(channels[0], None), *(_range(*both) for both in zip_longest(channels[1:], factors or ()))]
         if affine:
             spans[0] = fold.ENDS
         if level:
             spans[-1] = decisive_range(outputs[:rows])
         if self._steady:
             spans[1:] = self._spans = [_held(span, kept) for span, kept in zip_longest(spans[1:], self._spans)]
-        means = _means(policy, channels) if "correct" in self._steps else None
-        return policy, requantize.Ranges(spans[0], tuple(spans[1:]), affine, means, self._steady), outputs
+        return policy, requantize.Ranges(spans[0], tuple(spans[1:]), affine, factors, means, self._steady), outputs
 
     def _affine(self, observations: NDArray[Any]) -> fold.Affine:
         """Of all that was seen, where the range is steady and that is not too wide for what is seen now."""
@@ -142,6 +138,12 @@ def _held(span: requantize.Range, kept: requantize.Range | None) -> requantize.R
     if kept and kept[0] <= low and high <= kept[1] and kept[1] - kept[0] <= requantize.SLACK * (high - low):
         return kept
     return requantize.HEADROOM * low, requantize.HEADROOM * high
+
+
+def _range(channels: Channels, factor: FloatArray | None) -> requantize.Range:
+    """Of all channels, each divided by its factor."""
+    low, high = (channels.low, channels.high) if factor is None else (channels.low / factor, channels.high / factor)
+    return float(low.min()), float(high.max())
 
 
 def _means(policy: layers.PolicyLayers, channels: Sequence[Channels]) -> tuple[FloatArray, ...]:
@@ -224,7 +226,7 @@ def exponents(
     weighted = _weighted(policy)
     for n, (layer, following) in enumerate(pairwise(weighted)):
         count = layer.bias.size
-        kernel = following.kernel.reshape(-1, count, following.bias.size)
+        kernel = following.kernel.reshape(-1, count, following.bias.size)[..., :_OUTPUTS]
         activations = np.maximum(np.abs(channels[n + 1].low), np.abs(channels[n + 1].high))
         weights = np.maximum(kernel.max((0, 2)), -kernel.min((0, 2)))
         if layer.activation == "tanh" or not (activations.any() and weights.any()):  # no factor can pass, or matters
@@ -235,31 +237,6 @@ def exponents(
         before = kept[n] if n < len(kept) and kept[n].size == count else best
         found.append(np.rint(np.where(np.abs(best - before) <= 1, before, best)))
     return found
-
-
-def equalised(
-    policy: layers.PolicyLayers, channels: Sequence[Channels], exponents: Sequence[FloatArray]
-) -> tuple[layers.PolicyLayers, list[Channels]]:
-    """Divides channels by powers of two, and multiplies the kernels behind; outputs stay what they are, to the bit.
-
-    Args:
-        policy: Layers.
-        channels: As in `exponents`.
-        exponents: Of each hidden layer's channels.
-
-    Returns:
-        The policy, and its channels.
-    """
-    arrays, channels = list(layers.arrays(policy).values()), list(channels)
-    for n, exponent in enumerate(exponents):
-        factor = np.exp2(exponent)
-        arrays[2 * n] = arrays[2 * n] / factor
-        arrays[2 * n + 1] = arrays[2 * n + 1] / factor
-        following = arrays[2 * n + 2]
-        by_channel = following.reshape(-1, factor.size, following.shape[-1]) * factor[:, None]
-        arrays[2 * n + 2] = by_channel.reshape(following.shape)
-        channels[n + 1] = channels[n + 1].divided(factor)
-    return layers.with_arrays(policy, arrays), channels
 
 
 def decisive_range(outputs: FloatArray) -> requantize.Range:

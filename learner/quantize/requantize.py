@@ -52,8 +52,11 @@ class Ranges:
         input: Lowest and highest input of the network, scaled as `affine` says.
         outputs: The same per layer with weights: behind ReLU, in front of tanh.
         affine: Per-feature scaling of the input; None where it has one range for all.
-        means: Mean input of each layer with weights, one per row of its kernel: biases make up for the rounding of the
-            weights there. None leaves biases alone, as TFLiteConverter does.
+        factors: Per layer with weights but the last, what its output channels [c] are divided by, and the kernel behind
+            multiplied: powers of two, so that the policy stays the same to the bit. `outputs` are meant divided. None
+            divides nothing.
+        means: Mean input of each layer with weights, per row of its kernel, before any factor: biases make up for the
+            rounding of the weights there. None leaves biases alone, as TFLiteConverter does.
         steady: Whether a scale of the model that was written last stays while its weights fit. They are then up to a
             quarter coarser than they need be, and differences between successive models are small.
     """
@@ -61,6 +64,7 @@ class Ranges:
     input: Range
     outputs: tuple[Range, ...]
     affine: fold.Affine | None
+    factors: tuple[FloatArray, ...] | None = None
     means: tuple[FloatArray, ...] | None = None
     steady: bool = False
 
@@ -77,6 +81,11 @@ def requantize(target: template.Template, policy: layers.PolicyLayers, ranges: R
         PolicyError: A weight or a range is NaN or infinite.
         Unmapped: A layer puts out nothing but zeros, or a bias overflows: the converter has ways of its own for these.
     """
+    with np.errstate(all="ignore"):  # what is not finite is refused by name
+        return _requantize(target, policy, ranges)
+
+
+def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: Ranges) -> bytes:
     if ranges.affine is not None:
         assert target.gain is not None
         assert target.offset is not None
@@ -84,12 +93,17 @@ def requantize(target: template.Template, policy: layers.PolicyLayers, ranges: R
         target.gain[:], target.offset[:] = ranges.affine.gain.reshape(-1), ranges.affine.offset.reshape(-1)
     scale = _write_affine(target.inputs, ranges.input)
     weighted = [layer for layer in policy if not isinstance(layer, layers.Flatten)]
-    means = ranges.means or (None,) * len(weighted)
-    for layer, place, mean, output in zip(weighted, target.layers, means, ranges.outputs, strict=True):
+    factors: tuple[FloatArray | None, ...] = (None, *(ranges.factors or (None,) * (len(weighted) - 1)), None)
+    for i, (layer, place, output) in enumerate(zip(weighted, target.layers, ranges.outputs, strict=True)):
         kernel = layer.kernel.reshape(-1, layer.kernel.shape[-1])
-        excess = _write_weights(place, kernel, mean, per_channel=target.per_channel, steady=ranges.steady)
+        mean = ranges.means[i] if ranges.means else None
+        source = _Kernel(kernel, _tiled(factors[i], len(kernel)), factors[i + 1], mean)
+        excess = _write_weights(place, source, per_channel=target.per_channel, steady=ranges.steady)
         place.bias_scale[:] = scale * place.weight_scale
-        bias = layer.bias if mean is None else layer.bias - excess
+        factor = factors[i + 1]
+        bias = layer.bias if factor is None else layer.bias / factor
+        if ranges.means:
+            bias = bias - excess
         bias = _rounded(bias * _inverse(place.bias_scale), np.empty(bias.shape, np.uint32))
         _check_finite(largest := float(np.abs(bias).max()), "weights")
         if largest >= 2.0**31:
@@ -135,16 +149,46 @@ def _write_affine(places: tuple[template.Affine, ...], span: Range) -> np.float3
     return scale
 
 
-def _write_weights(
-    place: template.Place, kernel: FloatArray, mean: FloatArray | None, *, per_channel: bool, steady: bool
-) -> FloatArray:
-    """Writes int8 weights and their scale(s) for a kernel [inputs, outputs].
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kernel:
+    """A kernel [rows, columns] with what its rows are multiplied and its columns divided by, and its mean input."""
+
+    weights: FloatArray
+    rows: FloatArray | None
+    columns: FloatArray | None
+    mean: FloatArray | None
+
+    def part(self, part: slice) -> _Kernel:
+        """Some of the columns."""
+        return _Kernel(
+            self.weights[:, part], self.rows, None if self.columns is None else self.columns[part], self.mean
+        )
+
+    def limit(self) -> FloatArray:
+        """Largest size in each column."""
+        limit: FloatArray
+        if self.rows is None:
+            limit = np.maximum(self.weights.max(0), -self.weights.min(0))
+        else:
+            limit = np.zeros(self.weights.shape[1], np.float32)
+            scratch = np.empty((min(_BLOCK[0], len(self.weights)), self.weights.shape[1]), np.float32)
+            for row in range(0, len(self.weights), _BLOCK[0]):
+                block = self.weights[row : row + _BLOCK[0]]
+                x = np.multiply(block, self.rows[row : row + _BLOCK[0], None], out=scratch[: len(block)])
+                np.maximum(limit, np.abs(x, out=x).max(0), out=limit)
+        if self.columns is not None:
+            limit /= self.columns
+        return limit
+
+
+def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool, steady: bool) -> FloatArray:
+    """Writes int8 weights and their scale(s).
 
     Returns:
         By how much rounding raises each output at the mean input; 0 where no mean is given.
     """
-    parts = _parts(kernel)
-    limit = np.concatenate(_each(lambda part: np.maximum(kernel[:, part].max(0), -kernel[:, part].min(0)), parts))
+    parts = _parts(kernel.weights)
+    limit = np.concatenate(_each(lambda part: kernel.part(part).limit(), parts))
     if not per_channel:
         limit = limit.max(keepdims=True)
     if 2 * limit.min() <= _NEAR_ZERO:
@@ -156,30 +200,47 @@ def _write_weights(
     scale = (limit + limit) / np.float32(254)
     # Where it is held, the product above may have lost the last bit
     place.weight_scale[:] = np.where(limit == held, place.weight_scale, scale) if steady else scale
-    inverse = _inverse(place.weight_scale) if per_channel else np.full_like(kernel[0], np.float32(127) / limit[0])
-    excess = _each(lambda part: _write_columns(place.weights[part], kernel[:, part], inverse[part], mean), parts)
-    return np.concatenate(excess)
+    inverse = _inverse(place.weight_scale)
+    if not per_channel:
+        inverse = np.full(kernel.weights.shape[1], np.float32(127) / limit[0])
+    return np.concatenate(
+        _each(lambda part: _write_columns(place.weights[part], kernel.part(part), inverse[part]), parts)
+    )
 
 
-def _write_columns(
-    weights: NDArray[np.int8], kernel: FloatArray, inverse: FloatArray, mean: FloatArray | None
-) -> FloatArray:
-    """Writes int8 weights [columns, rows] of kernel [rows, columns] with one factor a column; returns their excess."""
-    scaled = np.empty(np.minimum(kernel.shape, _BLOCK), np.float32)
+def _write_columns(weights: NDArray[np.int8], kernel: _Kernel, inverse: FloatArray) -> FloatArray:
+    """Writes int8 weights [columns, rows], with one factor a column; returns their excess."""
+    source, rows = kernel.weights, kernel.rows
+    if kernel.columns is not None:
+        inverse = inverse / kernel.columns
+    scaled = np.empty(np.minimum(source.shape, _BLOCK), np.float32)
     signs, narrow = np.empty(scaled.shape, np.uint32), np.empty(scaled.shape, np.int8)
-    excess = np.zeros(kernel.shape[1], np.float32)
-    for column in range(0, kernel.shape[1], _BLOCK[1]):
-        for row in range(0, kernel.shape[0], _BLOCK[0]):
-            block = kernel[row : row + _BLOCK[0], column : column + _BLOCK[1]]
+    excess = np.zeros(source.shape[1], np.float32)
+    for column in range(0, source.shape[1], _BLOCK[1]):
+        for row in range(0, source.shape[0], _BLOCK[0]):
+            block = source[row : row + _BLOCK[0], column : column + _BLOCK[1]]
             height, width = block.shape
-            columns = slice(column, column + width)
-            x = np.multiply(block, inverse[columns], out=scaled[:height, :width])
-            narrow[:height, :width] = x = _rounded(x, signs[:height, :width])
-            weights[columns, row : row + height] = narrow[:height, :width].T
-            if mean is not None:
-                seen = mean[row : row + height]
-                excess[columns] += (seen @ np.trunc(x, out=x)) / inverse[columns] - seen @ block
-    return excess
+            x = np.multiply(block, inverse[column : column + width], out=scaled[:height, :width])
+            if rows is not None:
+                x *= rows[row : row + height, None]
+            exact = 0.0 if kernel.mean is None else _mean(kernel, row, height) @ x
+            narrow[:height, :width] = _rounded(x, signs[:height, :width])
+            weights[column : column + width, row : row + height] = narrow[:height, :width].T
+            if kernel.mean is not None:
+                excess[column : column + width] += _mean(kernel, row, height) @ np.trunc(x, out=x) - exact
+    return excess / (inverse if kernel.columns is None else inverse * kernel.columns)
+
+
+def _mean(kernel: _Kernel, row: int, height: int) -> FloatArray:
+    """Mean input of some rows, as the rows' factors leave it."""
+    assert kernel.mean is not None
+    mean = kernel.mean[row : row + height]
+    return mean if kernel.rows is None else mean / kernel.rows[row : row + height]
+
+
+def _tiled(factor: FloatArray | None, rows: int) -> FloatArray | None:
+    """Behind a convolution each channel's factor applies at every place of the kernel."""
+    return None if factor is None else np.tile(factor, rows // factor.size)
 
 
 def _parts(kernel: FloatArray) -> list[slice]:

@@ -75,15 +75,17 @@ def test_a_genuine_policy_for_another_spec_is_refused_by_the_actor(
     manifest = dataclasses.replace(
         examples.MANIFEST, length=len(model), sha256=hashlib.sha256(model).hexdigest(), fingerprint="0" * 16
     )
-    wrong = {
-        "fingerprint": manifest,
-        "sha256": dataclasses.replace(manifest, version=42, sha256="0" * 64),
-        "length": dataclasses.replace(manifest, version=43, length=1),
-    }
     topic = names.keyframe("main")
     with plain_client.PlainClient(int(fleet.broker["port"]), "observer") as client:
         client.subscribe(names.actor_state(ACTOR))
-        client.next()
+        state_topic, payload, _ = client.next()
+        birth = codec.decode(messages.ActorState, mac.open(state_topic, payload)).birth
+        assert birth is not None
+        wrong = {
+            "fingerprint": manifest,
+            "sha256": dataclasses.replace(manifest, version=42, fingerprint=birth.spec.fingerprint, sha256="0" * 64),
+            "length": dataclasses.replace(manifest, version=43, length=1),
+        }
         for changed in wrong.values():
             policy = messages.Policy(changed, np.frombuffer(model, np.uint8))
             client.publish(topic, keys.sealer.seal(topic, codec.encode(policy)))
