@@ -164,6 +164,8 @@ def _train(args: argparse.Namespace) -> int:
         return errors.EXIT_OK
     stop = threading.Event()
     cli.on_stop_signal(stop.set)
+    # Of OpenBLAS. More of its threads than the work needs spin between two calls, in the way of everybody else
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(initial.train.threads))
     from learner import console, session, train  # here: --help must not load what training needs
 
     def configure(env_id: str) -> config.Settings:

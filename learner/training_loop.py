@@ -231,8 +231,8 @@ class TrainingLoop:
     def _publish(self) -> None:
         self._published_updates = self.algorithm.updates
         policy = self.algorithm.policy_layers()
-        seen = self.replay.observations(2 * calibrate.rows(policy), self.rng)
-        verdict = self.publisher.publish(policy, seen[::2], seen[1::2])
+        seen = self.replay.observations(calibrate.rows(policy), self.rng)
+        verdict = self.publisher.publish(policy, *calibrate.split(seen))
         if not verdict.passed or self.publisher.newest is None:
             return
         self.session.announce(self.spec.fingerprint, self.publisher.version)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from broker import errors
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `actorq-learner train` does; before anything imports numpy
 KEYS = ("benchmark", "case", "value", "unit", "reference", "ratio", "runs", "spread", "explain")
 
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker import delta, signing, specs
 from learner import config, layers, networks
-from learner.quantize import calibrate, convert, gate, quantizer
+from learner.quantize import calibrate, convert, gate, quantizer, refine
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
@@ -37,8 +37,11 @@ def run() -> Iterator[dict[str, Any]]:
 def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(0)
     policy = _initial(hidden, rng)
-    rows = calibrate.rows(policy)
-    observations = rng.standard_normal((2 * rows, *SPEC.observation.shape), np.float32)
+    sample = rng.standard_normal((calibrate.rows(policy), *SPEC.observation.shape), np.float32)
+    calibration, held_back = calibrate.split(sample)
+    observations, rows = np.concatenate([calibration, held_back]), len(calibration)
+    refiner, published = refine.Refiner(steady=True), quantizer.Quantizer()
+    published.prepare(policy, SPEC.observation.shape)
     quantize, key = quantizer.Quantizer(), ed25519.Ed25519PrivateKey.generate()
     sealer, settings = signing.LearnerSealer(key), config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0)
     quantize.prepare(policy, SPEC.observation.shape)
@@ -54,34 +57,39 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
     for i in range(rounds):
         policy = _changed(policy, rng)
         ranges, outputs = timed("calibration", lambda p=policy: calibrate.measure(p, observations, rows))
-        model = timed("requantize", lambda p=policy, r=ranges: quantize.quantize(p, r, observations[:rows]))
+        timed("requantize", lambda p=policy, r=ranges: quantize.quantize(p, r, calibration))
         if i % (rounds // conversions) == 0:
-            timed("TFLiteConverter", lambda p=policy: convert.convert(p, observations[:rows], "int8"))
-        timed("gate", lambda m=model, o=outputs: gate.judge(m, o[rows:], observations[rows:], settings))
+            timed("TFLiteConverter", lambda p=policy: convert.convert(p, calibration, "int8"))
+        level, ranges, outputs = timed("refinement", lambda p=policy: refiner.measure(p, observations, rows))
+        model = timed("requantize refined", lambda p=level, r=ranges: published.quantize(p, r, calibration))
+        timed("gate", lambda m=model, o=outputs: gate.judge(m, o[rows:], held_back, settings))
         keyframe = keyframe or model
         timed("delta", lambda k=keyframe, m=model: delta.difference(k, m))
         timed("signing", lambda m=model: sealer.seal(TOPIC, m))
-    assert not quantize.fallbacks
+    assert not quantize.fallbacks + published.fallbacks
     reference = times.pop("TFLiteConverter")
     patch = delta.difference(keyframe, model)
     explain = f"{sum(a.size for a in layers.arrays(policy).values())} weights, {len(model)} bytes"
     for stage, seen in times.items():
         value, slow = statistics.median(seen), statistics.median(reference)
+        compared = stage.startswith("requantize")
         yield {
             "benchmark": "publish",
             "case": f"{case}, {stage}",
             "value": round(value, 3),
             "unit": "ms",
-            "reference": round(slow, 1) if stage == "requantize" else None,
-            "ratio": round(slow / value, 1) if stage == "requantize" else None,
+            "reference": round(slow, 1) if compared else None,
+            "ratio": round(slow / value, 1) if compared else None,
             "runs": len(seen),
             "spread": round(max(seen) - min(seen), 3),
             "explain": f"{min(seen):.3f} to {max(seen):.3f} ms; "
             + {
                 "requantize": f"reference is TFLiteConverter, {min(reference):.0f} to {max(reference):.0f} ms in "
                 f"{len(reference)} runs between ours; {explain}",
-                "calibration": f"fp32 pass over {2 * rows} observations: ranges by the first half, exact outputs",
-                "gate": f"int8 by LiteRT over {rows} observations, interpreter built anew",
+                "calibration": f"fp32 pass over {len(observations)} observations: ranges and exact outputs",
+                "refinement": "what publishing does instead: the same pass, levelled outputs, factors, means",
+                "requantize refined": "as published: steady scales, factors applied, biases corrected",
+                "gate": f"int8 by LiteRT over {len(held_back)} observations, interpreter built anew",
                 "delta": f"against a keyframe up to {rounds} publishes older; the last took {len(patch)} bytes",
                 "signing": "Ed25519 over SHA-256 of the whole model",
             }[stage],

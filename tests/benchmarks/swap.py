@@ -72,9 +72,8 @@ class _Bench:
         self.here, self.actors = here, actors
         self.rng = np.random.default_rng(0)
         self.policy = _initial(hidden, actors.the_spec.observation.shape[0], actors.the_spec.action.n, self.rng)
-        rows = calibrate.rows(self.policy)
-        self.observations = self.rng.standard_normal((2 * rows, *actors.the_spec.observation.shape), np.float32)
-        self.rows = rows
+        shape = (calibrate.rows(self.policy), *actors.the_spec.observation.shape)
+        self.observations = calibrate.split(self.rng.standard_normal(shape, np.float32))
         # A random network's actions nearly tie; what the gate would say of it is not the matter here
         settings = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
         self.publisher = publish.Publisher(
@@ -108,7 +107,7 @@ class _Bench:
     def publish(self) -> None:
         """Publishes, and waits until the actor says that it acts on it."""
         began = time.monotonic()
-        verdict = self.publisher.publish(self.policy, self.observations[: self.rows], self.observations[self.rows :])
+        verdict = self.publisher.publish(self.policy, *self.observations)
         assert verdict.passed, verdict.reason
         version = self.publisher.version
         self.here.announce(self.actors.the_spec.fingerprint, version)
