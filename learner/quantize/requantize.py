@@ -14,13 +14,12 @@ wants [outputs, inputs]) while it is there.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import os
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +31,14 @@ from learner.quantize import fold, template
 FloatArray = NDArray[np.float32]
 Range = tuple[float, float]
 
-_BLOCK = (64, 1024)
-"""Rows and columns of a kernel at a time. 64 rows become one cache line of the transposed weights."""
-SLACK, HEADROOM = 1.25, 1.06
-"""How much too wide a range may be that is held, and how much wider than needed one is made that is not."""
+_BAND_ROWS = 64
+"""At least so many rows at a time: they become one cache line of the transposed weights."""
+_BAND = 1 << 15
+"""Weights at a time in narrow kernels: with what is made of them they fit the second-level cache."""
 _THREADED_WEIGHTS = 1 << 20
 _THREADS = min(4, os.cpu_count() or 1)
+SLACK, HEADROOM = 1.25, 1.06
+"""How much too wide a range may be that is held, and how much wider than needed one is made that is not."""
 _BELOW_HALF = np.uint32(0x3EFFFFFF)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
 _SIGN = np.uint32(0x80000000)
 _NEAR_ZERO = 1e-6
@@ -158,27 +159,70 @@ class _Kernel:
     columns: FloatArray | None
     mean: FloatArray | None
 
-    def part(self, part: slice) -> _Kernel:
-        """Some of the columns."""
-        return _Kernel(
-            self.weights[:, part], self.rows, None if self.columns is None else self.columns[part], self.mean
-        )
-
     def limit(self) -> FloatArray:
         """Largest size in each column."""
-        limit: FloatArray
-        if self.rows is None:
-            limit = np.maximum(self.weights.max(0), -self.weights.min(0))
-        else:
-            limit = np.zeros(self.weights.shape[1], np.float32)
-            scratch = np.empty((min(_BLOCK[0], len(self.weights)), self.weights.shape[1]), np.float32)
-            for row in range(0, len(self.weights), _BLOCK[0]):
-                block = self.weights[row : row + _BLOCK[0]]
-                x = np.multiply(block, self.rows[row : row + _BLOCK[0], None], out=scratch[: len(block)])
-                np.maximum(limit, np.abs(x, out=x).max(0), out=limit)
+        limit: FloatArray = functools.reduce(np.maximum, _in_bands(self._limit, self.weights))
         if self.columns is not None:
             limit /= self.columns
         return limit
+
+    def _limit(self, start: int, stop: int) -> FloatArray:
+        """Of some rows."""
+        if self.rows is None:
+            weights = self.weights[start:stop]
+            return cast(FloatArray, np.maximum(weights.max(0), -weights.min(0)))
+        limit = np.zeros(self.weights.shape[1], np.float32)
+        scratch = np.empty((_BAND_ROWS, len(limit)), np.float32)
+        for row in range(start, stop, _BAND_ROWS):
+            down = slice(row, min(row + _BAND_ROWS, stop))
+            x = np.multiply(self.weights[down], self.rows[down, None], out=scratch[: down.stop - row])
+            np.maximum(limit, np.abs(x, out=x).max(0), out=limit)
+        return limit
+
+    def write(self, weights: NDArray[np.int8], inverse: FloatArray) -> FloatArray:
+        """Writes weights [columns, rows] scaled by `inverse`, rounded; returns by how much that raises the outputs."""
+        factor = inverse if self.columns is None else inverse / self.columns
+        excess: FloatArray = sum(_in_bands(functools.partial(self._write, weights, factor), self.weights))
+        return excess / inverse
+
+    def _write(self, weights: NDArray[np.int8], factor: FloatArray, start: int, stop: int) -> FloatArray | float:
+        """Some rows."""
+        height = min(stop - start, max(_BAND_ROWS, _BAND // len(factor)))
+        scaled = np.empty((height, len(factor)), np.float32)
+        signs, narrow = np.empty(scaled.shape, np.uint32), np.empty(scaled.shape, np.int8)
+        excess: FloatArray | float = 0.0
+        for row in range(start, stop, height):
+            down = slice(row, min(row + height, stop))
+            here = slice(down.stop - row)
+            x = np.multiply(self.weights[down], factor, out=scaled[here])
+            if self.rows is not None:
+                x *= self.rows[down, None]
+            if self.mean is None:
+                narrow[here] = _rounded(x, signs[here])
+            else:
+                mean = self.mean[down] if self.rows is None else self.mean[down] / self.rows[down]
+                exact = mean @ x
+                narrow[here] = np.trunc(_rounded(x, signs[here]), out=x)
+                excess = excess + (mean @ x - exact)
+            weights[:, down] = narrow[here].T
+        return excess
+
+
+def _in_bands(work: Callable[[int, int], Any], kernel: FloatArray) -> list[Any]:
+    """`work` on all rows; of a large kernel on as many parts as there are threads, at once.
+
+    numpy lets go of Python's lock while it computes, and at this size comes back for it seldom enough.
+    """
+    rows = len(kernel)
+    if kernel.size < _THREADED_WEIGHTS:
+        return [work(0, rows)]
+    step = -(-rows // _THREADS // _BAND_ROWS) * _BAND_ROWS
+    return list(_pool().map(lambda start: work(start, min(start + step, rows)), range(0, rows, step)))
+
+
+@functools.cache
+def _pool() -> futures.ThreadPoolExecutor:
+    return futures.ThreadPoolExecutor(_THREADS, "requantize")
 
 
 def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool, steady: bool) -> FloatArray:
@@ -187,8 +231,7 @@ def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool,
     Returns:
         By how much rounding raises each output at the mean input; 0 where no mean is given.
     """
-    parts = _parts(kernel.weights)
-    limit = np.concatenate(_each(lambda part: kernel.part(part).limit(), parts))
+    limit = kernel.limit()
     if not per_channel:
         limit = limit.max(keepdims=True)
     if 2 * limit.min() <= _NEAR_ZERO:
@@ -203,60 +246,12 @@ def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool,
     inverse = _inverse(place.weight_scale)
     if not per_channel:
         inverse = np.full(kernel.weights.shape[1], np.float32(127) / limit[0])
-    return np.concatenate(
-        _each(lambda part: _write_columns(place.weights[part], kernel.part(part), inverse[part]), parts)
-    )
-
-
-def _write_columns(weights: NDArray[np.int8], kernel: _Kernel, inverse: FloatArray) -> FloatArray:
-    """Writes int8 weights [columns, rows], with one factor a column; returns their excess."""
-    source, rows = kernel.weights, kernel.rows
-    if kernel.columns is not None:
-        inverse = inverse / kernel.columns
-    scaled = np.empty(np.minimum(source.shape, _BLOCK), np.float32)
-    signs, narrow = np.empty(scaled.shape, np.uint32), np.empty(scaled.shape, np.int8)
-    excess = np.zeros(source.shape[1], np.float32)
-    for column in range(0, source.shape[1], _BLOCK[1]):
-        for row in range(0, source.shape[0], _BLOCK[0]):
-            block = source[row : row + _BLOCK[0], column : column + _BLOCK[1]]
-            height, width = block.shape
-            x = np.multiply(block, inverse[column : column + width], out=scaled[:height, :width])
-            if rows is not None:
-                x *= rows[row : row + height, None]
-            exact = 0.0 if kernel.mean is None else _mean(kernel, row, height) @ x
-            narrow[:height, :width] = _rounded(x, signs[:height, :width])
-            weights[column : column + width, row : row + height] = narrow[:height, :width].T
-            if kernel.mean is not None:
-                excess[column : column + width] += _mean(kernel, row, height) @ np.trunc(x, out=x) - exact
-    return excess / (inverse if kernel.columns is None else inverse * kernel.columns)
-
-
-def _mean(kernel: _Kernel, row: int, height: int) -> FloatArray:
-    """Mean input of some rows, as the rows' factors leave it."""
-    assert kernel.mean is not None
-    mean = kernel.mean[row : row + height]
-    return mean if kernel.rows is None else mean / kernel.rows[row : row + height]
+    return kernel.write(place.weights, inverse)
 
 
 def _tiled(factor: FloatArray | None, rows: int) -> FloatArray | None:
     """Behind a convolution each channel's factor applies at every place of the kernel."""
     return None if factor is None else np.tile(factor, rows // factor.size)
-
-
-def _parts(kernel: FloatArray) -> list[slice]:
-    """Columns of a kernel for each thread; numpy lets go of Python's lock while it computes."""
-    count = _THREADS if kernel.size >= _THREADED_WEIGHTS else 1
-    edges = [kernel.shape[1] * i // count for i in range(count + 1)]
-    return [slice(start, end) for start, end in itertools.pairwise(edges)]
-
-
-def _each(work: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
-    return [work(part) for part in parts] if len(parts) == 1 else list(_pool().map(work, parts))
-
-
-@functools.cache
-def _pool() -> futures.ThreadPoolExecutor:
-    return futures.ThreadPoolExecutor(_THREADS, "requantize")
 
 
 def _inverse(scale: FloatArray) -> FloatArray:
