@@ -67,7 +67,7 @@ class TrainConfig:
     message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
     record_fraction: float = setting(1.0, "share of the episodes that actors record, whole and evenly spread")
     max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
-    publish_period_updates: int = setting(1000, "updates between two published policies")
+    publish_period_updates: int = setting(100, "updates between two published policies")
     delta: bool = setting(True, "send policies as differences from earlier ones where that is smaller")
     precision: str = setting("int8", "of published policies: int8, float32, float16 or dynamic (int8 weights only)")
     weight_bits: int = setting(8, "bits to which published weights are rounded, 2 to 8; fewer than 8 are for studies")

@@ -74,12 +74,21 @@ class RunDirectory:
         identity.write_atomic(file, (json.dumps({"starts": starts}, indent=2) + "\n").encode(), mode=0o644)
 
     def save_policy(self, manifest: messages.Manifest, model: bytes) -> Path:
-        """Keeps a published policy as a plain .tflite with its manifest beside it; returns the model's path."""
+        """Keeps a published policy as a plain .tflite with its manifest beside it; returns the model's path.
+
+        Of older ones it keeps ever fewer: the last hundred versions, of the last thousand every tenth, and so on.
+        """
         stem = f"v{manifest.version:06d}.{manifest.precision}"
         path = self.policies / f"{stem}.tflite"
         identity.write_atomic(path, model, mode=0o644, sync=False)  # a record; the loop shall not wait for the disk
         text = json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
         identity.write_atomic(self.policies / f"{stem}.json", text.encode(), mode=0o644, sync=False)
+        step = 1
+        while (old := manifest.version - 100 * step) > 0:
+            if old % step == 0 and old % (10 * step):
+                for kind in ("tflite", "json"):
+                    (self.policies / f"v{old:06d}.{manifest.precision}.{kind}").unlink(missing_ok=True)
+            step *= 10
         return path
 
     def save_summary(self, summary: dict[str, Any]) -> None:

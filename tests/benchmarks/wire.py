@@ -1,7 +1,7 @@
 """Published bytes per policy over a real run, against the fp32 .tflite of the same policy.
 
-Each run is `actorq-learner demo` on this machine, policies going out every few dozen updates, until it is solved or for
-a minute. Everything counts: keyframes, deltas, manifests, seals.
+Each run is `actorq-learner demo` on this machine with the tuned settings, until it is solved or for a minute. Everything
+counts: keyframes, deltas, manifests, seals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 from broker import errors
 
 WALL_S = 60
-PERIOD_UPDATES = 32
 CASES: tuple[tuple[str, Sequence[str]], ...] = (
     ("CartPole-v1", ()),
     ("CartPole-v1", ("--hidden", "256,256")),
@@ -35,7 +34,7 @@ def _row(env: str, arguments: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="actorq-bench-") as name:
         command = [sys.executable, "-m", "learner", "demo", "--env", env, "--seed", "0", "--json", "--no-energy"]
         command += ["--run-dir", str(Path(name) / "run"), "--max-wall-s", str(WALL_S), "--max-env-steps", "1000000"]
-        command += ["--publish-period-updates", str(PERIOD_UPDATES), *arguments]
+        command += arguments
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (errors.EXIT_OK, errors.NotSolved.exit_code):
         raise RuntimeError(f"{env} ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -52,6 +51,6 @@ def _row(env: str, arguments: Sequence[str]) -> dict[str, Any]:
         "spread": None,
         "explain": f"mean payload per policy; int8 model {summary['policy_int8_bytes']} bytes; {summary['keyframes']} "
         f"keyframes ({summary['keyframe_bytes']} bytes), {summary['deltas']} deltas ({summary['delta_bytes']} bytes); "
-        f"a policy every {PERIOD_UPDATES} updates, {summary['updates']} updates, {summary['env_steps']} steps, "
+        f"{summary['updates']} updates, {summary['env_steps']} steps, "
         f"{'solved' if summary['solved'] else 'not solved'} in {summary['learner_wall_s']:.0f} s",
     }

@@ -55,6 +55,15 @@ def test_keeps_policies_as_plain_files(tmp_path: Path) -> None:
     assert json.loads(path.with_suffix(".json").read_text())["sha256"] == digest
 
 
+def test_keeps_ever_fewer_of_the_older_policies(tmp_path: Path) -> None:
+    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    for version in range(1, 1206):
+        found.save_policy(messages.Manifest(1, version, "main", 1, "", "", "q_values", "int8", 1.0), b"m")
+    kept = sorted(int(path.name[1:7]) for path in found.policies.glob("*.tflite"))
+    assert kept == [100, 200, *range(210, 1105, 10), *range(1106, 1206)]
+    assert len(list(found.policies.glob("*.json"))) == len(kept)
+
+
 def test_names_new_runs_by_environment_and_time() -> None:
     found = run_directory.new_path(SETTINGS.train, "ALE/Pong-v5")
     assert found.parent == Path("runs")
