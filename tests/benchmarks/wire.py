@@ -1,7 +1,7 @@
 """Published bytes per policy over a real run, against the fp32 .tflite of the same policy.
 
-Each run is `actorq-learner demo` on this machine with the tuned settings, until it is solved or for a minute. Everything
-counts: keyframes, deltas, manifests, seals.
+Each run is `actorq-learner demo` on this machine with the tuned settings, until it is solved or for a minute.
+Everything counts: keyframes, deltas, manifests, seals.
 """
 
 from __future__ import annotations
