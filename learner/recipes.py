@@ -23,6 +23,7 @@ class Recipe:
         dueling: Leave the value stream out, and with it its half of the last hidden layer.
         per_feature: Give each feature of the input a range of its own.
         steps: Of `refine`.
+        steady: Make scales as wide as publishing makes those that it is going to keep (`refine`).
         method: How ranges are calibrated where nothing is refined.
         aware: Distil with quantization in the loop.
     """
@@ -33,6 +34,7 @@ class Recipe:
     dueling: bool = False
     per_feature: bool = False
     steps: Sequence[refine.Step] = ()
+    steady: bool = False
     method: calibrate.Method = "minmax"
     aware: bool = False
 
@@ -42,7 +44,7 @@ _ADVANTAGES = replace(_PLAIN, name="+ advantages", advantages=True)
 _DUELING = replace(_ADVANTAGES, name="+ dueling export", dueling=True)
 _PER_FEATURE = replace(_DUELING, name="+ per-feature input", per_feature=True)
 REFERENCE = replace(_PER_FEATURE, name="fp32", precision="float32")
-SHIPPED = replace(_PER_FEATURE, name="all together (ships)", steps=refine.STEPS)
+SHIPPED = replace(_PER_FEATURE, name="all together (ships)", steps=refine.STEPS, steady=True)
 """What `publish` does."""
 RECIPES = (
     REFERENCE,
@@ -83,7 +85,7 @@ def make(recipe: Recipe, run: trained.Trained, calibration: NDArray[Any]) -> byt
         return convert.convert(policy, calibration, recipe.precision, per_feature=recipe.per_feature)
     rows = len(calibration)
     if recipe.steps:
-        refiner = refine.Refiner(recipe.steps)
+        refiner = refine.Refiner(recipe.steps, steady=recipe.steady)
         policy, ranges, _ = refiner.measure(policy, calibration, rows, per_feature=recipe.per_feature)
     else:
         ranges, _ = calibrate.measure(policy, calibration, rows, method=recipe.method, per_feature=recipe.per_feature)
