@@ -52,8 +52,8 @@ def test_a_caller_that_takes_turns_handles_messages_in_its_own_thread(
     assert handled(made.rest) is not me
     while handled(made.turn) is not me:  # the network thread may have been waiting on the socket still
         pass
-    for _ in range(20):
-        assert handled(made.turn) is me
+    # Where this process stands still for TURN_PERIOD_S, as on a busy machine, the network thread rightly steps in
+    assert sum(handled(made.turn) is me for _ in range(50)) >= 40
     made.rest()
     while handled(lambda: None) is me:
         pass
