@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors, messages, specs, topics
-from learner import config, deltas, layers, run_directory
+from learner import config, deltas, layers, networks, run_directory
 from learner.quantize import bits, convert, gate, quantizer, refine
 
 
@@ -33,16 +33,24 @@ class Published:
         return convert.convert(self.layers, self.calibration, "float32")
 
 
+_REMEMBERED = 4096
+"""Publishes whose times are kept: a run may make millions."""
+
+
+def _newest() -> deque[float]:
+    return deque(maxlen=_REMEMBERED)
+
+
 @dataclass(slots=True)
 class Timings:
-    """Milliseconds per publish of each stage, and until each actor acted on it (the learner's clock throughout)."""
+    """Milliseconds of each stage, and until each actor acted on it (learner's clock), of the newest publishes."""
 
-    calibrate_ms: list[float] = field(default_factory=list)
-    quantize_ms: list[float] = field(default_factory=list)
-    gate_ms: list[float] = field(default_factory=list)
-    delta_ms: list[float] = field(default_factory=list)
-    send_ms: list[float] = field(default_factory=list)
-    acting_ms: list[float] = field(default_factory=list)
+    calibrate_ms: deque[float] = field(default_factory=_newest)
+    quantize_ms: deque[float] = field(default_factory=_newest)
+    gate_ms: deque[float] = field(default_factory=_newest)
+    delta_ms: deque[float] = field(default_factory=_newest)
+    send_ms: deque[float] = field(default_factory=_newest)
+    acting_ms: deque[float] = field(default_factory=_newest)
 
 
 def describe_as(manifest: messages.Manifest, model: bytes, precision: str) -> messages.Manifest:
@@ -116,10 +124,14 @@ class Publisher:
         """
         started = time.monotonic()
         observations = np.concatenate([calibration, held_back])
-        refined, ranges, outputs = self._refiner.measure(policy, observations, len(calibration))
+        refines = self._precision == "int8" and self._weight_bits == bits.BITS_MAX
+        if refines:
+            refined, ranges, outputs = self._refiner.measure(policy, observations, len(calibration))
+        else:
+            outputs = networks.outputs(policy, observations)
         calibrated = time.monotonic()
         try:
-            if self._precision == "int8" and self._weight_bits == bits.BITS_MAX:
+            if refines:
                 model = self._quantizer.quantize(refined, ranges, calibration)
             else:
                 model = convert.convert(policy, calibration, self._precision, weight_bits=self._weight_bits)
@@ -145,6 +157,8 @@ class Publisher:
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
+        for older in [sent for sent in self._sent_at if sent < version - _REMEMBERED]:
+            del self._sent_at[older]
         if version in self._sent_at:
             self.timings.acting_ms.append((now_s - self._sent_at[version]) * 1e3)
 
