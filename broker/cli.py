@@ -1,7 +1,12 @@
-"""How every command ends: errors in three lines on stderr, a traceback only with -v, a named exit code."""
+"""How every command ends: errors in three lines on stderr, a traceback only with -v, a named exit code.
+
+A crash in native code (a runtime, TensorFlow) says where Python stood, also while stderr is held back.
+"""
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
 import sys
 import traceback
@@ -20,6 +25,8 @@ def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     """
     args = sys.argv[1:] if argv is None else list(argv)
     verbose = "-v" in args or "--verbose" in args
+    if not faulthandler.is_enabled():
+        faulthandler.enable(os.dup(2))
     try:
         return command(args)
     except errors.ActorqError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker import codec, messages
+from broker import codec, errors, messages
 from learner import ledger, local_fleet
 from tests import conftest as brokers
 from tests.system.conftest import QUICK
@@ -111,6 +111,7 @@ def test_every_accepted_step_is_in_the_ledger_once(
     await_rows(5)
     fleet.children["learner"].send_signal(signal.SIGTERM)
     output, _ = fleet.children["learner"].communicate(timeout=60.0)
+    assert fleet.children["learner"].returncode == errors.EXIT_INTERRUPTED
 
     found = books.in_ledger()
     assert max(found.values()) == 1
