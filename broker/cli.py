@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import select
 import signal
 import sys
 import traceback
@@ -37,13 +38,20 @@ def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away; Python would complain once more at exit
-        return errors.EXIT_OK
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_went_away():
+            sys.stderr.close()  # Python would complain once more at exit
+            return errors.EXIT_OK
         traceback.print_exc()
         print(f"error: unexpected {type(error).__name__}: {error}\n  to do: please report this", file=sys.stderr)
         return errors.EXIT_UNEXPECTED
+
+
+def _reader_went_away() -> bool:
+    """Whether stdout is a pipe that nobody reads any longer: another broken pipe, of a socket, must not pass for it."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:

@@ -120,3 +120,8 @@ while True:
         assert child.stdout.readline() == "stopping\n"
         os.kill(child.pid, signum)
         assert child.wait(10) != 0
+
+
+def test_a_broken_socket_is_not_taken_for_a_reader_that_went_away(capfd: pytest.CaptureFixture[str]) -> None:
+    assert raising(BrokenPipeError("a socket")) == errors.EXIT_UNEXPECTED
+    assert "BrokenPipeError" in capfd.readouterr().err
