@@ -1,4 +1,4 @@
-"""actorq-broker: starts the fleet's broker, and enrols the machines that may use it."""
+"""actorq-broker: makes a fleet's keys, starts its broker, and says which machines may use it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from broker import address, cli, errors, identity, listener
-from broker.mosquitto import process
+from broker.mosquitto import access, process
 
-_CHECK_PERIOD_S = 2.0
+_CHECK_PERIOD_S = 0.25  # how late an enrolment or a revocation takes effect at the most
+
+_Look = tuple[frozenset[tuple[str, int, int]], bytes]
+"""What an admission is made from: the actors' files, and the broker's certificate."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    return _up(args) if args.command == "up" else _enroll(args)
+    return {"up": _up, "init": _init, "enroll": _enroll, "revoke": _revoke}[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,7 +36,16 @@ def _parser() -> argparse.ArgumentParser:
 
     up = commands.add_parser("up", allow_abbrev=False, help="run a broker in the foreground until Ctrl-C or SIGTERM")
     up.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
-    up.add_argument("--port", type=int, default=address.DEFAULT_PORT, help="0 finds a free one (default: %(default)s)")
+    up.add_argument(
+        "--port",
+        type=int,
+        help=f"0 finds a free one (default: {address.PLAIN_PORT}, or {address.TLS_PORT} where TLS is spoken)",
+    )
+    up.add_argument(
+        "--tls",
+        action="store_true",
+        help="TLS and enrolled actors only on an address of this machine too; on any other it is always so",
+    )
     up.add_argument(
         "--kind",
         choices=("auto", "mosquitto", "embedded"),
@@ -42,26 +54,51 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--json", action="store_true", help="print one JSON object on stdout once it serves")
 
+    init = commands.add_parser("init", allow_abbrev=False, help="make a fleet's keys and certificates")
+    init.add_argument(
+        "fleet", nargs="?", default=identity.DEFAULT_FLEET, metavar="FLEET", help="its name (default: %(default)s)"
+    )
+    init.add_argument(
+        "--address",
+        action="append",
+        metavar="HOST[:PORT]",
+        help="where learner and actors find the broker, as a name or an address; repeat for several",
+    )
+    init.add_argument(
+        "--renew", action="store_true", help="replace the broker's and the learner's certificate before they end"
+    )
+
     enroll = commands.add_parser(
         "enroll", allow_abbrev=False, help="make the keys that let one machine act in the fleet"
     )
     enroll.add_argument("name", metavar="NAME", help="of the actor: a-z, 0-9, '-' and '_'")
     enroll.add_argument(
-        "--broker", action="append", metavar="HOST[:PORT]", help="where the actor finds a broker; repeat for several"
+        "--broker",
+        action="append",
+        metavar="HOST[:PORT]",
+        help="where the actor finds a broker (default: as told to init)",
     )
     enroll.add_argument("-o", "--output", type=Path, metavar="FILE", help="the bundle (default: NAME.json)")
     enroll.add_argument("--force", action="store_true", help="replace FILE")
 
-    for command in (up, enroll):
+    revoke = commands.add_parser("revoke", allow_abbrev=False, help="shut one actor out, at once")
+    revoke.add_argument("name", metavar="NAME", help="of the actor")
+
+    for command in (up, enroll, revoke):
         command.add_argument("--fleet", default=identity.DEFAULT_FLEET, help="name of the fleet (default: %(default)s)")
     return parser
 
 
 def _up(args: argparse.Namespace) -> int:
     kind = args.kind
+    args.tls = args.tls or not listener.is_loopback(args.bind)
+    if args.port is None:
+        args.port = address.TLS_PORT if args.tls else address.PLAIN_PORT
     if kind == "auto":
-        kind = "mosquitto" if process.find() or not listener.is_loopback(args.bind) else "embedded"
+        kind = "mosquitto" if process.find() or args.tls else "embedded"
     if kind == "embedded":
+        if args.tls and listener.is_loopback(args.bind):
+            raise errors.ConfigError("the embedded broker has no TLS", todo="install mosquitto, or leave out --tls")
         from broker import embedded  # here, because amqtt is an optional part
 
         embedded.run(args.bind, args.port, lambda port: _say_ready(args, "embedded broker", kind, port, os.getpid()))
@@ -74,56 +111,116 @@ def _up(args: argparse.Namespace) -> int:
 def _up_mosquitto(args: argparse.Namespace) -> None:
     stop = threading.Event()
     cli.on_stop_signal(stop.set)
-    users = None if listener.is_loopback(args.bind) else _enrolled(args.fleet)
-    with process.Mosquitto(args.bind, args.port, fleet=args.fleet, users=users, on_log=_say) as mosquitto:
+    gate = _Gate(args) if args.tls else None
+    admission = gate.admission if gate else None
+    with process.Mosquitto(args.bind, args.port, fleet=args.fleet, admission=admission, on_log=_say) as mosquitto:
         _say_ready(args, "Mosquitto", "mosquitto", mosquitto.port, mosquitto.pid)
         while not stop.wait(_CHECK_PERIOD_S):
             mosquitto.check()
-            if users is not None:
-                users = _let_in(mosquitto, args.fleet, users)
+            if gate is not None and gate.changed():
+                mosquitto.reload(gate.admission)
+                _say(f"{len(gate.admission.users) - 1} actors enrolled")
 
 
-def _let_in(mosquitto: process.Mosquitto, fleet: str, users: Mapping[str, str]) -> Mapping[str, str]:
-    """Tells Mosquitto if others are enrolled than `users`; returns who is let in now."""
-    try:
-        now = identity.Fleet.open(fleet, create=False).users()
-    except errors.IdentityError as error:  # one broken file must not take the broker from all the others
-        _say(f"keeping the actors known so far: {error}")
-        return users
-    if now != users:
-        mosquitto.reload(now)
-        _say(f"{len(now) - 1} actors enrolled")
-    return now
+class _Gate:
+    """Who may come in, as the fleet's directory says it at any time."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._fleet = _fleet(args)
+        self._hosts = [] if _is_wildcard(args.bind) else [args.bind]
+        self._seen: _Look | None = self._look()
+        self.admission = self._admission({})
+
+    def changed(self) -> bool:
+        """Looks again; true if `admission` is another one now."""
+        try:
+            now = self._look()
+        except (errors.IdentityError, OSError) as error:
+            if self._seen is not None:
+                _say(f"keeping actors and certificate as they were: {error}")
+            self._seen = None
+            return False
+        if now == self._seen:
+            return False
+        self._seen = now
+        before = self.admission
+        self.admission = self._admission(before.users)
+        return self.admission != before
+
+    def _look(self) -> _Look:
+        return self._fleet.enrolment, self._fleet.broker_credential(self._hosts)
+
+    def _admission(self, known: Mapping[str, str]) -> access.Admission:
+        users = {identity.LEARNER_USER: self._fleet.password}
+        for name in self._fleet.actors():
+            try:
+                users[name] = self._fleet.bundle(name).password
+            except errors.IdentityError as error:  # one broken file must not take the broker from all the others
+                _say(f"{'keeping' if name in known else 'leaving out'} {name}: {error}")
+                if name in known:
+                    users[name] = known[name]
+        return access.Admission(users, self._fleet.authority.certificate, self._fleet.broker_credential(self._hosts))
 
 
-def _enrolled(fleet: str) -> Mapping[str, str]:
-    """Names and passwords of a fleet that has at least one actor."""
-    users = identity.Fleet.open(fleet, create=False).users()
-    if users.keys() == {identity.LEARNER_USER}:
+def _fleet(args: argparse.Namespace) -> identity.Fleet:
+    """The fleet that a broker on the network serves; it must be known under which names clients reach it."""
+    fleet = identity.Fleet.open(args.fleet, create=False)
+    if _is_wildcard(args.bind) and fleet.brokers == (identity.DEFAULT_BROKER,):
         raise errors.IdentityError(
-            f"fleet {fleet!r} has no enrolled actors, and only such may use a broker on the network",
-            todo="run `actorq-broker enroll NAME` once per actor, then start again",
+            "the broker's certificate must say under which names or addresses clients reach it",
+            where=f"--bind {args.bind}, fleet {args.fleet}",
+            todo=f"run `actorq-broker init {args.fleet} --address HOST`, then start again",
         )
-    return users
+    return fleet
 
 
 def _say_ready(args: argparse.Namespace, name: str, kind: str, port: int, pid: int) -> None:
-    where = address.Address(args.bind, port)
-    _say(f"{name} serves {where} ({'this machine only' if listener.is_loopback(args.bind) else 'the network'})")
-    _say(f"a learner here joins with: actorq-learner train --broker {address.Address(_local(args.bind), port)}")
-    if not listener.is_loopback(args.bind):
+    open_to = "this machine only" if listener.is_loopback(args.bind) else "the network"
+    _say(f"{name} serves {address.Address(args.bind, port)} ({open_to}{', TLS' if args.tls else ''})")
+    fleet = "" if args.fleet == identity.DEFAULT_FLEET else f"--fleet {args.fleet} "
+    here = address.Address(_local(args.bind), port, args.tls)
+    _say(f"a learner here joins with: actorq-learner train {fleet}--broker {here}")
+    if args.tls:
         _say("an actor joins with the bundle of `actorq-broker enroll NAME`: actorq-actor run --bundle NAME.json")
     if args.json:
-        print(json.dumps({"kind": kind, "host": args.bind, "port": port, "pid": pid}), flush=True)
+        print(json.dumps({"kind": kind, "host": args.bind, "port": port, "pid": pid, "tls": args.tls}), flush=True)
+
+
+def _is_wildcard(bind: str) -> bool:
+    return bind in ("0.0.0.0", "::")
 
 
 def _local(bind: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
 
 
+def _init(args: argparse.Namespace) -> int:
+    addresses = [address.Address.parse(text) for text in args.address or []]
+    fleet = identity.Fleet.open(args.fleet)
+    if addresses:
+        fleet.name_brokers(addresses)
+    fleet.broker_credential(renew=args.renew)
+    fleet.learner_credential(renew=args.renew)
+    print(fleet.directory)
+    option = "" if args.fleet == identity.DEFAULT_FLEET else f" --fleet {args.fleet}"
+    _say(f"fleet {args.fleet} has its keys; keep a copy of {fleet.directory}, and keep it secret. Next:")
+    if fleet.brokers == (identity.DEFAULT_BROKER,):
+        _say("  (for other machines, say where they find the broker: actorq-broker init --address HOST)")
+    _say(f"  actorq-broker enroll NAME{option}     once per actor, on {', '.join(fleet.brokers)}")
+    _say(f"  actorq-broker up --bind ADDRESS{option}")
+    return errors.EXIT_OK
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    fleet = identity.Fleet.open(args.fleet, create=False)
+    fleet.revoke(args.name)
+    _say(f"revoked {args.name} in fleet {args.fleet}: brokers and learners that run here drop it within a second")
+    return errors.EXIT_OK
+
+
 def _enroll(args: argparse.Namespace) -> int:
     output = args.output or Path(f"{args.name}.json")
-    brokers = [str(address.Address.parse(text)) for text in args.broker or [identity.DEFAULT_BROKER]]
+    brokers = [str(address.Address.parse(text)) for text in args.broker or []]
     if output.exists() and not args.force:
         raise errors.IdentityError(
             "the bundle exists, and enrolling anew would make it useless",
@@ -134,8 +231,10 @@ def _enroll(args: argparse.Namespace) -> int:
     bundle.write(output)
     print(output)
     _say(f"enrolled {args.name} in fleet {args.fleet}; {output} is secret, only its owner can read it. Next:")
-    if not args.broker:
-        _say(f"  (it says {identity.DEFAULT_BROKER}; for another machine enrol with --broker HOST)")
+    if bundle.brokers == (identity.DEFAULT_BROKER,):
+        _say(
+            f"  (it says {identity.DEFAULT_BROKER}; for another machine: actorq-broker init --address HOST, then this)"
+        )
     _say(f"  scp {output} HOST:")
     _say(f"  on HOST: actorq-actor run --bundle {output.name}")
     return errors.EXIT_OK

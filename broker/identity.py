@@ -1,23 +1,27 @@
 """Keys and counters on disk: the learner's fleet directory, and the bundle that makes a machine an actor.
 
-FLEET DIRECTORY (learner, 0700)      learner.pem  epoch  mqtt_password  actors/<id>.json
-BUNDLE (actor, 0600)                 fleet, id, MAC key, learner's public key, brokers, MQTT password
+FLEET DIRECTORY (learner, 0700)      learner.pem  epoch  mqtt_password  actors/<id>.json  brokers
+                                     tls/authority.pem  tls/broker.pem  tls/learner.pem
+BUNDLE (actor, 0600)                 fleet, id, MAC key, learner's public key, brokers, MQTT password,
+                                     the authority's certificate, TLS key and certificate
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
-from collections.abc import Sequence
+import ssl
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from broker import errors, signing, topics
+from broker import address, certificates, errors, signing, topics
 
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
@@ -47,9 +51,12 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, sync: bool = Tru
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if not sync:
-        return
-    directory = os.open(path.parent, os.O_RDONLY)
+    if sync:
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
@@ -66,9 +73,7 @@ def next_count(path: Path, first: int = 1) -> int:
     Raises:
         IdentityError: The file does not hold a counter.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(os.open(path.with_name(f".{path.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(path):
         try:
             count = int(path.read_text()) + 1 if path.exists() else first
         except ValueError:
@@ -77,6 +82,15 @@ def next_count(path: Path, first: int = 1) -> int:
             ) from None
         write_atomic(path, f"{count}\n".encode())
         return count
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; makes the directory."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(os.open(path.with_name(f".{path.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,8 @@ class Bundle:
     learner_key: bytes
     brokers: tuple[str, ...]
     password: str
+    authority: str
+    credential: str
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
@@ -102,6 +118,8 @@ class Bundle:
                 learner_key=bytes.fromhex(raw["learner_key"]),
                 brokers=tuple(str(b) for b in raw["brokers"]),
                 password=str(raw["password"]),
+                authority=str(raw["authority"]),
+                credential=str(raw["credential"]),
             )
         except FileNotFoundError:
             raise errors.IdentityError(
@@ -128,16 +146,30 @@ class Bundle:
             "learner_key": self.learner_key.hex(),
             "brokers": list(self.brokers),
             "password": self.password,
+            "authority": self.authority,
+            "credential": self.credential,
         }
         write_atomic(path, (json.dumps(raw, indent=2) + "\n").encode())
 
+    def tls(self) -> ssl.SSLContext:
+        """What this actor shows a broker, and wants to see of it. Raises IdentityError when it cannot be used."""
+        return certificates.client_context(self.authority.encode(), self.credential.encode())
+
 
 class Fleet:
-    """The learner's side: signing key, epoch, and the secrets of every enrolled actor."""
+    """The learner's side: signing key, epoch, TLS authority, and the secrets of every enrolled actor."""
 
-    def __init__(self, name: str, directory: Path, key: ed25519.Ed25519PrivateKey, password: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        key: ed25519.Ed25519PrivateKey,
+        authority: certificates.Authority,
+        password: str,
+    ) -> None:
         self.name = name
         self.directory = directory
+        self.authority = authority
         self.sealer = signing.LearnerSealer(key)
         self.password = password
 
@@ -151,33 +183,42 @@ class Fleet:
         topics.check_name(name, "fleet")
         directory = directory or home() / "fleets" / name
         key_file, password_file = directory / "learner.pem", directory / "mqtt_password"
+        authority_file = directory / "tls" / "authority.pem"
         if not key_file.exists():
             if not create:
                 raise errors.IdentityError(
-                    f"fleet {name!r} has no keys", where=str(directory), todo="run `actorq-broker enroll NAME` first"
+                    f"fleet {name!r} has no keys", where=str(directory), todo="run `actorq-broker init` first"
                 )
-            pem = ed25519.Ed25519PrivateKey.generate().private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-            write_atomic(password_file, secrets.token_urlsafe(24).encode())
-            write_atomic(key_file, pem)
+            with _locked(key_file):
+                if not key_file.exists():  # made last: where it is, all is
+                    pem = ed25519.Ed25519PrivateKey.generate().private_bytes(
+                        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                    )
+                    write_atomic(password_file, secrets.token_urlsafe(24).encode())
+                    write_atomic(authority_file, certificates.Authority.create(name))
+                    write_atomic(key_file, pem)
         try:
             key = serialization.load_pem_private_key(key_file.read_bytes(), None)
             password = password_file.read_text()
-        except (OSError, ValueError, TypeError) as error:
+            authority = certificates.Authority(authority_file.read_bytes())
+        except (OSError, ValueError, TypeError, errors.IdentityError) as error:
             raise errors.IdentityError(
                 f"the fleet's key cannot be read: {error}", where=str(directory), todo="restore it from your backup"
             ) from error
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise errors.IdentityError("the fleet's key is not an Ed25519 key", where=str(key_file))
-        return cls(name, directory, key, password)
+        return cls(name, directory, key, authority, password)
 
     def next_epoch(self) -> int:
         """A number larger than that of every session before, kept beside the signing key."""
         return next_count(self.directory / "epoch")
 
-    def enroll(self, actor_id: str, brokers: Sequence[str] = (DEFAULT_BROKER,)) -> Bundle:
+    def enroll(self, actor_id: str, brokers: Sequence[str] = ()) -> Bundle:
         """Makes (or, for a name that is enrolled already, renews) the secrets of one actor.
+
+        Args:
+            actor_id: Its name.
+            brokers: Where it finds the fleet; the fleet's own list by default.
 
         Raises:
             ConfigError: The name cannot be part of a topic, or is the learner's own.
@@ -190,11 +231,42 @@ class Fleet:
             actor_id=actor_id,
             mac_key=secrets.token_bytes(32),
             learner_key=self.sealer.public_key,
-            brokers=tuple(brokers),
+            brokers=tuple(brokers or self.brokers),
             password=secrets.token_urlsafe(24),
+            authority=self.authority.certificate.decode(),
+            credential=self.authority.client(self.name, actor_id, certificates.ACTOR_DAYS).decode(),
         )
         bundle.write(self._actor_file(actor_id))
         return bundle
+
+    def revoke(self, actor_id: str) -> None:
+        """Forgets an actor's secrets. Brokers and learners that watch `enrolment` drop it at once.
+
+        Raises:
+            IdentityError: It is not enrolled.
+        """
+        try:
+            self._actor_file(actor_id).unlink()
+        except FileNotFoundError:
+            raise errors.IdentityError(
+                f"actor {actor_id!r} is not enrolled",
+                where=str(self.directory),
+                todo=f"enrolled are: {', '.join(self.actors()) or 'none'}",
+            ) from None
+        _sync_directory(self.directory / "actors")
+
+    @property
+    def enrolment(self) -> frozenset[tuple[str, int, int]]:
+        """Differs whenever an actor was enrolled or revoked: its file's name, inode and time.
+
+        The directory's own time would not do: two changes within one tick of the kernel's clock look like one.
+        """
+        try:
+            with os.scandir(self.directory / "actors") as entries:
+                files = [(one.name, one.inode(), one.stat()) for one in entries if one.name.endswith(".json")]
+        except FileNotFoundError:  # none yet; or one went while we looked, and the next look will tell
+            return frozenset()
+        return frozenset((name, inode, stat.st_mtime_ns) for name, inode, stat in files if name[0] != ".")
 
     def actors(self) -> list[str]:
         """Names of all enrolled actors."""
@@ -207,6 +279,53 @@ class Fleet:
     def users(self) -> dict[str, str]:
         """MQTT user names and passwords of the whole fleet, the learner's included."""
         return {LEARNER_USER: self.password} | {name: self.bundle(name).password for name in self.actors()}
+
+    # -- TLS ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """Where learner and actors find the fleet's brokers, as `init` was told; else a broker on this machine."""
+        file = self.directory / "brokers"
+        return tuple(file.read_text().split()) if file.exists() else (DEFAULT_BROKER,)
+
+    def name_brokers(self, addresses: Sequence[address.Address]) -> None:
+        """Says where the fleet's brokers are from now on. Bundles made before keep what they say."""
+        write_atomic(self.directory / "brokers", "".join(f"{one}\n" for one in addresses).encode())
+
+    def broker_credential(self, hosts: Sequence[str] = (), *, renew: bool = False) -> bytes:
+        """Key and certificate of the fleet's brokers, good for its `brokers` and `hosts`; made anew only if need be.
+
+        Args:
+            hosts: Further names and addresses.
+            renew: Make it anew in any case.
+        """
+        file = self.directory / "tls" / "broker.pem"
+        known = [address.Address.parse(text).host for text in self.brokers]
+        wanted = list(dict.fromkeys([*known, *hosts, *certificates.LOCAL_HOSTS]))
+        with _locked(file):
+            pem = file.read_bytes() if file.exists() else b""
+            if renew or not self._holds(pem) or not certificates.covers(pem, wanted):
+                pem = self.authority.broker(self.name, wanted)
+                write_atomic(file, pem)
+            return pem
+
+    def learner_credential(self, *, renew: bool = False) -> bytes:
+        """TLS key and certificate of the learner; made anew only if need be."""
+        file = self.directory / "tls" / "learner.pem"
+        with _locked(file):
+            pem = file.read_bytes() if file.exists() else b""
+            if renew or not self._holds(pem):
+                pem = self.authority.client(self.name, LEARNER_USER, certificates.RENEWED_DAYS)
+                write_atomic(file, pem)
+            return pem
+
+    def tls(self) -> ssl.SSLContext:
+        """What the learner shows a broker, and wants to see of it."""
+        return certificates.client_context(self.authority.certificate, self.learner_credential())
+
+    def _holds(self, pem: bytes) -> bool:
+        """Whether a certificate of this fleet is there and will be good for a while."""
+        return bool(pem) and certificates.signed_by(pem, self.authority.certificate) and not certificates.ends_soon(pem)
 
     def _actor_file(self, actor_id: str) -> Path:
         return self.directory / "actors" / f"{actor_id}.json"

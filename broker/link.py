@@ -15,6 +15,7 @@ import contextlib
 import random
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ class Link:
         brokers: `host[:port]`, tried in turn.
         client_id: MQTT client id; a suffix per connection is added, so that a late session cannot push out a new one.
         username: With `password`, for brokers that want them.
+        tls: For brokers that are reached over TLS.
         will: Topic and payload that the broker publishes (retained, QoS 1) when this side vanishes.
         on_connect: Called on the network thread after everything retained was sent.
         on_log: Takes one line for people when the connection is lost, found again or refused.
@@ -62,6 +64,7 @@ class Link:
         *,
         username: str = "",
         password: str = "",
+        tls: ssl.SSLContext | None = None,
         will: tuple[str, bytes] | None = None,
         on_connect: Callable[[], None] | None = None,
         on_log: Callable[[str], None] | None = None,
@@ -69,6 +72,11 @@ class Link:
         if not brokers:
             raise errors.ConfigError("the list of brokers is empty", todo="name at least one: --broker HOST")
         self._addresses = [address.Address.parse(text) for text in brokers]
+        if tls is None and any(one.tls for one in self._addresses):
+            raise errors.IdentityError(
+                "a broker that is reached over TLS asks for a certificate", todo="join with a bundle or a fleet's keys"
+            )
+        self._tls = tls
         self._client_id = client_id
         self._credentials = (username, password)
         self._will = will
@@ -133,9 +141,15 @@ class Link:
             IdentityError: A broker answered, and refused the password.
         """
         if not self._ready.wait(timeout_s):
-            if "authori" in self._refusal.lower():
+            if "CERTIFICATE_VERIFY_FAILED" in self._refusal:
                 raise errors.IdentityError(
-                    "the broker does not accept this user's password",
+                    f"the broker is not one of this fleet, or not under this name ({self._refusal})",
+                    where=", ".join(map(str, self._addresses)),
+                    todo="name it as in `actorq-broker init --address`, or add the name there",
+                )
+            if "authori" in self._refusal.lower() or "ALERT" in self._refusal:
+                raise errors.IdentityError(
+                    f"the broker does not let this user in ({self._refusal})",
                     where=self.address or ", ".join(map(str, self._addresses)),
                     todo="enrol anew with `actorq-broker enroll`, and start the broker with the same --fleet",
                 )
@@ -254,7 +268,7 @@ class Link:
 
     def _serve(self, where: address.Address, generation: int) -> None:
         """Connects and serves the socket until it is lost."""
-        client = self._new_client()
+        client = self._new_client(where)
         self._refusal = ""
         client.connect(where.host, where.port, keepalive=KEEPALIVE_S)  # blocks this thread alone: no lock held
         sock = client.socket()
@@ -288,12 +302,13 @@ class Link:
             if sock is None:  # the thread that published last noticed the loss
                 return False
             poll.register(sock, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
-        events = poll.poll(wait_ms)
-        if not events and time.monotonic() - self._misc_at < MISC_PERIOD_S:
+            decrypted = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0  # read from the socket: poll cannot tell
+        events = poll.poll(0 if decrypted else wait_ms)
+        if not events and not decrypted and time.monotonic() - self._misc_at < MISC_PERIOD_S:
             return True
         self._misc_at = time.monotonic()
         with self._lock:
-            code = MQTTErrorCode.MQTT_ERR_SUCCESS
+            code = client.loop_read() if decrypted else MQTTErrorCode.MQTT_ERR_SUCCESS
             for descriptor, event in events:
                 if descriptor == self._woken.fileno():
                     self._woken.recv(4096)
@@ -305,7 +320,7 @@ class Link:
             code = code or client.loop_misc()
             return not code and client.socket() is not None
 
-    def _new_client(self) -> mqtt.Client:
+    def _new_client(self, where: address.Address) -> mqtt.Client:
         client = mqtt.Client(
             CallbackAPIVersion.VERSION2,
             client_id=f"{self._client_id}-{random.getrandbits(32):08x}",
@@ -314,6 +329,9 @@ class Link:
         )
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_inflight_messages_set(0)  # the window is ours: `publish` refuses beyond IN_FLIGHT_LIMIT
+        if where.tls and self._tls is not None:
+            client.tls_set_context(self._tls)
+            client.on_log = self._heard  # a broker refuses a certificate after the handshake: only paho's log says so
         if self._credentials[0]:
             client.username_pw_set(*self._credentials)
         if self._will is not None:
@@ -323,6 +341,10 @@ class Link:
         client.on_publish = self._published
         client.on_message = self._message
         return client
+
+    def _heard(self, client: mqtt.Client, userdata: Any, level: int, text: str) -> None:
+        if "SSL" in text:
+            self._refusal = text
 
     def _connected(self, client: mqtt.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
         if reason.is_failure:

@@ -50,25 +50,33 @@ allow_anonymous true
 """
 
 _CLOSED = """
-# Reachable from the network: enrolled machines only, and each only at its own topics.
+# Enrolled machines only, and each only at its own topics.
 allow_anonymous false
-password_file {passwords}
-acl_file {access}
+password_file {directory}/passwords
+acl_file {directory}/access
+
+# TLS, and only for those who hold a certificate of the fleet's own authority; no other authority is known here.
+tls_version tlsv1.2
+cafile {directory}/authority.pem
+certfile {directory}/broker.pem
+keyfile {directory}/broker.pem
+require_certificate true
+# use_identity_as_username stays off: with it Mosquitto checks no password, so a revoked client would stay connected
+# after a reload and be let in again. A revocation list would not end its connection either, and a list that is out of
+# date locks everyone out.
 """
 
 
-def render(host: str, port: int, *, passwords: Path | None = None, access: Path | None = None) -> str:
+def render(host: str, port: int, *, directory: Path | None = None) -> str:
     """Text of a mosquitto.conf.
 
     Args:
         host: Address to listen on.
         port: Port to listen on.
-        passwords: Password file; without it and `access` anyone who can connect is let in.
-        access: ACL file.
+        directory: Holds `passwords`, `access`, `authority.pem` and `broker.pem`; without it anyone who can connect is
+            let in, without TLS.
     """
     text = _TEMPLATE.format(
         host=host, port=port, max_packet_bytes=MAX_PACKET_BYTES, max_queued_bytes=8 * MAX_PACKET_BYTES
     )
-    if passwords is None or access is None:
-        return text + _OPEN
-    return text + _CLOSED.format(passwords=passwords, access=access)
+    return text + (_OPEN if directory is None else _CLOSED.format(directory=directory))

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from broker import errors, listener
@@ -40,12 +40,12 @@ class Mosquitto:
         host: Address to listen on.
         port: Port to listen on; 0 takes any free one.
         fleet: Whose topics the users may use.
-        users: Names and passwords of those who may connect; None lets in whoever reaches a loopback address.
+        admission: Who is let in, over TLS; None lets in whoever reaches a loopback address, without.
         on_log: Takes each line that Mosquitto writes: warnings and errors. Called on a thread of its own.
 
     Raises:
         RuntimeMissing: Mosquitto is not installed.
-        IdentityError: An address that others can reach was asked for without users.
+        IdentityError: An address that others can reach was asked for without `admission`.
         ConfigError: The port is taken, or Mosquitto did not start; with what it said.
     """
 
@@ -55,17 +55,17 @@ class Mosquitto:
         port: int,
         *,
         fleet: str,
-        users: Mapping[str, str] | None = None,
+        admission: access.Admission | None = None,
         on_log: Callable[[str], None] = lambda line: None,
     ) -> None:
         program = find()
         if program is None:
             raise errors.RuntimeMissing("Mosquitto is not installed", todo="sudo apt install mosquitto")
-        if users is None and not listener.is_loopback(host):
+        if admission is None and not listener.is_loopback(host):
             raise errors.IdentityError(
-                "a broker that others can reach needs enrolled actors",
+                "a broker that others can reach lets in enrolled actors only, over TLS",
                 where=f"{host}, fleet {fleet}",
-                todo="run `actorq-broker enroll NAME` once per actor, then start again",
+                todo="run `actorq-broker init`, then start again",
             )
         self.host = host
         self.port = listener.reserve(host, port)
@@ -76,7 +76,7 @@ class Mosquitto:
         # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root.
         self._directory = Path(tempfile.mkdtemp(prefix="actorq-mosquitto-"))
         try:
-            self._write_all(users)
+            self._write_all(admission)
             self._child = self._spawn(program)
         except BaseException:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -99,10 +99,9 @@ class Mosquitto:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def reload(self, users: Mapping[str, str]) -> None:
-        """Lets in other users from now on. Mosquitto keeps those connected who already are."""
-        self._write("passwords", access.render_passwords(users))
-        self._write("access", access.render_acl(self._fleet, users))
+    def reload(self, admission: access.Admission) -> None:
+        """Lets in these from now on, under this certificate; disconnects who is connected and no longer among them."""
+        self._write_admission(admission)
         self._child.send_signal(signal.SIGHUP)
 
     def check(self) -> None:
@@ -124,24 +123,26 @@ class Mosquitto:
         self._reader.join(1.0)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _write_all(self, users: Mapping[str, str] | None) -> None:
-        if users is None:
-            text = config.render(self.host, self.port)
-        else:
-            passwords = self._write("passwords", access.render_passwords(users))
-            acl = self._write("access", access.render_acl(self._fleet, users))
-            text = config.render(self.host, self.port, passwords=passwords, access=acl)
-        self._write("mosquitto.conf", text)
+    def _write_all(self, admission: access.Admission | None) -> None:
+        if admission is not None:
+            self._write_admission(admission)
+        directory = None if admission is None else self._directory
+        self._write("mosquitto.conf", config.render(self.host, self.port, directory=directory))
         if self._owner is not None:
             os.chown(self._directory, self._owner.pw_uid, self._owner.pw_gid)
 
-    def _write(self, name: str, text: str) -> Path:
+    def _write_admission(self, admission: access.Admission) -> None:
+        self._write("passwords", access.render_passwords(admission.users))
+        self._write("access", access.render_acl(self._fleet, admission.users))
+        self._write("authority.pem", admission.authority.decode())
+        self._write("broker.pem", admission.credential.decode())
+
+    def _write(self, name: str, text: str) -> None:
         path = self._directory / name
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
         if self._owner is not None:
             os.chown(path, self._owner.pw_uid, self._owner.pw_gid)
-        return path
 
     def _spawn(self, program: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

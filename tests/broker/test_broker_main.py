@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -98,19 +99,20 @@ def test_auto_falls_back_to_the_embedded_broker(monkeypatch: pytest.MonkeyPatch)
 def test_a_network_address_without_mosquitto(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    identity.Fleet.open("default").enroll("pi")
+    assert command.main(["init", "--address", "desk.local"]) == 0
     monkeypatch.setattr(process, "find", lambda: None)
     assert command.main(["up", "--bind", "0.0.0.0"]) == errors.RuntimeMissing.exit_code
     assert "sudo apt install mosquitto" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("made", [False, True])
-@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "192.0.2.1"])
-def test_a_network_address_needs_enrolled_actors(bind: str, made: bool, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("bind", "made"), [("0.0.0.0", False), ("0.0.0.0", True), ("::", False), ("::", True), ("192.0.2.1", False)]
+)
+def test_a_network_address_needs_a_certificate(bind: str, made: bool, capsys: pytest.CaptureFixture[str]) -> None:
     if made:
         identity.Fleet.open("lab")
     assert command.main(["up", "--bind", bind, "--kind", "mosquitto", "--fleet", "lab"]) == 15
-    assert "actorq-broker enroll NAME" in capsys.readouterr().err
+    assert "actorq-broker init" in capsys.readouterr().err
     assert (identity.home() / "fleets" / "lab").exists() == made, "refusing must not make keys"
 
 
@@ -120,53 +122,132 @@ def test_the_embedded_broker_stays_on_this_machine(capsys: pytest.CaptureFixture
     assert "serves one machine" in capsys.readouterr().err
 
 
-def test_who_is_enrolled_later_is_let_in(tmp_path: Path) -> None:
-    """The whole way of a second Pi: a broker on all addresses, enrolment while it runs, a connection."""
+@pytest.fixture
+def closed() -> Iterator[int]:
+    """Port of `actorq-broker up --tls` with one enrolled actor, `first`; on loopback, open to nobody else."""
     conftest.require("mosquitto")
     identity.Fleet.open("lab").enroll("first")
     up = subprocess.Popen(
-        [sys.executable, "-m", "broker", "up", "--bind", "0.0.0.0", "--port", "0", "--fleet", "lab", "--json"],
+        [sys.executable, "-m", "broker", "up", "--tls", "--port", "0", "--fleet", "lab", "--json"],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
         preexec_fn=process.die_with_parent(),  # noqa: PLW1509  a killed test run leaves no broker
     )
     assert up.stdout is not None
-    port = json.loads(up.stdout.readline())["port"]
-    try:
-        assert run("enroll", "second", "--fleet", "lab", "-o", str(tmp_path / "b.json")).returncode == 0
-        bundle = identity.Bundle.read(tmp_path / "b.json")
-
-        def let_in() -> bool:
-            with plain_client.PlainClient(port, "second", "second", bundle.password) as client:
-                return client.reason == "Success"
-
-        conftest.wait_until(let_in, "the actor enrolled later is let in")
-        with plain_client.PlainClient(port, "anyone") as client:
-            assert client.reason == "Not authorized"
-    finally:
-        up.terminate()
-        _, err = up.communicate(timeout=20)
+    yield json.loads(up.stdout.readline())["port"]
+    up.terminate()
+    up.communicate(timeout=20)
     assert up.returncode == 0
-    assert "the network" in err and "--bundle NAME.json" in err and "2 actors enrolled" in err
 
 
-def test_a_broken_bundle_takes_nothing_from_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    conftest.require("mosquitto")
-    fleet = identity.Fleet.open("lab")
-    fleet.enroll("pi")
-    users = fleet.users()
-    with process.Mosquitto("127.0.0.1", 0, fleet="lab", users=users) as mosquitto:
-        (fleet.directory / "actors" / "broken.json").write_text("{")
-        assert command._let_in(mosquitto, "lab", users) == users
-        assert "keeping the actors known so far" in capsys.readouterr().err
-        with plain_client.PlainClient(mosquitto.port, "pi", "pi", users["pi"]) as client:
-            assert client.reason == "Success"
+def enter(port: int, bundle: identity.Bundle) -> plain_client.PlainClient:
+    return plain_client.PlainClient(port, bundle.actor_id, bundle.actor_id, bundle.password, bundle.tls())
+
+
+def test_who_is_enrolled_later_is_let_in(closed: int, tmp_path: Path) -> None:
+    assert run("enroll", "second", "--fleet", "lab", "-o", str(tmp_path / "b.json")).returncode == 0
+    bundle = identity.Bundle.read(tmp_path / "b.json")
+
+    def let_in() -> bool:
+        with enter(closed, bundle) as client:
+            return client.reason == "Success"
+
+    conftest.wait_until(let_in, "the actor enrolled later is let in")
+
+
+def test_who_is_revoked_is_put_out_at_once_and_stays_out(closed: int) -> None:
+    fleet = identity.Fleet.open("lab", create=False)
+    bundle = fleet.bundle("first")
+    topic, policy = "actorq/lab/actor/first/state", "actorq/lab/policy/main/keyframe"
+    with (
+        plain_client.PlainClient(closed, "l", "learner", fleet.password, fleet.tls()) as learner,
+        enter(closed, bundle) as actor,
+    ):
+        learner.subscribe("actorq/lab/actor/+/state")
+        actor.subscribe("actorq/lab/policy/+/keyframe")
+        actor.publish(topic, b"before")
+        learner.publish(policy, b"before")
+        assert learner.next()[1] == actor.next()[1] == b"before"
+        assert command.main(["revoke", "first", "--fleet", "lab"]) == 0
+        assert actor.disconnected.wait(2), "connected still, two seconds after it was revoked"
+        learner.publish(policy, b"after")
+        with enter(closed, bundle) as again:
+            assert again.reason == "Not authorized"
+        assert actor.received.empty() and learner.received.empty()
+        assert not learner.disconnected.is_set(), "only the revoked one is put out"
+
+
+def test_keys_that_were_renewed_put_out_who_holds_the_old_ones(closed: int) -> None:
+    fleet = identity.Fleet.open("lab", create=False)
+    with enter(closed, fleet.bundle("first")) as thief:
+        fleet.enroll("first")
+        assert thief.disconnected.wait(2)
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(closed: int) -> None:
+    fleet = identity.Fleet.open("lab", create=False)
+
+    def served() -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", closed)) as raw,
+            fleet.tls().wrap_socket(raw, server_hostname="127.0.0.1") as tls,
+        ):
+            return tls.getpeercert(binary_form=True) or b""
+
+    before = served()
+    assert command.main(["init", "lab", "--renew"]) == 0
+    conftest.wait_until(lambda: served() != before, "the new certificate is served")
+
+
+def test_a_broken_bundle_takes_nothing_from_the_others(closed: int) -> None:
+    fleet = identity.Fleet.open("lab", create=False)
+    (fleet.directory / "actors" / "broken.json").write_text("{")
+    late = fleet.enroll("late")
+
+    def let_in() -> bool:
+        with enter(closed, late) as client:
+            return client.reason == "Success"
+
+    conftest.wait_until(let_in, "one enrolled beside a broken file is let in")
+    with enter(closed, fleet.bundle("first")) as client:
+        assert client.reason == "Success"
 
 
 def test_a_mosquitto_that_dies_ends_the_command(mosquitto: conftest.BrokerProcess) -> None:
     os.kill(mosquitto.pid, signal.SIGKILL)
     assert mosquitto.process.wait(20) == errors.BrokerUnreachable.exit_code
+
+
+# -- init and revoke --------------------------------------------------------------------------------------------------
+
+
+def test_init_makes_all_keys_and_enrolment_follows_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert command.main(["init", "lab", "--address", "desk.local", "--address", "10.0.0.2:1884"]) == 0
+    out, err = capsys.readouterr()
+    directory = identity.home() / "fleets" / "lab"
+    assert out == f"{directory}\n" and "actorq-broker enroll NAME --fleet lab" in err
+    for path in (directory, *directory.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    assert command.main(["enroll", "pi", "--fleet", "lab", "-o", str(tmp_path / "b.json")]) == 0
+    assert identity.Bundle.read(tmp_path / "b.json").brokers == ("desk.local:8883", "10.0.0.2:1884")
+
+
+def test_init_again_keeps_what_is_enrolled() -> None:
+    assert command.main(["init", "lab"]) == 0
+    fleet = identity.Fleet.open("lab")
+    bundle, broker = fleet.enroll("pi"), fleet.broker_credential()
+    assert command.main(["init", "lab"]) == 0
+    assert fleet.broker_credential() == broker
+    assert command.main(["init", "lab", "--address", "desk"]) == 0
+    again = identity.Fleet.open("lab")
+    assert again.broker_credential() != broker, "another name needs another certificate"
+    assert again.bundle("pi") == bundle and again.authority.certificate == fleet.authority.certificate
+
+
+def test_revoking_whom_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    identity.Fleet.open("lab").enroll("pi")
+    assert command.main(["revoke", "other", "--fleet", "lab"]) == errors.IdentityError.exit_code
+    assert "enrolled are: pi" in capsys.readouterr().err
 
 
 # -- enroll -----------------------------------------------------------------------------------------------------------
@@ -184,7 +265,7 @@ def test_enroll_writes_a_bundle_and_says_what_is_next(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     bundle = identity.Bundle.read(path)
     assert bundle == identity.Fleet.open("default", create=False).bundle("pi-kitchen")
-    assert bundle.brokers == ("desk.local:1883", "10.0.0.2:1884")
+    assert bundle.brokers == ("desk.local:8883", "10.0.0.2:1884")
     assert bundle.password not in out + err
 
 
@@ -201,7 +282,7 @@ def test_enroll_overwrites_only_when_told_to(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     "argv",
-    [["Pi"], ["learner"], ["pi", "--broker", "mqtt://desk:1883"], ["pi", "--broker", ":1"], ["pi", "--fleet", "A"]],
+    [["Pi"], ["learner"], ["pi", "--broker", "http://desk:1883"], ["pi", "--broker", ":1"], ["pi", "--fleet", "A"]],
 )
 def test_enroll_refuses_bad_names(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -102,7 +102,7 @@ def test_a_broken_counter_is_not_started_anew(tmp_path: Path, text: str) -> None
 
 
 def test_a_fleet_that_does_not_exist_is_not_made_when_unwanted(tmp_path: Path) -> None:
-    with pytest.raises(errors.IdentityError, match="has no keys.*\n.*where.*\n.*actorq-broker enroll"):
+    with pytest.raises(errors.IdentityError, match="has no keys.*\n.*where.*\n.*actorq-broker init"):
         identity.Fleet.open("lab", tmp_path / "lab", create=False)
     assert not (tmp_path / "lab").exists()
 

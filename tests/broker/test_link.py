@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from broker import errors, link
-from broker.mosquitto import process
+from broker import errors, identity, link
+from broker.mosquitto import access, process
 from tests import conftest
 from tests.broker import plain_client
 
@@ -230,12 +230,14 @@ def test_a_port_that_accepts_and_says_nothing(make_link: MakeLink, monkeypatch: 
 
 def test_refused_by_name_says_so(make_link: MakeLink) -> None:
     conftest.require("mosquitto")
-    with process.Mosquitto("127.0.0.1", 0, fleet="t", users={"learner": "right"}) as mosquitto:
-        address = f"127.0.0.1:{mosquitto.port}"
+    fleet = identity.Fleet.open("t")
+    admission = access.Admission(fleet.users(), fleet.authority.certificate, fleet.broker_credential())
+    with process.Mosquitto("127.0.0.1", 0, fleet="t", admission=admission) as mosquitto:
+        address, tls = f"mqtts://127.0.0.1:{mosquitto.port}", fleet.tls()
         lines: queue.Queue[str] = queue.Queue()
-        make_link(address, start=False, username="learner", password="wrong", on_log=lines.put).start()
+        make_link(address, start=False, username="learner", password="wrong", tls=tls, on_log=lines.put).start()
         assert "Not authorized" in lines.get(timeout=10)
-        assert make_link(address, username="learner", password="right").connected
+        assert make_link(address, username="learner", password=fleet.password, tls=tls).connected
 
 
 # -- what must not break it -------------------------------------------------------------------------------------------

@@ -15,12 +15,26 @@ from pathlib import Path
 
 import pytest
 
-from broker import errors, identity
+from broker import certificates, errors, identity
 from broker.mosquitto import access, config, process
 from tests import conftest
 from tests.broker import plain_client
 
 USERS = {"learner": "secret-l", "pi-one": "secret-1", "pi-two": "secret-2"}
+AUTHORITY = certificates.Authority(certificates.Authority.create("lab"))
+
+
+def admission(users: dict[str, str]) -> access.Admission:
+    return access.Admission(users, AUTHORITY.certificate, AUTHORITY.broker("lab", ["127.0.0.1"]))
+
+
+def enter(port: int, user: str, secret: str = "") -> plain_client.PlainClient:
+    """A client with a certificate of the fleet's."""
+    credential = AUTHORITY.client("lab", user or "nobody", 1)
+    tls = certificates.client_context(AUTHORITY.certificate, credential)
+    return plain_client.PlainClient(port, f"try-{user}", user, secret or USERS.get(user, ""), tls)
+
+
 PARENT = """
 import sys, time
 from broker.mosquitto import process
@@ -46,14 +60,17 @@ def test_configuration_on_loopback() -> None:
     assert int(found["max_queued_messages"][0]) > 100_000
     assert found["persistence"] == ["false"]
     assert "message_size_limit" not in found, "it discards in silence what it acknowledged"
-    assert "password_file" not in found and "acl_file" not in found
+    assert not found.keys() & {"password_file", "acl_file", "cafile", "certfile"}
 
 
 def test_configuration_on_the_network() -> None:
-    found = settings_of(config.render("0.0.0.0", 8883, passwords=Path("/x/p"), access=Path("/x/a")))
+    found = settings_of(config.render("0.0.0.0", 8883, directory=Path("/x")))
     assert found["listener"] == ["8883 0.0.0.0"]
     assert found["allow_anonymous"] == ["false"]
-    assert found["password_file"] == ["/x/p"] and found["acl_file"] == ["/x/a"]
+    assert found["password_file"] == ["/x/passwords"] and found["acl_file"] == ["/x/access"]
+    assert found["require_certificate"] == ["true"] and found["tls_version"] == ["tlsv1.2"]
+    assert found["cafile"] == ["/x/authority.pem"] and found["certfile"] == found["keyfile"] == ["/x/broker.pem"]
+    assert "use_identity_as_username" not in found, "with it, a revoked client stays connected and comes back"
 
 
 def test_passwords_are_hashed_as_mosquitto_does_it() -> None:
@@ -87,9 +104,9 @@ def test_the_acl_of_an_actor() -> None:
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Iterator[process.Mosquitto]:
-    """A Mosquitto that asks for passwords, on loopback so that no test opens a port to the network."""
+    """A Mosquitto as on the network, but on loopback so that no test opens a port to others."""
     conftest.require("mosquitto")
-    with process.Mosquitto("127.0.0.1", 0, fleet="lab", users=USERS) as mosquitto:
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab", admission=admission(USERS)) as mosquitto:
         yield mosquitto
 
 
@@ -100,7 +117,7 @@ def test_only_the_enrolled_are_let_in(closed: process.Mosquitto) -> None:
         ("stranger", "secret-1", "Not authorized"),
         ("", "", "Not authorized"),
     ):
-        with plain_client.PlainClient(closed.port, f"try-{name}", name, secret) as client:
+        with enter(closed.port, name, secret) as client:
             assert client.reason == reason, name
 
 
@@ -115,9 +132,9 @@ def test_an_actor_speaks_at_its_own_topics_alone(closed: process.Mosquitto) -> N
         "actorq/lab/policy/main/keyframe",
         "actorq/other/actor/pi-one/state",
     ]
-    with plain_client.PlainClient(closed.port, "l", "learner", USERS["learner"]) as learner:
+    with enter(closed.port, "learner") as learner:
         learner.subscribe("actorq/lab/#")
-        with plain_client.PlainClient(closed.port, "one", "pi-one", USERS["pi-one"]) as actor:
+        with enter(closed.port, "pi-one") as actor:
             for topic in (*others, *mine):
                 actor.publish(topic, b"x")  # refused ones are acknowledged too: MQTT 3.1.1 has no other answer
         assert [learner.next()[0] for _ in mine] == mine
@@ -132,9 +149,9 @@ def test_an_actor_hears_what_is_meant_for_it_alone(closed: process.Mosquitto) ->
         "actorq/lab/actor/pi-one/receipt",
         "actorq/lab/actor/pi-one/command",
     ]
-    with plain_client.PlainClient(closed.port, "one", "pi-one", USERS["pi-one"]) as actor:
+    with enter(closed.port, "pi-one") as actor:
         actor.subscribe("actorq/#")
-        with plain_client.PlainClient(closed.port, "l", "learner", USERS["learner"]) as learner:
+        with enter(closed.port, "learner") as learner:
             for topic in ("actorq/lab/actor/pi-two/command", "actorq/lab/actor/pi-two/state", *mine):
                 learner.publish(topic, b"x")
         assert [actor.next()[0] for _ in mine] == mine
@@ -142,10 +159,10 @@ def test_an_actor_hears_what_is_meant_for_it_alone(closed: process.Mosquitto) ->
 
 
 def test_reload_lets_in_who_was_enrolled_later(closed: process.Mosquitto) -> None:
-    closed.reload(USERS | {"pi-new": "secret-n"})
+    closed.reload(admission(USERS | {"pi-new": "secret-n"}))
 
     def let_in() -> bool:
-        with plain_client.PlainClient(closed.port, "new", "pi-new", "secret-n") as client:
+        with enter(closed.port, "pi-new", "secret-n") as client:
             return client.reason == "Success"
 
     conftest.wait_until(let_in, "the new actor is let in")
@@ -156,9 +173,15 @@ def test_secrets_are_readable_by_their_owner_alone_and_removed(
 ) -> None:
     conftest.require("mosquitto")
     monkeypatch.setattr(tempfile, "tempdir", open_tmpdir)
-    with process.Mosquitto("127.0.0.1", 0, fleet="lab", users=USERS):
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab", admission=admission(USERS)):
         (directory,) = Path(open_tmpdir).iterdir()
-        assert {path.name for path in directory.iterdir()} == {"mosquitto.conf", "passwords", "access"}
+        assert {path.name for path in directory.iterdir()} == {
+            "mosquitto.conf",
+            "passwords",
+            "access",
+            "authority.pem",
+            "broker.pem",
+        }
         for path in (directory, *directory.iterdir()):
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     assert not list(Path(open_tmpdir).iterdir())
@@ -192,9 +215,9 @@ def test_a_mosquitto_that_ends_by_itself_is_noticed() -> None:
         conftest.wait_until(noticed, "its end is noticed")
 
 
-def test_an_open_address_needs_users() -> None:
+def test_an_open_address_needs_an_admission() -> None:
     conftest.require("mosquitto")
-    with pytest.raises(errors.IdentityError, match="actorq-broker enroll NAME"):
+    with pytest.raises(errors.IdentityError, match="actorq-broker init"):
         process.Mosquitto("0.0.0.0", 0, fleet="lab")
 
 
@@ -206,7 +229,7 @@ def test_a_taken_port(mosquitto: conftest.BrokerProcess) -> None:
 def test_an_address_of_another_machine() -> None:
     conftest.require("mosquitto")
     with pytest.raises(errors.ConfigError, match="cannot listen there.*\n.*203.0.113.1"):
-        process.Mosquitto("203.0.113.1", 0, fleet="lab", users=USERS)
+        process.Mosquitto("203.0.113.1", 0, fleet="lab", admission=admission(USERS))
 
 
 def test_what_mosquitto_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
