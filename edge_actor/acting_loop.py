@@ -311,6 +311,7 @@ class Actor:
             self._id,
             username=self._id,
             password=bundle.password,
+            tls=bundle.tls(),
             will=(topic, self._seal(topic, will)),
             on_connect=self._on_connect,
             on_log=self._on_log,

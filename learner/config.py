@@ -52,7 +52,9 @@ class TrainConfig:
     """Settings of training_loop.py: the fleet, the pace, and when to publish, score, save and stop."""
 
     fleet: str = setting(identity.DEFAULT_FLEET, "name of the fleet; its keys lie in ~/.actorq/fleets/NAME")
-    broker: tuple[str, ...] = setting((identity.DEFAULT_BROKER,), "MQTT brokers as host[:port], tried in turn")
+    broker: tuple[str, ...] = setting(
+        (), "MQTT brokers as host[:port], tried in turn (default: as told to `actorq-broker init`, else 127.0.0.1)"
+    )
     env: str = setting("", "task: actors without an environment of their own take it; empty: the first actor's")
     algorithm: str = setting("dqn", "learning algorithm: dqn")
     seed: int = setting(0, "seed of weights, replay sampling and the actors' exploration")

@@ -6,6 +6,7 @@ what is not a genuine message of the fleet is counted in `refused` and goes no f
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import secrets
@@ -20,6 +21,7 @@ from learner import config, roster
 
 HEARTBEAT_S = 2.0
 _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
+_ENROLMENT_PERIOD_S = 0.1  # how long a revoked actor may still be heard
 _SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
 
 
@@ -50,7 +52,10 @@ class Session:
         self.id = secrets.token_hex(8)
         self.epoch = self.fleet.next_epoch()
         self.topics = topics.Topics(settings.fleet)
-        self.macs = {name: signing.ActorMac(self.fleet.bundle(name).mac_key) for name in self.fleet.actors()}
+        self.macs: dict[str, signing.ActorMac] = {}
+        self._enrolment: frozenset[tuple[str, int, int]] = frozenset()
+        self._enrolled_at = -_ENROLMENT_PERIOD_S
+        self._follow_enrolment()
         self.refused: Counter[str] = Counter()
         self._settings = settings
         self._say = say
@@ -64,10 +69,11 @@ class Session:
         self._announced_at = 0.0
         state_topic = self.topics.learner_state
         self.link = link.Link(
-            settings.broker,
+            settings.broker or self.fleet.brokers,
             f"actorq-{settings.fleet}-learner",
             username=identity.LEARNER_USER,
             password=self.fleet.password,
+            tls=self.fleet.tls(),
             will=(state_topic, self._sealed(state_topic, self._state(online=False))),
             on_log=say,
         )
@@ -178,6 +184,7 @@ class Session:
         self.link.close((topic, self._sealed(topic, self._state(online=False))) if self._claimed else None)
 
     def _open(self, topic: str, payload: bytes, retained: bool) -> Arrival | None:
+        self._follow_enrolment()
         leaf = topic.rpartition("/")[2]
         try:
             if topic == self.topics.learner_state:
@@ -197,14 +204,26 @@ class Session:
             return None
 
     def _mac(self, actor_id: str) -> signing.ActorMac:
-        """The MAC of an enrolled actor, also of one that was enrolled after this session began."""
         mac = self.macs.get(actor_id)
         if mac is None:
-            try:
-                mac = self.macs[actor_id] = signing.ActorMac(self.fleet.bundle(actor_id).mac_key)
-            except errors.IdentityError:
-                raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor") from None
+            raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
         return mac
+
+    def _follow_enrolment(self) -> None:
+        """Takes in actors that were enrolled since, with their newest key, and forgets those that were revoked."""
+        now = time.monotonic()
+        if now - self._enrolled_at < _ENROLMENT_PERIOD_S:
+            return
+        self._enrolled_at = now
+        enrolment = self.fleet.enrolment
+        if enrolment == self._enrolment:
+            return
+        self._enrolment = enrolment
+        for gone in self.macs.keys() - set(self.fleet.actors()):
+            del self.macs[gone]
+        for name in self.fleet.actors():
+            with contextlib.suppress(errors.IdentityError):  # a broken file is this actor's trouble alone
+                self.macs[name] = signing.ActorMac(self.fleet.bundle(name).mac_key)
 
     def _watch_for_rival(self, state: messages.LearnerState, retained: bool) -> None:
         if state.session == self.id or not state.online:

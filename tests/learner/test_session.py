@@ -10,7 +10,7 @@ import pytest
 from broker import codec, errors, identity, messages, signing, topics
 from learner import config, roster, session
 from tests.broker import plain_client
-from tests.conftest import BrokerProcess
+from tests.conftest import BrokerProcess, wait_until
 from tests.learner import fleet_examples
 
 TOPICS = topics.Topics("lab")
@@ -98,6 +98,34 @@ def test_hands_on_what_enrolled_actors_say_and_counts_the_rest(mosquitto: Broker
         "state.unknown_actor": 1,
         "report.kind": 1,
     }
+    found.close()
+
+
+def test_follows_who_is_enrolled_renewed_and_revoked(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    topic, body = TOPICS.actor_state("pi"), codec.encode(fleet_examples.state())
+    old = signing.ActorMac(fleet.bundle("pi").mac_key)
+    new = signing.ActorMac(fleet.enroll("pi").mac_key)
+    macs = found.macs  # what ingest was given
+    with plain_client.PlainClient(mosquitto.port, "pi") as client:
+
+        def verdict(mac: signing.ActorMac) -> str:
+            """What becomes of a message under this key: taken, or the reason why it was refused."""
+            before = found.refused.copy()
+            client.publish(topic, mac.seal(topic, body))
+            for _ in range(100):
+                taken = list(found.drain(0.05))
+                if taken or found.refused != before:
+                    return "taken" if taken else next(iter(found.refused - before))
+            return "lost"
+
+        wait_until(lambda: verdict(new) == "taken", "the new key is taken")
+        assert verdict(old) == "state.signature"
+        fleet.revoke("pi")
+        wait_until(lambda: verdict(new) == "state.unknown_actor", "the revoked actor is unknown", timeout_s=1.0)
+        assert verdict(new) == verdict(old) == "state.unknown_actor"
+    assert macs == {}
     found.close()
 
 
