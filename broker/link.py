@@ -24,12 +24,10 @@ from typing import Any
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
-from broker import address, errors
+from broker import address, backoff, errors
 
 KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
 CONNECT_TIMEOUT_S = 5.0
-BACKOFF_FIRST_S = 0.1
-BACKOFF_LIMIT_S = 10.0
 WATCHDOG_S = 30.0  # a network thread that did not turn for so long is declared dead
 TURN_PERIOD_S = 0.1  # a caller that did not `turn` for so long is busy with something else
 MISC_PERIOD_S = 0.5  # between two looks at keep-alive
@@ -37,11 +35,6 @@ LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
 IN_FLIGHT_LIMIT = 20  # more is slower with paho (FACTS.md) and delays what is urgent
 
 Handler = Callable[[str, bytes, bool], None]
-
-
-def backoff_s(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: doubled, capped, and jittered lest a fleet comes back as one."""
-    return min(BACKOFF_LIMIT_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 16)) * random.uniform(0.5, 1.0)
 
 
 class Link:
@@ -252,7 +245,7 @@ class Link:
             self._lose(f"connection to {where} lost" if lost else f"cannot reach {where}")
             turn += 1
             failures = 0 if lost else failures + 1
-            delay = backoff_s(failures // len(self._addresses))
+            delay = backoff.delay_s(failures // len(self._addresses))
             self._turned_at = time.monotonic()
             self._stopping.wait(delay)
 
@@ -278,17 +271,15 @@ class Link:
         poll = select.poll()  # not select(): that fails past descriptor 1023
         poll.register(self._woken, select.POLLIN)
         with self._lock:
-            self._client = client
-            self._turn_poll = select.poll()  # a poll object serves one thread
+            self._client, self._turn_poll = client, select.poll()  # a poll object serves one thread
             self.address = str(where)
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while generation == self._generation:
             self._turned_at = time.monotonic()
             if not self._ready.is_set() and time.monotonic() > deadline:
                 raise OSError(self._refusal or "no answer to CONNECT or SUBSCRIBE")
-            if self._ready.is_set() and self._caller_takes_turns():
-                continue
-            if not self._exchange(client, poll, wait_ms=200):
+            callers_turn = self._ready.is_set() and self._caller_takes_turns()
+            if not callers_turn and not self._exchange(client, poll, wait_ms=200):
                 return
 
     def _caller_takes_turns(self) -> bool:

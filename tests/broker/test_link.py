@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from broker import errors, identity, link
+from broker import backoff, errors, identity, link
 from broker.mosquitto import access, process
 from tests import conftest
 from tests.broker import plain_client
@@ -377,9 +377,9 @@ def test_close_without_a_broker_is_quick() -> None:
 
 
 def test_backoff_grows_is_capped_and_is_jittered() -> None:
-    limit = link.BACKOFF_LIMIT_S
+    limit = backoff.LIMIT_S
     for failures, base in ((0, 0.1), (1, 0.2), (3, 0.8), (6, 6.4), (7, limit), (10**6, limit)):
-        delays = [link.backoff_s(failures) for _ in range(200)]
+        delays = [backoff.delay_s(failures) for _ in range(200)]
         assert base * 0.5 <= min(delays) and max(delays) <= base
         assert len(set(delays)) > 100, "a fleet must not come back as one"
 
