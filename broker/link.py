@@ -33,6 +33,7 @@ TURN_PERIOD_S = 0.1  # a caller that did not `turn` for so long is busy with som
 MISC_PERIOD_S = 0.5  # between two looks at keep-alive
 LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
 IN_FLIGHT_LIMIT = 20  # more is slower with paho (FACTS.md) and delays what is urgent
+_HUNG_UP = "it hung up after the TLS handshake"  # a refused certificate, if its alert comes too late to be read
 
 Handler = Callable[[str, bytes, bool], None]
 
@@ -84,7 +85,7 @@ class Link:
         self._unacknowledged: set[int] = set()
         self._drained = threading.Condition(self._lock)
         self._awaited_subacks: set[int] = set()
-        self._refusal = ""
+        self._refusal = self._last_refusal = ""  # of this attempt to connect, and of the one before
         self._turned_at = time.monotonic()
         self._generation = 0
         self._woken, self._wake = socket.socketpair()
@@ -96,10 +97,8 @@ class Link:
         self._turned_by_caller_at = -TURN_PERIOD_S
         self._misc_at = 0.0
         self._turn_poll = select.poll()
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self.connections = 0
-        self.handler_errors = 0
+        self.bytes_sent = self.bytes_received = 0
+        self.connections = self.handler_errors = 0
         self.address = ""
 
     # -- what callers use -------------------------------------------------------------------------------------------
@@ -134,21 +133,21 @@ class Link:
             IdentityError: A broker answered, and refused the password.
         """
         if not self._ready.wait(timeout_s):
-            if "CERTIFICATE_VERIFY_FAILED" in self._refusal:
+            why, tried = self._refusal or self._last_refusal, ", ".join(map(str, self._addresses))
+            if "CERTIFICATE_VERIFY_FAILED" in why:
                 raise errors.IdentityError(
-                    f"the broker is not one of this fleet, or not under this name ({self._refusal})",
-                    where=", ".join(map(str, self._addresses)),
+                    f"the broker is not one of this fleet, or not under this name ({why})",
+                    where=tried,
                     todo="name it as in `actorq-broker init --address`, or add the name there",
                 )
-            if "authori" in self._refusal.lower() or "ALERT" in self._refusal:
+            if "authori" in why.lower() or "ALERT" in why or why == _HUNG_UP:
                 raise errors.IdentityError(
-                    f"the broker does not let this user in ({self._refusal})",
-                    where=self.address or ", ".join(map(str, self._addresses)),
+                    f"the broker does not let this user in ({why})",
+                    where=self.address or tried,
                     todo="enrol anew with `actorq-broker enroll`, and start the broker with the same --fleet",
                 )
-            tried = ", ".join(map(str, self._addresses))
             raise errors.BrokerUnreachable(
-                f"no broker answered within {timeout_s:g} s" + (f" ({self._refusal})" if self._refusal else ""),
+                f"no broker answered within {timeout_s:g} s" + (f" ({why})" if why else ""),
                 where=tried,
                 todo="start one with `actorq-broker up`, or name yours with --broker HOST[:PORT]",
             )
@@ -242,6 +241,7 @@ class Link:
                 self.handler_errors += 1
                 self._refusal = f"{type(error).__name__}: {error}"
             lost = self.connections > before
+            self._refusal = self._refusal or (_HUNG_UP if where.tls and not lost else "")
             self._lose(f"connection to {where} lost" if lost else f"cannot reach {where}")
             turn += 1
             failures = 0 if lost else failures + 1
@@ -252,7 +252,7 @@ class Link:
     def _lose(self, line: str) -> None:
         with self._lock:
             self._ready.clear()
-            self._client = None
+            self._client, self._last_refusal = None, self._refusal
             self._unacknowledged.clear()
             self._drained.notify_all()
         if not self._stopping.is_set() and not self._down_logged:
@@ -266,7 +266,7 @@ class Link:
         client.connect(where.host, where.port, keepalive=KEEPALIVE_S)  # blocks this thread alone: no lock held
         sock = client.socket()
         if not isinstance(sock, socket.socket):
-            raise OSError("no socket")
+            return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         poll = select.poll()  # not select(): that fails past descriptor 1023
         poll.register(self._woken, select.POLLIN)

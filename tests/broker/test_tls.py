@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import ssl
@@ -158,7 +159,11 @@ def test_a_client_without_tls(fleet: identity.Fleet, port: int) -> None:
 def test_a_certificate_of_another_fleet(
     fleet: identity.Fleet, port: int, links: list[link.Link], tmp_path: Path
 ) -> None:
-    """Even with the right password, and even though the other authority bears the same name."""
+    """Even with the right password, and even though the other authority bears the same name.
+
+    The refusal comes after the handshake, as an alert and a closed socket: the alert is read, or the client's CONNECT
+    meets the closed socket first. Which of them happens first is chance; what is said of both must be right.
+    """
     other = identity.Fleet.open("lab", tmp_path / "other").enroll("one")
     context = certificates.client_context(fleet.authority.certificate, other.credential.encode())
     links.append(
@@ -169,6 +174,29 @@ def test_a_certificate_of_another_fleet(
     links[-1].start()
     with pytest.raises(errors.IdentityError, match="does not let this user in"):
         links[-1].wait_connected(3)
+
+
+def test_a_broker_that_hangs_up_after_the_handshake(
+    fleet: identity.Fleet, links: list[link.Link], tmp_path: Path
+) -> None:
+    """A refused certificate whose alert is never seen: the connection ends without CONNACK."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    (tmp_path / "broker.pem").write_bytes(fleet.broker_credential())
+    context.load_cert_chain(tmp_path / "broker.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # until the test closes it
+                while True:
+                    raw, _ = listening.accept()
+                    context.wrap_socket(raw, server_side=True).close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        actor = as_actor(fleet.bundle("one"), listening.getsockname()[1], links)
+        actor.start()
+        with pytest.raises(errors.IdentityError, match="does not let this user in .*hung up"):
+            actor.wait_connected(1)
+        listening.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_certificate_without_the_password(fleet: identity.Fleet, port: int) -> None:
