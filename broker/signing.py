@@ -62,6 +62,7 @@ class LearnerVerifier:
     """
 
     def __init__(self, public_key: bytes) -> None:
+        self.public_key = public_key
         try:
             self._key = ed25519.Ed25519PublicKey.from_public_bytes(public_key)
         except ValueError as error:

@@ -62,8 +62,7 @@ class Actor:
             raise errors.ConfigError(
                 f"the bundle is for fleet {bundle.fleet!r}, not {settings.fleet!r}", where=settings.bundle
             )
-        self._settings = settings
-        self._on_log = on_log
+        self._settings, self._on_log = settings, on_log
         self._runtime = interpreter.find(settings.runtime)
         self._id = bundle.actor_id
         self._topics = topics.Topics(bundle.fleet)
@@ -74,7 +73,7 @@ class Actor:
         self._session = secrets.token_hex(8)
         self._mac = signing.ActorMac(bundle.mac_key)
         self._verifier = signing.LearnerVerifier(bundle.learner_key)
-        self._inbox = inbox.Inbox(self._verifier, on_log)
+        self._inbox = inbox.Inbox(self._verifier, self._boot, on_log)
         self._link = self._connectable(bundle)
         self._stopping = self._reconnected = False
         self._task = task.Task()
@@ -334,7 +333,7 @@ class Actor:
         self._swap = swap.Swap(
             self._builder(n_envs),
             spec,
-            policy_store.PolicyStore(self._state_dir),
+            policy_store.PolicyStore(self._state_dir, self._verifier.public_key),
             patience_s=_SLACK_WAIT_S if self._metronome else _EPISODE_WAIT_S,
             on_ready=self._inbox.wake.set,
             on_log=self._on_log,
@@ -387,6 +386,7 @@ class Actor:
     def _state(self) -> bytes:
         assert self._plant is not None
         self._beats += 1
+        self._inbox.listen()
         delegate = self._acting.delegate if self._acting else ""
         counters = (self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load)
         state = messages.ActorState(

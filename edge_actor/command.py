@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import collections
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 from broker import errors, messages
-from edge_actor import env, evaluate, policy, reassembly
+from edge_actor import clock, env, evaluate, policy, reassembly
 
 Build = Callable[[messages.Manifest, bytes], policy.Policy]
-_REMEMBERED = 64
+_REMEMBERED = 4096  # a broker may send any of them again
 _EPISODES_LIMIT = 1000
 
 
@@ -75,7 +74,7 @@ class Commander:
         try:
             if order.manifest is None or not 0 < order.episodes <= _EPISODES_LIMIT:
                 raise errors.PolicyError(f"evaluate needs a policy and 1 to {_EPISODES_LIMIT} episodes")
-            reassembly.check(order.manifest, order.model, environment.spec, time.time())
+            reassembly.check(order.manifest, order.model, environment.spec, clock.now_s())
             acting = build(order.manifest, order.model.tobytes())
             score = evaluate.run(acting, environment, order.episodes, order.seed, stop)
         except Exception as error:  # a broken environment included: the learner must hear of it, the actor goes on

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from broker import codec, errors, messages, signing
+from edge_actor import authority
 
 _M = TypeVar(
     "_M",
@@ -19,6 +20,9 @@ _M = TypeVar(
     messages.Command,
 )
 Word = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
+QUEUE_LIMIT = 256
+QUEUE_LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES
+"""Of words that the acting loop has not read yet: a broker may repeat what is genuine while an evaluation goes on."""
 
 
 class Inbox:
@@ -26,17 +30,23 @@ class Inbox:
 
     Args:
         verifier: Knows the learner's signature.
+        boot: Of this actor.
         on_log: Takes one line for people.
 
     Attributes:
         wake: Set whenever something came in.
-        refused: Refusals by reason.
+        refused: Refusals by reason. `flood` counts genuine words that came faster than they could be obeyed; `silence`
+            how often the learner was not heard of for long.
     """
 
-    def __init__(self, verifier: signing.LearnerVerifier, on_log: Callable[[str], None]) -> None:
+    def __init__(self, verifier: signing.LearnerVerifier, boot: int, on_log: Callable[[str], None]) -> None:
         self._verifier = verifier
+        self._boot = boot
         self._on_log = on_log
-        self._queue: queue.SimpleQueue[Word] = queue.SimpleQueue()
+        self._authority = authority.Authority(on_log)
+        self._queue: queue.SimpleQueue[tuple[Word, int]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._queued_bytes = 0
         self.wake = threading.Event()
         self.refused: dict[str, int] = {}
 
@@ -48,10 +58,9 @@ class Inbox:
                 return  # a retained message was deleted
             try:
                 message = codec.decode(kind, self._verifier.open(topic, payload))
+                self._authority.check(message, self._boot)
             except errors.MessageError as error:
-                if error.reason not in self.refused:
-                    self._on_log(f"message refused: {error.what} ({topic})")
-                self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+                self._refuse(error, topic)
                 return
             use(message, payload)
 
@@ -59,16 +68,35 @@ class Inbox:
 
     def put(self, message: Word, sealed: bytes = b"") -> None:
         """Queues a message for the acting loop."""
-        self._queue.put(message)
+        with self._lock:
+            if self._queue.qsize() >= QUEUE_LIMIT or self._queued_bytes + len(sealed) > QUEUE_LIMIT_BYTES:
+                self.refused["flood"] = self.refused.get("flood", 0) + 1
+                return
+            self._queued_bytes += len(sealed)
+            self._queue.put((message, len(sealed)))
         self.wake.set()
 
     def get(self) -> Word | None:
         """The next message, or None."""
         try:
-            return self._queue.get_nowait()
+            word, size = self._queue.get_nowait()
         except queue.Empty:
             return None
+        with self._lock:
+            self._queued_bytes -= size
+        return word
+
+    def listen(self) -> None:
+        """To be called now and then: notices when the learner falls silent, which is counted and said."""
+        self._authority.listen()
+        if self._authority.silences:
+            self.refused["silence"] = self._authority.silences
 
     @property
     def empty(self) -> bool:
         return self._queue.empty()
+
+    def _refuse(self, error: errors.MessageError, topic: str) -> None:
+        if error.reason not in self.refused:
+            self._on_log(f"message refused: {error.what} ({topic})")  # said once per reason, counted each time
+        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1

@@ -27,14 +27,14 @@ class Whole:
         return self.manifest.epoch, self.manifest.version
 
 
-def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.EnvSpec, now_s: float) -> None:
+def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.EnvSpec, now_s: float | None) -> None:
     """Refuses a policy by what its manifest says, before its bytes are looked at.
 
     Args:
         manifest: Signed by the learner.
         model_bytes: Length of the model that came, or that a delta would give.
         spec: Of the environment here.
-        now_s: Unix time. A board without a clock lags behind, and an early clock never makes a policy expire.
+        now_s: Unix time; None on a board that cannot know it, where nothing expires.
 
     Raises:
         PolicyError: It is too large, of another length, made for another spec, or expired.
@@ -52,11 +52,11 @@ def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.En
         )
     if manifest.head not in spec.action.heads:
         raise errors.PolicyError(f"a head {manifest.head!r} cannot choose these actions", reason="head")
-    if 0.0 < manifest.expires_s < now_s:
+    if now_s is not None and 0.0 < manifest.expires_s < now_s:
         raise errors.PolicyError("the policy has expired", reason="expired")
 
 
-def check(manifest: messages.Manifest, model: NDArray[np.uint8], spec: specs.EnvSpec, now_s: float) -> None:
+def check(manifest: messages.Manifest, model: NDArray[np.uint8], spec: specs.EnvSpec, now_s: float | None) -> None:
     """Refuses a policy that must not reach an interpreter. As `check_manifest`, and then the bytes themselves.
 
     Raises:
@@ -74,12 +74,15 @@ class Reassembly:
         spec: Of the environment.
 
     Attributes:
+        floor: Order of the newest policy that this actor is known to have acted on, in earlier lives too. What is older
+            may still be a base, and never acts.
         keyframe: The newest keyframe that came.
         newest: The newest policy that passed the checks; its order never falls.
     """
 
     def __init__(self, spec: specs.EnvSpec) -> None:
         self._spec = spec
+        self.floor: Order = (0, 0)
         self.keyframe: Whole | None = None
         self.newest: Whole | None = None
         self._retained: Order = (0, 0)  # of the newest delta from a keyframe, which comes again with every connection
@@ -90,7 +93,7 @@ class Reassembly:
         """Order of the newest policy that passed the checks."""
         return self.newest.order if self.newest else (0, 0)
 
-    def add_keyframe(self, message: messages.Policy, sealed: bytes, now_s: float) -> bool:
+    def add_keyframe(self, message: messages.Policy, sealed: bytes, now_s: float | None) -> bool:
         """Takes in a whole policy; true if it became the newest.
 
         Older than the newest it is kept all the same, as the base of deltas to come; only one older than the keyframe
@@ -103,17 +106,17 @@ class Reassembly:
         held = self.keyframe.order if self.keyframe else (0, 0)
         if whole.order == held:
             return False
-        if whole.order < held:
-            raise errors.PolicyError(f"policy {whole.order} is older than keyframe {held}", reason="older")
+        if whole.order < held or whole.manifest.epoch < self.floor[0]:
+            raise errors.PolicyError(f"policy {whole.order} is older than {max(held, self.floor)}", reason="older")
         check(whole.manifest, whole.model, self._spec, now_s)
         self.keyframe = whole
-        if whole.order < self.best:
+        if whole.order < max(self.best, self.floor):
             return False
         is_new = whole.order > self.best
         self.newest = whole
         return is_new
 
-    def add_delta(self, message: messages.PolicyDelta, sealed: bytes, now_s: float) -> bool:
+    def add_delta(self, message: messages.PolicyDelta, sealed: bytes, now_s: float | None) -> bool:
         """Takes in a delta; true if its policy became the newest.
 
         Raises:
@@ -125,11 +128,12 @@ class Reassembly:
         bases = [whole for whole in (self.keyframe, self.newest) if whole is not None]
         base = next((whole for whole in bases if whole.order == (manifest.epoch, message.base)), None)
         is_retained = base is not None and base is self.keyframe
-        if order < self.best and not (is_retained and order == self._retained):
-            raise errors.PolicyError(f"policy {order} is older than {self.best}", reason="older")
+        least = max(self.best, self.floor)
+        if order < least and not (is_retained and order == self._retained):
+            raise errors.PolicyError(f"policy {order} is older than {least}", reason="older")
         if is_retained:
             self._retained = max(order, self._retained)
-        if order < self.best:
+        if order < least:
             return False
         if order == self.best:
             if is_retained and self.newest is not None and self.keyframe is not None and not self.newest.sources:

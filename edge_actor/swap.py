@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable
 
 from broker import codec, errors, messages, signing, specs, topics
-from edge_actor import policy, policy_store, reassembly
+from edge_actor import clock, policy, policy_store, reassembly
 
 QUEUE_LIMIT = 32
-"""Messages that wait to be opened. Beyond it the oldest is dropped; a delta that then lacks its base is counted."""
+"""Messages that wait to be opened. Beyond it the oldest is dropped, counted as `flood`."""
+QUEUE_LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES
+"""Of all that wait: nothing of it is known to be genuine, and a Pi has 512 MB."""
 AT_ONCE_BYTES = 400_000
 """Of message and policy: opened, put together and checked within a millisecond. A thread takes several to take over."""
 STORE_PERIOD_S = 60.0
@@ -57,6 +59,7 @@ class Swap:
         phase: Of the newest policy.
         announced: Order of the newest policy that was heard of.
         refused: Refusals by reason. `base` is a delta whose base is not here: the next keyframe or retained one helps.
+            `flood` counts messages that nobody had time to open.
         heard_at: Monotonic time of the last policy that was good when it came, or of the start.
         pause_ms: How long the acting loop stood still for the newest swap; None before the first.
     """
@@ -86,11 +89,13 @@ class Swap:
         self._candidate: reassembly.Whole | None = None
         self._waiting_since = 0.0
         self._active: reassembly.Order = (0, 0)
-        self._unstored: tuple[bytes, ...] = ()
+        self._unstored: reassembly.Whole | None = None
         self._stored_at = -STORE_PERIOD_S
+        self._stored_epoch = 0
         self._lock = threading.Lock()
         self._handling = threading.Lock()
-        self._queue: collections.deque[tuple[Handler, str, bytes, bool]] = collections.deque(maxlen=QUEUE_LIMIT)
+        self._queue: collections.deque[tuple[Handler, str, bytes, bool]] = collections.deque()
+        self._queued_bytes = 0
         self._work = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="policy-checker", daemon=True)
@@ -107,6 +112,10 @@ class Swap:
                 self.offer(codec.decode(messages.PolicyDelta, body), delta)
         except (OSError, errors.MessageError) as error:
             self._refuse("stored", f"the stored policy cannot be used: {error}")
+        try:
+            self._held.floor = self._store.newest()  # from now on: what is on this disk may act, whatever its age
+        except (OSError, ValueError) as error:
+            self._refuse("stored", f"how new the stored policy was cannot be read: {error}")
         self._thread.start()
 
     def queued(self, handle: Handler) -> Handler:
@@ -122,7 +131,12 @@ class Swap:
                         return
                 finally:
                     self._handling.release()
-            self._queue.append((handle, topic, payload, retained))
+            with self._lock:
+                self._queue.append((handle, topic, payload, retained))
+                self._queued_bytes += len(payload)
+                while len(self._queue) > QUEUE_LIMIT or self._queued_bytes > QUEUE_LIMIT_BYTES:
+                    self._queued_bytes -= len(self._queue.popleft()[2])
+                    self.refused["flood"] = self.refused.get("flood", 0) + 1
             self._work.set()
 
         return put
@@ -144,9 +158,9 @@ class Swap:
             self.phase = Phase.FETCHED
         try:
             if isinstance(message, messages.Policy):
-                is_new = held.add_keyframe(message, sealed, time.time())
+                is_new = held.add_keyframe(message, sealed, clock.now_s())
             else:
-                is_new = held.add_delta(message, sealed, time.time())
+                is_new = held.add_delta(message, sealed, clock.now_s())
         except errors.PolicyError as error:
             self._refuse(error.reason, str(error))
             return
@@ -208,12 +222,23 @@ class Swap:
         while True:
             self._work.wait()
             self._work.clear()
-            while self._queue and not self._stopping:
+            while not self._stopping:
                 with self._handling:
-                    self._handle(*self._queue.popleft())
+                    arrival = self._next()
+                    if arrival is None:
+                        break
+                    self._handle(*arrival)
             if self._stopping:
                 return
             self._save(always=False)
+
+    def _next(self) -> tuple[Handler, str, bytes, bool] | None:
+        with self._lock:
+            if not self._queue:
+                return None
+            arrival = self._queue.popleft()
+            self._queued_bytes -= len(arrival[2])
+            return arrival
 
     def _handle(self, handle: Handler, topic: str, payload: bytes, retained: bool) -> None:
         try:
@@ -224,15 +249,19 @@ class Swap:
     def _keep(self, acting: reassembly.Whole | None) -> None:
         """Has a policy stored soon, if it can be made again from what was sealed."""
         if acting is not None and acting.sources:
-            self._unstored = acting.sources
+            self._unstored = acting
             self._work.set()
 
     def _save(self, *, always: bool) -> None:
-        if not self._unstored or not (always or time.monotonic() - self._stored_at > STORE_PERIOD_S):
+        kept = self._unstored
+        if kept is None:
             return
-        sources, self._unstored = self._unstored, ()
+        is_due = time.monotonic() - self._stored_at > STORE_PERIOD_S or kept.manifest.epoch > self._stored_epoch
+        if not (always or is_due):
+            return
+        self._unstored, self._stored_epoch = None, kept.manifest.epoch
         try:
-            self._store.write(sources)
+            self._store.write(kept.sources, kept.order)
         except OSError as error:
             self._refuse("store", f"the policy cannot be stored: {error}")
         self._stored_at = time.monotonic()

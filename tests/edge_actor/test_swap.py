@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker import codec, messages, signing, topics
-from edge_actor import env, policy, policy_store, swap
+from edge_actor import clock, env, policy, policy_store, swap
 from tests import conftest
 from tests.edge_actor import fake_learner
 from tests.edge_actor.models import files
@@ -61,7 +62,7 @@ class Swap(swap.Swap):
         super().__init__(
             build,
             CARTPOLE,
-            policy_store.PolicyStore(store),
+            policy_store.PolicyStore(store, VERIFIER.public_key),
             patience_s=patience_s,
             on_ready=self.event.set,
             on_log=self.lines.append,
@@ -71,6 +72,11 @@ class Swap(swap.Swap):
         """Builds as the acting loop does; the version that acts then, or None if nothing was to be built."""
         built = self.build() if self.has_work else None
         return built.version if built else None
+
+
+@pytest.fixture(autouse=True)
+def synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now_s", time.time)
 
 
 @pytest.fixture
@@ -199,6 +205,26 @@ def test_other_channels_are_not_ours(swapped: Swap) -> None:
 def test_a_policy_that_never_expires_or_not_yet_is_good(swapped: Swap) -> None:
     swapped.offer(*keyframe(expires_s=4e9))
     assert swapped.acts() == 1
+
+
+def test_nothing_expires_where_nobody_knows_the_time(
+    tmp_path: Path, swapped: Swap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Pi that boots without a network believes in some year, and must act on all the same."""
+    monkeypatch.setattr(clock, "now_s", lambda: None)
+    swapped.offer(*keyframe(expires_s=1000.0))
+    assert swapped.acts() == 1
+    swapped.close()
+    again = Swap(tmp_path)
+    again.start(VERIFIER, NAMES)
+    assert again.acts() == 1
+    again.close()
+    monkeypatch.setattr(clock, "now_s", time.time)
+    third = Swap(tmp_path)
+    third.start(VERIFIER, NAMES)
+    assert third.acts() is None
+    assert third.refused == {"expired": 1}
+    third.close()
 
 
 # -- deltas -----------------------------------------------------------------------------------------------------------
@@ -375,6 +401,73 @@ def delta_bytes(made: Swap) -> bytes:
     newest = made._held.newest
     assert newest is not None
     return newest.sources[1]
+
+
+@pytest.mark.parametrize("lost", ["keyframe.sealed", "delta.sealed"])
+def test_a_rollback_is_refused_though_the_stored_policy_is_gone(tmp_path: Path, lost: str) -> None:
+    first = Swap(tmp_path)
+    first.start(VERIFIER, NAMES)
+    for offer in (keyframe(5), delta(5, 9)):
+        first.offer(*offer)
+        first.acts()
+    first.close()
+    (tmp_path / lost).unlink()
+
+    second = Swap(tmp_path)
+    second.start(VERIFIER, NAMES)
+    kept = second.acts()
+    assert kept == (None if lost.startswith("keyframe") else 5), "what is on this disk may act, lest it stands still"
+    for replay in (keyframe(6), delta(5, 8), keyframe(5), keyframe(99, epoch=0)):
+        second.offer(*replay)
+        assert second.acts() is None, "older than what acted in the life before"
+    assert second.refused["older"] >= 2
+    second.offer(*delta(5, 9))
+    if lost.startswith("keyframe"):
+        second.offer(*keyframe(9))
+    assert second.acts() == 9, "as new as that one is new enough"
+    second.close()
+
+
+def test_orders_under_another_key_mean_nothing(tmp_path: Path) -> None:
+    """A fleet that began anew begins with epoch 1, and nobody can replay what the new key did not sign."""
+    policy_store.PolicyStore(tmp_path, b"o" * 32).write((b"sealed by an old key",), (7, 100))
+    made = Swap(tmp_path)
+    made.start(VERIFIER, NAMES)
+    assert made.refused == {"stored": 1}
+    made.offer(*keyframe(1))
+    assert made.acts() == 1
+    made.close()
+
+
+@pytest.mark.parametrize("junk", [b"{", b"[]", b'{"epoch": "x"}', b"\xff"])
+def test_a_damaged_order_is_said_and_stops_nothing(tmp_path: Path, junk: bytes) -> None:
+    (tmp_path / "newest.json").write_bytes(junk)
+    made = Swap(tmp_path)
+    made.start(VERIFIER, NAMES)
+    assert made.refused == ({} if junk == b"[]" else {"stored": 1})
+    made.offer(*keyframe(1))
+    assert made.acts() == 1
+    made.close()
+
+
+def test_what_nobody_has_time_to_open_is_bounded(swapped: Swap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endless data: a broker sends junk of 40 MB faster than a Pi computes digests."""
+    monkeypatch.setattr(swap, "QUEUE_LIMIT_BYTES", 3_000_000)
+    may_go_on, opened = threading.Event(), list[bytes]()
+
+    def handle(topic: str, payload: bytes, retained: bool) -> None:
+        assert may_go_on.wait(5.0)
+        opened.append(payload[:2])
+
+    put = swapped.queued(handle)
+    for index in range(20):
+        put("topic", f"{index:02}".encode() + bytes(1_000_000), False)
+        assert swapped._queued_bytes <= 3_000_000
+    may_go_on.set()
+    conftest.wait_until(lambda: opened[-1:] == [b"19"], "the newest one is opened")
+    assert swapped.refused == {"flood": 20 - len(opened)}
+    assert len(opened) <= 4
+    assert swapped._queued_bytes == 0
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1] + b"x", lambda b: b[:50], lambda b: b"x"])
