@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    return {"up": _up, "init": _init, "enroll": _enroll, "revoke": _revoke}[args.command](args)
+    return {"up": _up, "init": _init, "enroll": _enroll, "revoke": _revoke, "rotate": _rotate}[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,7 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     revoke = commands.add_parser("revoke", allow_abbrev=False, help="shut one actor out, at once")
     revoke.add_argument("name", metavar="NAME", help="of the actor")
 
-    for command in (up, enroll, revoke):
+    rotate = commands.add_parser(
+        "rotate", allow_abbrev=False, help="replace the keys of learner and actors, and shut out who has the old ones"
+    )
+    rotate.add_argument(
+        "-o", "--output", type=Path, default=Path(), metavar="DIR", help="where the new bundles go (default: here)"
+    )
+
+    for command in (up, enroll, revoke, rotate):
         command.add_argument("--fleet", default=identity.DEFAULT_FLEET, help="name of the fleet (default: %(default)s)")
     return parser
 
@@ -215,6 +222,18 @@ def _revoke(args: argparse.Namespace) -> int:
     fleet = identity.Fleet.open(args.fleet, create=False)
     fleet.revoke(args.name)
     _say(f"revoked {args.name} in fleet {args.fleet}: brokers and learners that run here drop it within a second")
+    return errors.EXIT_OK
+
+
+def _rotate(args: argparse.Namespace) -> int:
+    args.output.mkdir(parents=True, exist_ok=True, mode=0o700)
+    bundles = identity.Fleet.open(args.fleet, create=False).rotate()
+    for bundle in bundles:
+        file = args.output / f"{bundle.actor_id}.json"
+        bundle.write(file)
+        print(file)
+    _say(f"new keys for fleet {args.fleet}: brokers that run here follow, a learner ends and goes on with --resume")
+    _say(f"the {len(bundles)} bundles are secret; copy each to its machine and start its actor again")
     return errors.EXIT_OK
 
 

@@ -165,13 +165,11 @@ class Fleet:
         directory: Path,
         key: ed25519.Ed25519PrivateKey,
         authority: certificates.Authority,
-        password: str,
     ) -> None:
         self.name = name
         self.directory = directory
         self.authority = authority
         self.sealer = signing.LearnerSealer(key)
-        self.password = password
 
     @classmethod
     def open(cls, name: str, directory: Path | None = None, *, create: bool = True) -> Fleet:
@@ -191,15 +189,12 @@ class Fleet:
                 )
             with _locked(key_file):
                 if not key_file.exists():  # made last: where it is, all is
-                    pem = ed25519.Ed25519PrivateKey.generate().private_bytes(
-                        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-                    )
-                    write_atomic(password_file, secrets.token_urlsafe(24).encode())
+                    write_atomic(password_file, _new_password())
                     write_atomic(authority_file, certificates.Authority.create(name))
-                    write_atomic(key_file, pem)
+                    write_atomic(key_file, _new_key())
         try:
             key = serialization.load_pem_private_key(key_file.read_bytes(), None)
-            password = password_file.read_text()
+            password_file.read_text()
             authority = certificates.Authority(authority_file.read_bytes())
         except (OSError, ValueError, TypeError, errors.IdentityError) as error:
             raise errors.IdentityError(
@@ -207,7 +202,12 @@ class Fleet:
             ) from error
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise errors.IdentityError("the fleet's key is not an Ed25519 key", where=str(key_file))
-        return cls(name, directory, key, authority, password)
+        return cls(name, directory, key, authority)
+
+    @property
+    def password(self) -> str:
+        """The learner's MQTT password, as it is now."""
+        return (self.directory / "mqtt_password").read_text()
 
     def next_epoch(self) -> int:
         """A number larger than that of every session before, kept beside the signing key."""
@@ -254,6 +254,30 @@ class Fleet:
                 todo=f"enrolled are: {', '.join(self.actors()) or 'none'}",
             ) from None
         _sync_directory(self.directory / "actors")
+
+    def rotate(self) -> list[Bundle]:
+        """Replaces the learner's signing key and every other secret of learner and actors; returns the new bundles.
+
+        Who has the old ones is shut out at once; the fleet's authority and its epoch stay. If it was interrupted, it
+        has to be done again.
+        """
+        brokers = {name: self.bundle(name).brokers for name in self.actors()}
+        write_atomic(self.directory / "learner.pem", _new_key())
+        write_atomic(self.directory / "mqtt_password", _new_password())
+        renewed = Fleet.open(self.name, self.directory, create=False)
+        self.sealer = renewed.sealer
+        self.learner_credential(renew=True)
+        self.broker_credential(renew=True)
+        return [self.enroll(name, where) for name, where in brokers.items()]
+
+    def check_key(self) -> None:
+        """Raises IdentityError if the signing key is not the fleet's any longer."""
+        if Fleet.open(self.name, self.directory, create=False).sealer.public_key != self.sealer.public_key:
+            raise errors.IdentityError(
+                "the fleet's keys were rotated, and this learner has the old ones",
+                where=str(self.directory),
+                todo="start it again, with --resume RUN",
+            )
 
     @property
     def enrolment(self) -> frozenset[tuple[str, int, int]]:
@@ -329,3 +353,14 @@ class Fleet:
 
     def _actor_file(self, actor_id: str) -> Path:
         return self.directory / "actors" / f"{actor_id}.json"
+
+
+def _new_key() -> bytes:
+    """PEM of an Ed25519 key."""
+    return ed25519.Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _new_password() -> bytes:
+    return secrets.token_urlsafe(24).encode()

@@ -219,6 +219,7 @@ class Session:
         if enrolment == self._enrolment:
             return
         self._enrolment = enrolment
+        self.fleet.check_key()
         for gone in self.macs.keys() - set(self.fleet.actors()):
             del self.macs[gone]
         for name in self.fleet.actors():

@@ -184,6 +184,23 @@ def test_keys_that_were_renewed_put_out_who_holds_the_old_ones(closed: int) -> N
         assert thief.disconnected.wait(2)
 
 
+def test_rotated_keys_put_everyone_out_until_they_have_the_new_ones(closed: int, tmp_path: Path) -> None:
+    fleet = identity.Fleet.open("lab", create=False)
+    learner = plain_client.PlainClient(closed, "l", "learner", fleet.password, fleet.tls())
+    with learner, enter(closed, fleet.bundle("first")) as actor:
+        done = run("rotate", "--fleet", "lab", "-o", str(tmp_path / "bundles"))
+        assert done.returncode == 0 and done.stdout == f"{tmp_path / 'bundles' / 'first.json'}\n"
+        assert learner.disconnected.wait(2) and actor.disconnected.wait(2)
+    bundle = identity.Bundle.read(tmp_path / "bundles" / "first.json")
+    assert stat.S_IMODE((tmp_path / "bundles" / "first.json").stat().st_mode) == 0o600
+    with plain_client.PlainClient(closed, "l", "learner", fleet.password, fleet.tls()) as renewed:
+        assert renewed.reason == "Success"
+        renewed.subscribe("actorq/lab/actor/+/state")
+        with enter(closed, bundle) as actor:
+            actor.publish("actorq/lab/actor/first/state", b"with the new keys")
+            assert renewed.next()[1] == b"with the new keys"
+
+
 def test_a_renewed_certificate_is_served_without_a_restart(closed: int) -> None:
     fleet = identity.Fleet.open("lab", create=False)
 

@@ -73,6 +73,32 @@ def test_enrolling_again_renews(fleet: identity.Fleet) -> None:
     assert fleet.bundle("pi") == new
 
 
+def test_rotation_leaves_no_old_secret_good(fleet: identity.Fleet) -> None:
+    old = [fleet.enroll("one"), fleet.enroll("two", ["elsewhere:8883"])]
+    before = (fleet.password, fleet.sealer.public_key, fleet.learner_credential(), fleet.broker_credential())
+    running = identity.Fleet.open("lab", fleet.directory)
+    running.check_key()
+    assert fleet.next_epoch() == 1
+
+    new = fleet.rotate()
+    again = identity.Fleet.open("lab", fleet.directory)
+    after = (again.password, again.sealer.public_key, again.learner_credential(), again.broker_credential())
+    assert not set(before) & set(after)
+    for was, now in zip(old, new, strict=True):
+        assert (was.actor_id, was.brokers, was.authority) == (now.actor_id, now.brokers, now.authority)
+        assert now.learner_key == again.sealer.public_key == fleet.sealer.public_key
+        for secret in ("mac_key", "password", "credential"):
+            assert getattr(was, secret) != getattr(now, secret)
+        assert again.bundle(now.actor_id) == now
+        with pytest.raises(errors.SignatureError):
+            signing.LearnerVerifier(now.learner_key).open("t", running.sealer.seal("t", b"of the old learner"))
+        with pytest.raises(errors.SignatureError):
+            signing.LearnerVerifier(was.learner_key).open("t", again.sealer.seal("t", b"of the new one"))
+    assert again.next_epoch() == 2, "an epoch is never used twice"
+    with pytest.raises(errors.IdentityError, match="rotated.*\n.*\n.*--resume"):
+        running.check_key()
+
+
 @pytest.mark.parametrize("name", ["learner", "Pi", "a/b", "../evil", "", "+"])
 def test_names_that_cannot_be_enrolled(fleet: identity.Fleet, name: str) -> None:
     with pytest.raises(errors.ConfigError):
