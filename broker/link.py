@@ -5,13 +5,13 @@ thread. `publish` writes to the socket inline, and nothing in it waits for the n
 time may serve the socket itself (`turn`), because a network thread beside it costs more than the network.
 
 On each connect: subscribe, wait for every SUBACK, then send all that is retained, the will's topic last: that one is
-the birth, which promises that its sender listens. Each connection is a new paho client with a clean session, so that
+the birth, which promises that its sender listens. After that what is retained goes out as in `outbox.py`. Each connection is a new paho client with a clean session, so that
 paho never holds messages of its own over a reconnect; what must survive is held by the caller (spool) or in `retain`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 import random
 import select
 import socket
@@ -24,16 +24,15 @@ from typing import Any
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
-from broker import address, backoff, errors
+from broker import address, backoff, errors, outbox, refusal, turns, wakeup
 
 KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
 CONNECT_TIMEOUT_S = 5.0
 WATCHDOG_S = 30.0  # a network thread that did not turn for so long is declared dead
-TURN_PERIOD_S = 0.1  # a caller that did not `turn` for so long is busy with something else
 MISC_PERIOD_S = 0.5  # between two looks at keep-alive
 LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
+ROOM_PERIOD_MS = 20  # between two looks whether there is room again
 IN_FLIGHT_LIMIT = 20  # more is slower with paho (FACTS.md) and delays what is urgent
-_HUNG_UP = "it hung up after the TLS handshake"  # a refused certificate, if its alert comes too late to be read
 
 Handler = Callable[[str, bytes, bool], None]
 
@@ -47,8 +46,10 @@ class Link:
         username: With `password`, for brokers that want them.
         tls: For brokers that are reached over TLS.
         will: Topic and payload that the broker publishes (retained, QoS 1) when this side vanishes.
+        listens_first: Send what is retained only after hearing what is retained at the topics subscribed to.
+        has_room: While it is false, what the broker sends is left in the socket, so that TCP holds the broker back.
         on_connect: Called on the network thread after everything retained was sent.
-        on_log: Takes one line for people when the connection is lost, found again or refused.
+        on_log: Takes a line for people when the connection is lost, found again or refused.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class Link:
         username: str = "",
         password: str = "",
         tls: ssl.SSLContext | None = None,
-        will: tuple[str, bytes] | None = None,
+        will: tuple[str, outbox.Payload] | None = None,
+        listens_first: bool = False,
+        has_room: Callable[[], bool] = lambda: True,
         on_connect: Callable[[], None] | None = None,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
@@ -74,27 +77,25 @@ class Link:
         self._client_id = client_id
         self._credentials = (username, password)
         self._will = will
+        self._listens_first = listens_first
+        self._has_room = has_room
         self._on_connect = on_connect
         self._on_log = on_log or (lambda line: None)
         self._handlers: list[tuple[str, Handler]] = []
-        self._retained: dict[str, bytes | Callable[[], bytes]] = {}
+        self._outbox = outbox.Outbox(last=will[0] if will else "")
+        self._muted = False
         self._lock = threading.RLock()
         self._client: mqtt.Client | None = None
         self._ready = threading.Event()
         self._stopping = threading.Event()
-        self._unacknowledged: set[int] = set()
         self._drained = threading.Condition(self._lock)
         self._awaited_subacks: set[int] = set()
         self._refusal = self._last_refusal = ""  # of this attempt to connect, and of the one before
         self._turned_at = time.monotonic()
         self._generation = 0
-        self._woken, self._wake = socket.socketpair()
-        self._woken.setblocking(False)
-        self._wake.setblocking(False)
+        self._wakeup = wakeup.Wakeup()
         self._down_logged = False
-        self._idle = threading.Event()  # no caller takes turns
-        self._idle.set()
-        self._turned_by_caller_at = -TURN_PERIOD_S
+        self._turns = turns.Turns()
         self._misc_at = 0.0
         self._turn_poll = select.poll()
         self.bytes_sent = self.bytes_received = 0
@@ -111,7 +112,7 @@ class Link:
     @property
     def in_flight(self) -> int:
         """QoS 1 messages that the broker has not acknowledged yet."""
-        return len(self._unacknowledged)
+        return len(self._outbox.in_flight)
 
     def subscribe(self, topic_filter: str, handler: Handler) -> None:
         """Hands every message of a filter to `handler(topic, payload, retained)`, on the network thread."""
@@ -134,35 +135,30 @@ class Link:
         """
         if not self._ready.wait(timeout_s):
             why, tried = self._refusal or self._last_refusal, ", ".join(map(str, self._addresses))
-            if "CERTIFICATE_VERIFY_FAILED" in why:
-                raise errors.IdentityError(
-                    f"the broker is not one of this fleet, or not under this name ({why})",
-                    where=tried,
-                    todo="name it as in `actorq-broker init --address`, or add the name there",
-                )
-            if "authori" in why.lower() or "ALERT" in why or why == _HUNG_UP:
-                raise errors.IdentityError(
-                    f"the broker does not let this user in ({why})",
-                    where=self.address or tried,
-                    todo="enrol anew with `actorq-broker enroll`, and start the broker with the same --fleet",
-                )
-            raise errors.BrokerUnreachable(
-                f"no broker answered within {timeout_s:g} s" + (f" ({why})" if why else ""),
-                where=tried,
-                todo="start one with `actorq-broker up`, or name yours with --broker HOST[:PORT]",
-            )
+            raise refusal.as_error(why, tried, self.address, timeout_s)
 
-    def retain(self, topic: str, payload: bytes | Callable[[], bytes]) -> None:
-        """Publishes a retained message now, if connected, and again on every connect.
+    def retain(self, topic: str, payload: outbox.Payload) -> None:
+        """Publishes a retained message, and again on every connect.
 
-        Args:
-            topic: Where to.
-            payload: The bytes, or a function that makes them anew at each connect.
+        At once, if connected; or as soon as less is in flight, and then what is retained there by that time.
         """
         with self._lock:
-            self._retained[topic] = payload
+            self._outbox.retain(topic, payload)
             if self._ready.is_set():
-                self._send(topic, payload() if callable(payload) else payload, retain=True)
+                self._send_overdue()
+
+    def repeat(self) -> None:
+        """Publishes all that is retained once more: somebody else may have overwritten it."""
+        with self._lock:
+            self._outbox.repeat()
+            if self._ready.is_set():
+                self._send_overdue()
+
+    def mute(self) -> None:
+        """Publishes nothing from now on, whatever is asked."""
+        with self._lock:
+            self._muted = True
+            self._outbox.forget()
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
         """Sends once at QoS 1 without waiting.
@@ -170,7 +166,7 @@ class Link:
         Returns:
             False when not connected, busy, or with too much in flight: the caller keeps the message.
         """
-        if not self._ready.is_set() or len(self._unacknowledged) >= IN_FLIGHT_LIMIT:
+        if not self._ready.is_set() or len(self._outbox.in_flight) >= IN_FLIGHT_LIMIT:
             return False
         if not self._lock.acquire(timeout=LOCK_WAIT_S):
             return False
@@ -186,24 +182,23 @@ class Link:
         alone: each time that thread woke up for a message, the two would pass Python's lock to and fro, for
         milliseconds (measured: 2 of the 45 that 4096 steps take). Call `rest` before the loop waits for something.
         """
-        self._turned_by_caller_at = time.monotonic()
-        self._idle.clear()
+        self._turns.take()
         client = self._client
         if client is not None and self._ready.is_set() and not self._exchange(client, self._turn_poll, wait_ms=0):
-            self._idle.set()
+            self._turns.rest()
 
     def rest(self) -> None:
         """The network thread shall serve the socket again, at once."""
-        self._idle.set()
+        self._turns.rest()
 
     def close(self, farewell: tuple[str, bytes] | None = None, timeout_s: float = 2.0) -> None:
         """Sends a last retained message, waits until all is acknowledged, and disconnects."""
         deadline = time.monotonic() + timeout_s
         self.rest()
         with self._lock:
-            if farewell is not None and self._ready.is_set():
-                self._send(*farewell, retain=True)
-            while self._unacknowledged and self._ready.is_set() and (left := deadline - time.monotonic()) > 0:
+            if farewell is not None:
+                self.retain(*farewell)
+            while self._outbox.pending and self._ready.is_set() and (left := deadline - time.monotonic()) > 0:
                 self._drained.wait(left)
             self._stopping.set()
             if self._client is not None:
@@ -241,7 +236,7 @@ class Link:
                 self.handler_errors += 1
                 self._refusal = f"{type(error).__name__}: {error}"
             lost = self.connections > before
-            self._refusal = self._refusal or (_HUNG_UP if where.tls and not lost else "")
+            self._refusal = self._refusal or (refusal.HUNG_UP if where.tls and not lost else "")
             self._lose(f"connection to {where} lost" if lost else f"cannot reach {where}")
             turn += 1
             failures = 0 if lost else failures + 1
@@ -253,7 +248,7 @@ class Link:
         with self._lock:
             self._ready.clear()
             self._client, self._last_refusal = None, self._refusal
-            self._unacknowledged.clear()
+            self._outbox.lose()
             self._drained.notify_all()
         if not self._stopping.is_set() and not self._down_logged:
             self._down_logged = True  # a failure is said once, its end once
@@ -269,7 +264,7 @@ class Link:
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         poll = select.poll()  # not select(): that fails past descriptor 1023
-        poll.register(self._woken, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
         with self._lock:
             self._client, self._turn_poll = client, select.poll()  # a poll object serves one thread
             self.address = str(where)
@@ -278,13 +273,9 @@ class Link:
             self._turned_at = time.monotonic()
             if not self._ready.is_set() and time.monotonic() > deadline:
                 raise OSError(self._refusal or "no answer to CONNECT or SUBSCRIBE")
-            callers_turn = self._ready.is_set() and self._caller_takes_turns()
+            callers_turn = self._ready.is_set() and self._turns.go_on()
             if not callers_turn and not self._exchange(client, poll, wait_ms=200):
                 return
-
-    def _caller_takes_turns(self) -> bool:
-        """Waits until the caller rests or did not `turn` for a while; true if it goes on."""
-        return not self._idle.wait(TURN_PERIOD_S) and time.monotonic() - self._turned_by_caller_at < TURN_PERIOD_S
 
     def _exchange(self, client: mqtt.Client, poll: select.poll, wait_ms: int) -> bool:
         """Reads and writes what the socket is ready for; false when the connection is over."""
@@ -292,17 +283,19 @@ class Link:
             sock = client.socket()
             if sock is None:  # the thread that published last noticed the loss
                 return False
-            poll.register(sock, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
-            decrypted = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0  # read from the socket: poll cannot tell
-        events = poll.poll(0 if decrypted else wait_ms)
+            reads = not self._ready.is_set() or self._has_room()
+            poll.register(sock, select.POLLIN * reads | select.POLLOUT * client.want_write())
+            # Read from the socket already: poll cannot tell
+            decrypted = reads and isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+        events = poll.poll(0 if decrypted else wait_ms if reads else min(wait_ms, ROOM_PERIOD_MS))
         if not events and not decrypted and time.monotonic() - self._misc_at < MISC_PERIOD_S:
             return True
         self._misc_at = time.monotonic()
         with self._lock:
             code = client.loop_read() if decrypted else MQTTErrorCode.MQTT_ERR_SUCCESS
             for descriptor, event in events:
-                if descriptor == self._woken.fileno():
-                    self._woken.recv(4096)
+                if descriptor == self._wakeup.fileno():
+                    self._wakeup.clear()
                     continue
                 if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
                     code = client.loop_read() or code
@@ -312,12 +305,8 @@ class Link:
             return not code and client.socket() is not None
 
     def _new_client(self, where: address.Address) -> mqtt.Client:
-        client = mqtt.Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=f"{self._client_id}-{random.getrandbits(32):08x}",
-            clean_session=True,
-            protocol=mqtt.MQTTv311,
-        )
+        own_id = f"{self._client_id}-{random.getrandbits(32):08x}"
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, own_id, clean_session=True, protocol=mqtt.MQTTv311)
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_inflight_messages_set(0)  # the window is ours: `publish` refuses beyond IN_FLIGHT_LIMIT
         if where.tls and self._tls is not None:
@@ -326,9 +315,11 @@ class Link:
         if self._credentials[0]:
             client.username_pw_set(*self._credentials)
         if self._will is not None:
-            client.will_set(*self._will, qos=1, retain=True)
+            topic, payload = self._will
+            client.will_set(topic, outbox.made(payload), qos=1, retain=True)
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
+        client.on_unsubscribe = lambda *_: self._bear()
         client.on_publish = self._published
         client.on_message = self._message
         return client
@@ -355,16 +346,19 @@ class Link:
             client.disconnect()
             return
         self._awaited_subacks.discard(mid)
-        if not self._awaited_subacks and not self._ready.is_set():
+        if self._awaited_subacks or self._ready.is_set():
+            return
+        if self._listens_first:  # a broker answers in order: what is retained comes before this UNSUBACK
+            client.unsubscribe("actorq/nothing")
+        else:
             self._bear()
 
     def _bear(self) -> None:
         """All subscriptions stand: send what is retained, the birth last."""
         self._ready.set()
         self.connections += 1
-        birth_topic = self._will[0] if self._will else ""
-        for topic, payload in sorted(self._retained.items(), key=lambda item: item[0] == birth_topic):
-            self._send(topic, payload() if callable(payload) else payload, retain=True)
+        self._outbox.repeat()
+        self._send_overdue(limit=math.inf)
         if self._down_logged:
             self._down_logged = False
             self._on_log(f"connected to {self.address} again")
@@ -372,8 +366,9 @@ class Link:
             self._on_connect()
 
     def _published(self, client: mqtt.Client, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
-        self._unacknowledged.discard(mid)
-        if not self._unacknowledged:
+        self._outbox.in_flight.discard(mid)
+        self._send_overdue()
+        if not self._outbox.pending:
             self._drained.notify_all()
 
     def _message(self, client: mqtt.Client, userdata: Any, message: mqtt.MQTTMessage) -> None:
@@ -386,15 +381,18 @@ class Link:
                     self.handler_errors += 1
                     self._on_log(f"handling a message on {message.topic} failed: {type(error).__name__}: {error}")
 
+    def _send_overdue(self, limit: float = IN_FLIGHT_LIMIT) -> None:
+        while len(self._outbox.in_flight) < limit and (due := self._outbox.take()) is not None:
+            self._send(*due, retain=True)
+
     def _send(self, topic: str, payload: bytes, *, retain: bool) -> bool:
-        if self._client is None:
+        if self._client is None or self._muted:
             return False
         info = self._client.publish(topic, payload, qos=1, retain=retain)
         if info.rc != mqtt.MQTT_ERR_SUCCESS:
             return False
-        self._unacknowledged.add(info.mid)
+        self._outbox.in_flight.add(info.mid)
         self.bytes_sent += len(payload)
         if self._client.want_write() and threading.current_thread() is not self._thread:
-            with contextlib.suppress(BlockingIOError):  # a wake-up is pending already
-                self._wake.send(b"\0")  # the socket is full: the network thread must send the rest
+            self._wakeup.call()  # the socket is full: the network thread must send the rest
         return True

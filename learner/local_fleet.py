@@ -7,6 +7,7 @@ them in order, learner first, so that it can still save and say goodbye.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from broker import cli, errors, identity, settings
+from broker import address, cli, errors, identity, settings
 from broker.mosquitto import process
 from learner import config, run_directory
 
@@ -34,9 +35,16 @@ class LocalFleet:
     Args:
         directory: For keys, boot counters and logs.
         broker_kind: As in `actorq-broker up --kind`.
+        brokers: How many brokers serve it.
+        tls: Whether over TLS, as on a network.
+
+    Attributes:
+        children: Processes by name: `broker-0` and so on, `learner`, and actors by their own.
+        brokers: What each broker said of itself when it was ready.
+        addresses: Where they are.
     """
 
-    def __init__(self, directory: Path, broker_kind: str = "auto") -> None:
+    def __init__(self, directory: Path, broker_kind: str = "auto", *, brokers: int = 1, tls: bool = False) -> None:
         self.directory = directory
         self.name = "local"
         self.children: dict[str, subprocess.Popen[str]] = {}
@@ -47,9 +55,21 @@ class LocalFleet:
         self._spools = tempfile.TemporaryDirectory(
             prefix="actorq-", dir=memory
         )  # what is left there ends with the fleet
-        child = self._spawn("broker", ["broker", "up", "--port", "0", "--kind", broker_kind, "--json"], pipe=True)
-        self.broker = self._await_broker(child)
-        self.address = f"{self.broker['host']}:{self.broker['port']}"
+        self._broker_options = ["--fleet", self.name, "--kind", broker_kind, *(["--tls"] if tls else [])]
+        self.brokers: list[dict[str, Any]] = [{"port": 0}] * brokers
+        for index in range(brokers):
+            self.start_broker(index)
+        self.addresses = tuple(str(address.Address(one["host"], one["port"], tls)) for one in self.brokers)
+
+    @property
+    def broker(self) -> dict[str, Any]:
+        """The first one."""
+        return self.brokers[0]
+
+    @property
+    def address(self) -> str:
+        """Of the first broker."""
+        return self.addresses[0]
 
     def __enter__(self) -> LocalFleet:
         return self
@@ -61,27 +81,39 @@ class LocalFleet:
         """Enrols and starts an actor; its output goes to logs/ACTOR.log."""
         bundle = self.directory / "home" / f"{actor_id}.json"
         if not bundle.exists():
-            self._fleet.enroll(actor_id, (self.address,)).write(bundle)
+            self._fleet.enroll(actor_id, self.addresses).write(bundle)
         state = self.directory / "home" / "actors" / actor_id
         spool = Path(self._spools.name) / actor_id
         command = ["edge_actor", "run", "--bundle", str(bundle), "--state-dir", str(state), "--spool-dir", str(spool)]
         return self._spawn(actor_id, [*command, *arguments])
 
-    def start_learner(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    def start_learner(self, arguments: Sequence[str], name: str = "learner") -> subprocess.Popen[str]:
         """Starts a learner whose stderr is ours and whose stdout is a pipe."""
-        command = ["learner", "train", "--fleet", self.name, "--broker", self.address, *arguments]
-        return self._spawn("learner", command, pipe=True, log=False)
+        command = ["learner", "train", "--fleet", self.name, "--broker", ",".join(self.addresses), *arguments]
+        return self._spawn(name, command, pipe=True, log=False)
+
+    def start_broker(self, index: int) -> None:
+        """Starts a broker, on the port that it had before."""
+        name, port = f"broker-{index}", self.brokers[index]["port"]
+        command = ["broker", "up", "--port", str(port), *self._broker_options, "--json"]
+        self.brokers[index] = self._await_broker(name, self._spawn(name, command, pipe=True))
+
+    def kill_broker(self, index: int) -> None:
+        """Ends a broker with SIGKILL, Mosquitto and whoever started it."""
+        child = self.children[f"broker-{index}"]
+        for pid in {child.pid, self.brokers[index]["pid"]}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        child.wait()
 
     def stop(self) -> None:
-        """Ends the learner, then the actors, then the broker; each gets time to end by itself."""
-        deadlines = {"learner": _LEARNER_STOP_S}
-        actors = [name for name in self.children if name not in ("learner", "broker")]
-        for group in (["learner"], actors, ["broker"]):
-            alive = [self.children[name] for name in group if name in self.children]
+        """Ends the learner, then the actors, then the brokers; each gets time to end by itself."""
+        for group, stop_s in (("learner", _LEARNER_STOP_S), ("actor", _STOP_S), ("broker", _STOP_S)):
+            alive = [child for name, child in self.children.items() if _kind(name) == group]
             for child in alive:
                 if child.poll() is None:
                     child.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + deadlines.get(group[0] if group else "", _STOP_S)
+            deadline = time.monotonic() + stop_s
             for child in alive:
                 try:
                     child.wait(max(0.01, deadline - time.monotonic()))
@@ -97,7 +129,7 @@ class LocalFleet:
 
     def ended(self) -> str:
         """Name of a broker or actor that ended by itself, or empty."""
-        return next((n for n, c in self.children.items() if n != "learner" and c.poll() is not None), "")
+        return next((n for n, c in self.children.items() if _kind(n) != "learner" and c.poll() is not None), "")
 
     def log_tail(self, name: str) -> str:
         """The last lines that a child wrote."""
@@ -125,7 +157,7 @@ class LocalFleet:
         self.children[name] = child
         return child
 
-    def _await_broker(self, child: subprocess.Popen[str]) -> dict[str, Any]:
+    def _await_broker(self, name: str, child: subprocess.Popen[str]) -> dict[str, Any]:
         killer = threading.Timer(_BROKER_TIMEOUT_S, child.kill)
         killer.start()
         line = child.stdout.readline() if child.stdout else ""
@@ -134,11 +166,17 @@ class LocalFleet:
             child.wait()
             raise errors.BrokerUnreachable(
                 "the broker did not start",
-                where=str(self.directory / "logs" / "broker.log"),
-                todo=self.log_tail("broker"),
+                where=str(self.directory / "logs" / f"{name}.log"),
+                todo=self.log_tail(name),
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _kind(name: str) -> str:
+    """Of a child."""
+    word = name.partition("-")[0]
+    return word if word in ("learner", "broker") else "actor"
 
 
 def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[dict[str, Any] | None, int]:

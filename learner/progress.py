@@ -73,8 +73,8 @@ class Progress:
             "messages_refused": sum(loop.ingest.refused.values()) + sum(loop.session.refused.values()),
             "steps_refused": loop.ingest.steps_refused,
             "steps_missed": loop.ingest.steps_missed,
-            "bytes_received": loop.session.link.bytes_received,
-            "bytes_sent": loop.session.link.bytes_sent,
+            "bytes_received": loop.session.brokers.bytes_received,
+            "bytes_sent": loop.session.brokers.bytes_sent,
             **loop.update_metrics,
         }
         if self.returns:

@@ -74,7 +74,7 @@ class Scoring:
         Args:
             actors: Who works.
             now_s: Monotonic time.
-            connection: Number of the connection to the broker; commands and answers do not outlive one.
+            connection: Another number when a connection was made or lost: commands and answers do not outlive one.
         """
         score = self._current
         present = any((actor.actor_id, actor.boot, connection) == self._asked for actor in actors)

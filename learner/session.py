@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import queue
 import secrets
 import threading
 import time
@@ -16,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from broker import codec, errors, identity, link, messages, signing, topics
-from learner import config, roster
+from broker import codec, errors, identity, messages, signing, topics
+from learner import brokers, config, inbox, roster
 
 HEARTBEAT_S = 2.0
 _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
@@ -60,7 +59,7 @@ class Session:
         self._settings = settings
         self._say = say
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
-        self._inbox: queue.SimpleQueue[tuple[str, bytes, bool]] = queue.SimpleQueue()
+        self._inbox = inbox.Inbox()
         self._claimed = False
         self._left_over = False
         self._fingerprint = ""
@@ -68,17 +67,18 @@ class Session:
         self._heartbeat = 0
         self._announced_at = 0.0
         state_topic = self.topics.learner_state
-        self.link = link.Link(
+        self.brokers = brokers.Brokers(
             settings.broker or self.fleet.brokers,
             f"actorq-{settings.fleet}-learner",
             username=identity.LEARNER_USER,
             password=self.fleet.password,
             tls=self.fleet.tls(),
             will=(state_topic, self._sealed(state_topic, self._state(online=False))),
+            has_room=self._inbox.has_room,
             on_log=say,
         )
         for topic in (state_topic, *(self.topics.every_actor(leaf) for leaf in ("state", "experience", "report"))):
-            self.link.subscribe(topic, lambda *arrival: self._inbox.put(arrival))
+            self.brokers.subscribe(topic, self._inbox.put)
 
     def join(self) -> list[Arrival]:
         """Connects and claims the fleet; returns what arrived meanwhile.
@@ -87,8 +87,7 @@ class Session:
             BrokerUnreachable: No broker answered.
             FleetBusy: Another learner is alive on the fleet.
         """
-        self.link.start()
-        self.link.wait_connected(2 * link.CONNECT_TIMEOUT_S)
+        self.brokers.start()
         arrivals: list[Arrival] = []
         deadline = time.monotonic() + _RETAINED_S
         while (left := deadline - time.monotonic()) > 0:
@@ -110,7 +109,7 @@ class Session:
         settings = self._settings
         arrivals = self.join()
         self._say(
-            f"learner on {self.link.address}, fleet {settings.fleet!r}: waiting for {settings.actors} actor(s); "
+            f"learner on {self.brokers.address}, fleet {settings.fleet!r}: waiting for {settings.actors} actor(s); "
             f"enrolled: {', '.join(self.macs) or 'none; run `actorq-broker enroll NAME`'}"
         )
         deadline = time.monotonic() + (settings.wait_s or math.inf)
@@ -125,7 +124,7 @@ class Session:
             if time.monotonic() > deadline:
                 raise errors.EnvironmentFailure(
                     f"{len(found.working())} of {settings.actors} actors came within {settings.wait_s:g} s",
-                    where=f"fleet {settings.fleet!r} at {self.link.address}",
+                    where=f"fleet {settings.fleet!r} at {self.brokers.address}",
                     todo="start actors with `actorq-actor run`, and look at what they say",
                 )
             self.beat()
@@ -146,17 +145,17 @@ class Session:
     def retain(self, topic: str, message: messages.Message) -> int:
         """Signs and publishes a retained message, now and on every connect; its size in bytes."""
         sealed = self._sealed(topic, message)
-        self.link.retain(topic, sealed)
+        self.brokers.retain(topic, sealed)
         return len(sealed)
 
     def tell(self, topic: str, message: messages.Message) -> int:
         """Signs and sends a message once; its size in bytes, or 0 if it cannot go out now."""
         sealed = self._sealed(topic, message)
-        return len(sealed) if self.link.publish(topic, sealed) else 0
+        return len(sealed) if self.brokers.publish(topic, sealed) else 0
 
     def forget(self, topic: str) -> None:
         """Takes back what is retained at a topic."""
-        self.link.retain(topic, b"")
+        self.brokers.retain(topic, b"")
 
     def command(self, actor_id: str, command: messages.Command) -> bool:
         """Signs and sends a command; false if it cannot go out now."""
@@ -168,20 +167,16 @@ class Session:
         Raises:
             FleetBusy: Another learner turned out to be alive on the fleet.
         """
-        try:
-            raw = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
-            while True:
-                arrival = self._open(*raw)
-                if arrival is not None:
-                    yield arrival
-                raw = self._inbox.get_nowait()
-        except queue.Empty:
-            return
+        while (raw := self._inbox.get(wait_s)) is not None:
+            wait_s = 0.0
+            arrival = self._open(*raw)
+            if arrival is not None:
+                yield arrival
 
     def close(self) -> None:
         """Says goodbye, if the fleet was ours, and disconnects."""
         topic = self.topics.learner_state
-        self.link.close((topic, self._sealed(topic, self._state(online=False))) if self._claimed else None)
+        self.brokers.close((topic, self._sealed(topic, self._state(online=False))) if self._claimed else None)
 
     def _open(self, topic: str, payload: bytes, retained: bool) -> Arrival | None:
         self._follow_enrolment()
@@ -234,7 +229,7 @@ class Session:
         elif not self._claimed or state.epoch > self.epoch:
             raise errors.FleetBusy(
                 "another learner is live on this fleet",
-                where=f"fleet {self.topics.fleet!r} at {self.link.address}",
+                where=f"fleet {self.topics.fleet!r} at {self.brokers.address}",
                 todo="stop it first, or give this one a fleet of its own with --fleet",
             )
 

@@ -316,7 +316,7 @@ class TrainingLoop:
         self.publisher.channel.settle()
         self.roster.expire(now)
         self._assign(self.publisher.version if self.settings.deterministic else 0)
-        self.scoring.advance(self.roster.working(), now, self.session.link.connections)
+        self.scoring.advance(self.roster.working(), now, self.session.brokers.changes)
         row = self.progress.row(self)
         if row is not None:
             self.metrics.write(row)

@@ -280,6 +280,69 @@ def test_the_window_is_bounded_and_the_answer_is_no(
     assert actor.publish("actorq/t/x", b"again")
 
 
+def test_of_what_is_retained_only_the_newest_waits_for_a_broker_that_stands_still(
+    start_broker: Callable[[str], conftest.BrokerProcess], make_link: MakeLink
+) -> None:
+    broker = start_broker("mosquitto")
+    watcher = make_link(broker.address, name="watcher", start=False)
+    received = listen(watcher, "actorq/t/#")
+    watcher.start()
+    watcher.wait_connected(10)
+    learner = make_link(broker.address, name="learner")
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        for n in range(1000):
+            learner.retain("actorq/t/policy", b"%d" % n)
+        learner.retain("actorq/t/end", b"end")
+        assert learner.in_flight == link.IN_FLIGHT_LIMIT
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    got = [received.get(timeout=10)[1]]
+    while got[-1] != b"end":
+        got.append(received.get(timeout=10)[1])
+    assert got == [*(b"%d" % n for n in range(link.IN_FLIGHT_LIMIT)), b"999", b"end"]
+
+
+def test_what_does_not_fit_stays_in_the_socket(broker_address: str, make_link: MakeLink) -> None:
+    """And keeps the connection, and comes when there is room."""
+    room = threading.Event()
+    receiver = make_link(broker_address, name="learner", start=False, has_room=room.is_set)
+    received = listen(receiver, "actorq/t/x")
+    receiver.start()
+    receiver.wait_connected(10)
+    sender = make_link(broker_address)
+    for n in range(20):
+        assert sender.publish("actorq/t/x", bytes([n]) * 100_000)
+    conftest.wait_until(lambda: sender.in_flight == 0, "the broker has all of it")
+    assert received.empty()
+    room.set()
+    assert [received.get(timeout=10)[1][0] for _ in range(20)] == list(range(20))
+    assert receiver.connections == 1
+
+
+def test_listens_before_it_says_anything(broker_address: str, make_link: MakeLink) -> None:
+    """Who must not overwrite what is retained hears it first."""
+    first = make_link(broker_address)
+    first.retain("actorq/t/a", b"first")
+    conftest.wait_until(lambda: first.in_flight == 0, "it is retained")
+    second = make_link(broker_address, name="second", start=False, listens_first=True)
+    heard: Messages = queue.Queue()
+
+    def mute(*message: Any) -> None:
+        heard.put(message)
+        second.mute()
+
+    second.subscribe("actorq/t/a", mute)
+    second.retain("actorq/t/a", b"second")
+    second.start()
+    second.wait_connected(10)
+    assert heard.get(timeout=10) == ("actorq/t/a", b"first", True)
+    late = make_link(broker_address, name="late", start=False)
+    received = listen(late, "actorq/t/a")
+    late.start()
+    assert received.get(timeout=10)[1] == b"first"
+
+
 def test_publishing_from_many_threads(broker_address: str, make_link: MakeLink) -> None:
     receiver = make_link(broker_address, name="learner", start=False)
     received = listen(receiver, "actorq/t/x")

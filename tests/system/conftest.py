@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,10 @@ def start_fleet(run_root: Path) -> Iterator[Callable[..., local_fleet.LocalFleet
     """Starts a broker and the machinery for actors and learners; ends whatever is left."""
     fleets: list[local_fleet.LocalFleet] = []
 
-    def start(kind: str = "auto") -> local_fleet.LocalFleet:
+    def start(kind: str = "auto", **options: Any) -> local_fleet.LocalFleet:
         if kind != "auto":
             conftest.require(kind)
-        fleets.append(local_fleet.LocalFleet(run_root / f"fleet-{len(fleets)}", kind))
+        fleets.append(local_fleet.LocalFleet(run_root / f"fleet-{len(fleets)}", kind, **options))
         return fleets[-1]
 
     yield start
