@@ -5,7 +5,7 @@ thread. `publish` writes to the socket inline, and nothing in it waits for the n
 time may serve the socket itself (`turn`), because a network thread beside it costs more than the network.
 
 On each connect: subscribe, wait for every SUBACK, then send all that is retained, the will's topic last: that one is
-the birth, which promises that its sender listens. After that what is retained goes out as in `outbox.py`. Each connection is a new paho client with a clean session, so that
+the birth, which promises that its sender listens. Each connection is a new paho client with a clean session, so that
 paho never holds messages of its own over a reconnect; what must survive is held by the caller (spool) or in `retain`.
 """
 
