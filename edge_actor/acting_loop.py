@@ -190,8 +190,8 @@ class Actor:
     def _allowed_rows(self) -> int:
         """Rows that the learner wants to be recorded now; the last one may exceed the grant by n_envs - 1 steps."""
         wanted = self._assignment
-        if wanted is None:
-            return 0
+        if wanted is None or (self._metronome is None and self._spool.is_half_full):
+            return 0  # a simulator can wait for the learner; a robot acts on, and its spool drops the oldest
         if wanted.lockstep_version and self._recorder.order < (wanted.epoch, wanted.lockstep_version):
             return 0
         record = self._recorder
@@ -260,6 +260,8 @@ class Actor:
                 self._spool.acknowledge(word)
             elif isinstance(word, messages.Command):
                 self._obey(word)
+            elif word.online and word.fingerprint:
+                self._spool.hear(word.session)
 
     def _assign(self, assignment: messages.Assignment) -> None:
         if assignment.boot != self._boot:
@@ -373,9 +375,9 @@ class Actor:
 
     def _on_learner(self, state: messages.LearnerState, sealed: bytes) -> None:
         self._task.hear(state)
+        self._inbox.put(state)
         if self._plant is not None and state.version:
             self._swap.announce(state.epoch, state.version)
-        self._inbox.wake.set()
 
     def _seal(self, topic: str, message: messages.Message) -> bytes:
         return self._mac.seal(topic, codec.encode(message))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,9 +19,10 @@ _M = TypeVar(
     messages.Command,
 )
 Word = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
-QUEUE_LIMIT = 256
-QUEUE_LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES
-"""Of words that the acting loop has not read yet: a broker may repeat what is genuine while an evaluation goes on."""
+LIMIT = 64
+LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES
+"""Of words that wait for a loop that is busy: a broker may repeat what is genuine while an evaluation goes on. Beyond
+them the oldest goes, counted as `flood`; whatever was retained comes again."""
 
 
 class Inbox:
@@ -44,9 +44,9 @@ class Inbox:
         self._boot = boot
         self._on_log = on_log
         self._authority = authority.Authority(on_log)
-        self._queue: queue.SimpleQueue[tuple[Word, int]] = queue.SimpleQueue()
+        self._words: dict[object, tuple[Word, int]] = {}  # with the bytes that each came in
         self._lock = threading.Lock()
-        self._queued_bytes = 0
+        self._waiting_bytes = 0
         self.wake = threading.Event()
         self.refused: dict[str, int] = {}
 
@@ -67,24 +67,20 @@ class Inbox:
         return handle
 
     def put(self, message: Word, sealed: bytes = b"") -> None:
-        """Queues a message for the acting loop."""
+        """Keeps a message for the acting loop; of those that replace each other only the newest."""
         with self._lock:
-            if self._queue.qsize() >= QUEUE_LIMIT or self._queued_bytes + len(sealed) > QUEUE_LIMIT_BYTES:
+            self._take(_subject(message))
+            self._words[_subject(message)] = message, len(sealed)
+            self._waiting_bytes += len(sealed)
+            while len(self._words) > LIMIT or (self._waiting_bytes > LIMIT_BYTES and len(self._words) > 1):
+                self._take(next(iter(self._words)))
                 self.refused["flood"] = self.refused.get("flood", 0) + 1
-                return
-            self._queued_bytes += len(sealed)
-            self._queue.put((message, len(sealed)))
         self.wake.set()
 
     def get(self) -> Word | None:
-        """The next message, or None."""
-        try:
-            word, size = self._queue.get_nowait()
-        except queue.Empty:
-            return None
+        """The message that waits longest, or None."""
         with self._lock:
-            self._queued_bytes -= size
-        return word
+            return self._take(next(iter(self._words), None))
 
     def listen(self) -> None:
         """To be called now and then: notices when the learner falls silent, which is counted and said."""
@@ -92,11 +88,19 @@ class Inbox:
         if self._authority.silences:
             self.refused["silence"] = self._authority.silences
 
-    @property
-    def empty(self) -> bool:
-        return self._queue.empty()
+    def _take(self, subject: object) -> Word | None:
+        word, size = self._words.pop(subject, (None, 0))
+        self._waiting_bytes -= size
+        return word
 
     def _refuse(self, error: errors.MessageError, topic: str) -> None:
         if error.reason not in self.refused:
             self._on_log(f"message refused: {error.what} ({topic})")  # said once per reason, counted each time
         self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+
+
+def _subject(message: Word) -> object:
+    """What a message is about: another one about the same replaces it."""
+    if isinstance(message, messages.Command):
+        return message.command_id
+    return type(message), 0 if isinstance(message, messages.LearnerState) else message.boot

@@ -67,7 +67,7 @@ class Journal:
 
     Attributes:
         records: What was found at the start, by boot and seq.
-        size_bytes: Of all files.
+        size_bytes, limit_bytes: Of all files; what they shall hold at most.
         damaged: Records that were found unreadable at the start, or files of them.
 
     Raises:
@@ -76,7 +76,7 @@ class Journal:
 
     def __init__(self, directory: Path, limit_bytes: int, on_log: Callable[[str], None]) -> None:
         self._directory = directory
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._segment_bytes = limit_bytes // _SEGMENTS
         self._segments: list[_Segment] = []
         self._current: _Segment | None = None
@@ -100,7 +100,7 @@ class Journal:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a message of that size fits the limit."""
-        return self.size_bytes + HEADER_BYTES + size_bytes <= self._limit_bytes
+        return self.size_bytes + HEADER_BYTES + size_bytes <= self.limit_bytes
 
     def append(self, boot: int, seq: int, oldest: int, steps: int, body: bytes) -> Record:
         """Writes one record with one system call.

@@ -19,12 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker import codec, errors, messages
-from edge_actor import config, journal, trajectory
+from edge_actor import config, journal, trajectory, window
 
-WINDOW = 64
-"""Messages sent and not receipted, at most: what a learner that stalls is sent before it answers."""
-RESEND_S = 5.0
-"""Without a receipt for so long, all is sent again: a broker may have dropped it in silence (FACTS.md, MQTT)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -36,6 +32,10 @@ class _Held:
     steps: int
     record: journal.Record | None
     body: bytes = b""  # only where there is no record
+
+    @property
+    def size_bytes(self) -> int:
+        return self.record.length if self.record else len(self.body)
 
 
 class Spool:
@@ -67,16 +67,15 @@ class Spool:
         self._seal = seal
         self._files = files
         self._on_log = on_log
-        self._clock = clock
+        self._window = window.Window(clock)
         self._held = collections.deque(_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records)
         self._newest: tuple[_Held | None, bytes] = (None, b"")  # its body need not be read back
         self._unwritten_bytes = 0
         self._failing = False
         self._failed_at = 0  # seq
-        self._sent = 0  # of the held messages, from the left
+        self._sent = self._sent_bytes = 0  # of the held messages, from the left
         self._seq = 0
         self._ledger = ""
-        self._progress_at = clock()
         self.steps = 0
         self.steps_dropped = 0
         if self._held:
@@ -90,7 +89,16 @@ class Spool:
     @property
     def unsent(self) -> bool:
         """Something waits for `pump`."""
-        return self._sent < min(len(self._held), WINDOW) and not self._must_wait(self._sent)
+        return (
+            self._sent < len(self._held)
+            and self._window.has_room(self._sent, self._sent_bytes)
+            and not self._must_wait(self._sent)
+        )
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whoever can wait with more should."""
+        return self._files.size_bytes + self._unwritten_bytes > self._files.limit_bytes // 2
 
     def add(self, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int) -> None:
         """Accepts segments that the policy `(epoch, version)` chose, under an assignment of `assigned_epoch`."""
@@ -126,8 +134,9 @@ class Spool:
 
     def pump(self, publish: Callable[[bytes], bool]) -> None:
         """Sends what was not sent yet, until `publish` refuses or the window is full."""
-        if self._sent and self._clock() - self._progress_at > RESEND_S:
+        if self._sent and self._window.is_overdue:
             self.rewind()
+            self._window.narrow()
         while self.unsent:
             held = self._held[self._sent]
             body = self._body(held)
@@ -136,13 +145,19 @@ class Spool:
             if not publish(self._seal(body)):
                 return
             if self._sent == 0:
-                self._progress_at = self._clock()
+                self._window.restart()
             self._sent += 1
+            self._sent_bytes += held.size_bytes
 
     def rewind(self) -> None:
         """Sends everything that is held once more: the connection is new, or the ledger is."""
-        self._sent = 0
-        self._progress_at = self._clock()
+        self._sent = self._sent_bytes = 0
+        self._window.restart()
+
+    def hear(self, learner: str) -> None:
+        """A learner that takes experience spoke, in a session. A new one never saw what was sent before it came."""
+        if self._window.hear(learner):
+            self.rewind()
 
     def acknowledge(self, receipt: messages.Receipt) -> None:
         """Lets go of what the learner has."""
@@ -152,7 +167,7 @@ class Spool:
             self._ledger = receipt.ledger
         while self._held and self._held[0].boot == receipt.boot and self._held[0].seq <= receipt.seq:
             self._pop()
-            self._progress_at = self._clock()
+            self._window.open()
 
     def close(self) -> None:
         """Leaves what is held to the next boot."""
@@ -213,7 +228,7 @@ class Spool:
                     continue  # another file may do
                 self._unwritten_bytes += len(body)
                 return _Held(self._boot, self._seq, oldest, steps, None, body)
-            if self._failing and self._seq - self._failed_at > WINDOW:  # not just until the next file is full
+            if self._failing and self._seq - self._failed_at > window.LIMIT:  # not just until the next file is full
                 self._failing = False
                 self._on_log("the spool can be written again")
             return _Held(self._boot, self._seq, oldest, steps, record)
@@ -229,7 +244,9 @@ class Spool:
 
     def _pop(self) -> _Held:
         held = self._held.popleft()
-        self._sent = max(0, self._sent - 1)
+        if self._sent:
+            self._sent -= 1
+            self._sent_bytes -= held.size_bytes
         if held.record is None:
             self._unwritten_bytes -= len(held.body)
         else:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from broker import codec, errors, messages
 from learner import ingest, ledger, replay
 
+LIMIT_BYTES = 32_000_000
+"""Of messages that wait for a commit. Beyond it the rest stays where it is, up to the socket."""
+
 
 class Intake:
     """Joins ingest, ledger and replay.
@@ -30,6 +33,7 @@ class Intake:
         self._book = book
         self._replay = memory
         self._waiting: list[ingest.Taken] = []
+        self._waiting_bytes = 0
         self._under_way: list[ingest.Taken] = []
         self._first_id = 0  # of those under way
         self._fed: collections.deque[tuple[int, int]] = collections.deque()  # ledger id, and where it ends in replay
@@ -40,12 +44,18 @@ class Intake:
         """Something was taken and is not yet in replay."""
         return bool(self._waiting or self._under_way)
 
+    @property
+    def is_full(self) -> bool:
+        """Nothing more should be taken before the commit under way has ended."""
+        return self._waiting_bytes > LIMIT_BYTES
+
     def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> messages.Experience | None:
         """Checks one message; returns it if it could be read and is new, whether it is to enter replay or not."""
         taken = self._checks.take(actor_id, topic, payload, version)
         if taken is None:
             return None
         self._waiting.append(taken)
+        self._waiting_bytes += taken.entry.size_bytes
         return taken.experience
 
     def settle(self, *, wait: bool) -> list[messages.Experience]:
@@ -65,7 +75,7 @@ class Intake:
                 self._book.wait()
                 fed += self._feed()
             elif self._waiting:
-                self._under_way, self._waiting = self._waiting, []
+                self._under_way, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 self._first_id = self._book.begin([taken.entry for taken in self._under_way], self._needed_from()).start
                 if not wait:
                     break

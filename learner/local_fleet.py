@@ -83,9 +83,13 @@ class LocalFleet:
         if not bundle.exists():
             self._fleet.enroll(actor_id, self.addresses).write(bundle)
         state = self.directory / "home" / "actors" / actor_id
-        spool = Path(self._spools.name) / actor_id
-        command = ["edge_actor", "run", "--bundle", str(bundle), "--state-dir", str(state), "--spool-dir", str(spool)]
+        spool = str(self.spool(actor_id))
+        command = ["edge_actor", "run", "--bundle", str(bundle), "--state-dir", str(state), "--spool-dir", spool]
         return self._spawn(actor_id, [*command, *arguments])
+
+    def spool(self, actor_id: str) -> Path:
+        """Where an actor keeps what it accepted."""
+        return Path(self._spools.name) / actor_id
 
     def start_learner(self, arguments: Sequence[str], name: str = "learner") -> subprocess.Popen[str]:
         """Starts a learner whose stderr is ours and whose stdout is a pipe."""

@@ -262,7 +262,8 @@ class TrainingLoop:
 
     def _drain(self, wait_s: float) -> None:
         """Takes in what has arrived. Waits for the ledger only where it would wait for arrivals as well."""
-        for arrival in self.session.drain(0.0 if self.intake.pending else wait_s):
+        arrived = () if self.intake.is_full else self.session.drain(0.0 if self.intake.pending else wait_s)
+        for arrival in arrived:
             message = arrival.message
             if isinstance(message, messages.ActorState):
                 self._take_state(arrival.actor_id, message, arrival.retained)
@@ -270,6 +271,8 @@ class TrainingLoop:
                 self._take_report(message)
             else:
                 self._take_experience(arrival.actor_id, arrival.topic, message)
+                if self.intake.is_full:
+                    break
         self._feed(wait=wait_s > 0)
 
     def _feed(self, *, wait: bool) -> None:

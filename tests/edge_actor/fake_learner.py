@@ -145,6 +145,8 @@ class FakeLearner:
 
     def _on_state(self, topic: str, payload: bytes, retained: bool) -> None:
         self.states.append(codec.decode(messages.ActorState, self._mac.open(topic, payload)))
+        alive = messages.LearnerState(True, "learner-1", 1, len(self.states), fingerprint="any")
+        self.link.publish(self.topics.learner_state, self._sealer.seal(self.topics.learner_state, codec.encode(alive)))
 
     def _on_report(self, topic: str, payload: bytes, retained: bool) -> None:
         self.reports.put(codec.decode(messages.Report, self._mac.open(topic, payload)))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from broker import codec, messages
-from edge_actor import journal, spool, trajectory
+from edge_actor import journal, spool, trajectory, window
 
 BODY = 1000
 """About the bytes of one message of `taken`."""
@@ -139,21 +139,62 @@ def test_receipts_of_another_boot_trim_nothing(boot: Boot) -> None:
 
 
 def test_the_window_bounds_what_is_in_flight(boot: Boot) -> None:
-    made, broker = boot(spool.WINDOW + 10), Broker()
+    made, broker = boot(window.LIMIT + 10), Broker()
     made.pump(broker.publish)
-    assert len(broker.got) == spool.WINDOW
+    assert len(broker.got) == window.LIMIT
     made.acknowledge(messages.Receipt("a", 7, 5))
     made.pump(broker.publish)
-    assert broker.got == list(range(1, spool.WINDOW + 6))
+    assert broker.got == list(range(1, window.LIMIT + 6))
 
 
-def test_silence_sends_everything_again(boot: Boot) -> None:
+def test_the_window_bounds_the_bytes_in_flight_but_for_one_message(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, broker = boot(9), Broker()
+    monkeypatch.setattr(window, "LIMIT_BYTES", 3 * BODY)
+    made.pump(broker.publish)
+    assert len(broker.got) in (3, 4)
+    monkeypatch.setattr(window, "LIMIT_BYTES", 1)
+    made.acknowledge(messages.Receipt("a", 7, len(broker.got)))
+    before = len(broker.got)
+    made.pump(broker.publish)
+    assert len(broker.got) == before + 1
+
+
+def test_to_a_silent_learner_nothing_is_sent_again_and_to_one_that_lives_one_by_one(boot: Boot) -> None:
     clock, broker = Clock(), Broker()
-    made = boot(2, clock=clock)
+    made = boot(8, clock=clock)
+    made.hear("one")
     made.pump(broker.publish)
-    clock.now = spool.RESEND_S + 1.0
+    assert broker.got == list(range(1, 9))
+    broker.messages.clear()
+    clock.now = 100.0
     made.pump(broker.publish)
-    assert broker.got == [1, 2, 1, 2]
+    assert broker.got == [], "it stands still"
+    made.hear("one")
+    made.pump(broker.publish)
+    made.pump(broker.publish)
+    assert broker.got == [1]
+    made.acknowledge(messages.Receipt("a", 7, 1))
+    made.pump(broker.publish)
+    assert broker.got == [1, 2, 3]
+    made.acknowledge(messages.Receipt("a", 7, 3))
+    made.pump(broker.publish)
+    assert broker.got == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_new_learner_is_sent_everything_at_once(boot: Boot) -> None:
+    made, broker = boot(3), Broker()
+    made.hear("one")
+    made.pump(broker.publish)
+    made.hear("two")
+    made.pump(broker.publish)
+    assert broker.got == [1, 2, 3, 1, 2, 3]
+
+
+def test_half_full_is_said_until_receipts_make_room(boot: Boot) -> None:
+    made = boot(40, limit_bytes=64 * BODY)
+    assert made.is_half_full
+    made.acknowledge(messages.Receipt("a", 7, 30))
+    assert not made.is_half_full
 
 
 def test_the_oldest_are_dropped_and_counted_and_the_next_one_says_so(boot: Boot) -> None:
@@ -236,8 +277,8 @@ def test_a_full_disk_drops_the_oldest_goes_on_and_says_so_once(
     assert broker.got == list(range(21 - len(made), 21))
     made.close()
     disk.free = 10**6
-    again = boot(spool.WINDOW + 2, number=8, limit_bytes=10**6)
-    assert len(again) == len(broker.got) + spool.WINDOW + 2, "all of it is in files"
+    again = boot(window.LIMIT + 2, number=8, limit_bytes=10**6)
+    assert len(again) == len(broker.got) + window.LIMIT + 2, "all of it is in files"
     assert len([line for line in said if "cannot be written" in line]) == 1
 
 
@@ -255,9 +296,9 @@ def test_a_disk_that_takes_nothing_leaves_memory(
     disk.free = 10**6
     made.add(taken(), 1, 1, 1)
     made.acknowledge(messages.Receipt("a", 7, 20))
-    for _ in range(spool.WINDOW + 1):
+    for _ in range(window.LIMIT + 1):
         made.add(taken(), 1, 1, 1)
-    made.acknowledge(messages.Receipt("a", 7, 20 + spool.WINDOW + 1))
+    made.acknowledge(messages.Receipt("a", 7, 20 + window.LIMIT + 1))
     made.close()
     assert len(boot(0, number=8)) == 1
     assert len(said) == 3

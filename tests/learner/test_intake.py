@@ -67,6 +67,19 @@ def test_without_waiting_a_commit_goes_on_and_its_messages_come_later(tmp_path: 
     learner.intake.close()
 
 
+def test_it_is_full_until_the_commit_under_way_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "LIMIT_BYTES", 3000)
+    learner = Learner(tmp_path)
+    learner.take(1, 2)
+    assert not learner.intake.is_full
+    learner.take(3, 4, 5)
+    assert learner.intake.is_full
+    learner.intake.settle(wait=False)
+    assert not learner.intake.is_full, "they are being written, and others may wait"
+    learner.intake.settle(wait=True)
+    learner.intake.close()
+
+
 @pytest.mark.parametrize("killed", ["before the commit", "before replay", "before the receipt"])
 def test_a_kill_between_any_two_steps_loses_and_doubles_nothing(tmp_path: Path, killed: str) -> None:
     first = Learner(tmp_path)

@@ -13,7 +13,8 @@ from broker import codec, messages
 from learner import ledger
 from tests import conftest
 
-ENV = f"{Path(__file__).with_name('counting.py')}:Counting"
+ENV_FILE = Path(__file__).with_name("counting.py")
+ENV = f"{ENV_FILE}:Counting"
 
 
 class Books:
@@ -40,6 +41,10 @@ class Books:
             life = int(experience.observation[0, 0])  # type: ignore[call-overload]
             found.update((life, int(number)) for number in experience.reward)
         return found
+
+    def steps(self) -> int:
+        """Steps in the ledger, each counted once."""
+        return int(self.ask("SELECT coalesce(sum(steps), 0) FROM messages")[0][0])
 
     def boots(self) -> int:
         return int(self.ask("SELECT count(DISTINCT boot) FROM messages")[0][0]) if self._file.exists() else 0

@@ -51,3 +51,12 @@ class Counting(gymnasium.Env):  # type: ignore[type-arg]
         self._steps += 1
         os.write(self._file, b".")
         return self._observe(), float(self._steps), self._steps % 23 == 0, False, {}
+
+
+class Wide(Counting):
+    """Counting, with observations of 4 KB."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 2.0**24, (1000,), np.float32)
+
+    def _observe(self) -> np.ndarray[Any, Any]:
+        return np.full(1000, self._steps, np.float32)

@@ -1,0 +1,84 @@
+"""A learner that stands still under load: actors wait, nobody's memory grows, and all of it arrives afterwards."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge_actor import window
+from learner import inbox, intake, local_fleet
+from tests import conftest
+from tests.system import books
+from tests.system.conftest import QUICK
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+STILL_S = 20.0
+"""Longer than the keep-alive: the broker gives the learner up, and forgets what it had for it."""
+SPOOL_BYTES = 24_000_000
+MB = 1_000_000
+
+
+def memory_mb(pid: int) -> float:
+    return float(psutil.Process(pid).memory_info().rss / MB)
+
+
+def test_a_learner_that_stands_still_loses_nothing_and_nobody_grows(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step has 4 KB, and 400 000 steps (1.6 GB) are granted ahead: only back-pressure holds the actors back."""
+    log, run = run_root / "log", run_root / "run"
+    log.mkdir()
+    monkeypatch.setenv("COUNTING_LOG", str(log))
+    fleet = start_fleet("mosquitto")
+    kept = books.Books(log, run)
+    actors = ("one", "two")
+    for life, name in enumerate(actors):
+        fleet.start_actor(name, ["--env", f"{books.ENV_FILE}:Wide", "--spool-bytes", str(SPOOL_BYTES)])
+        conftest.wait_until((log / f"life-{life}").exists, f"{name} has its environment", 20.0)
+    learner = fleet.start_learner(
+        [*QUICK, "--actors", "2", "--run-dir", str(run), "--evaluate-episodes", "0", "--replay-capacity", "4000"]
+        + ["--message-steps", "200", "--samples-per-insert", "0.01", "--max-env-steps", "100000000"]
+    )
+    kept.await_rows(100)
+    pids = {
+        "broker": int(fleet.broker["pid"]),
+        "learner": learner.pid,
+        **{name: fleet.children[name].pid for name in actors},
+    }
+    before = {name: memory_mb(pid) for name, pid in pids.items()}
+    peak = dict(before)
+
+    def sample() -> bool:
+        for name, pid in pids.items():
+            peak[name] = max(peak[name], memory_mb(pid))
+        return False
+
+    def watch(until: Callable[[], object], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not sample() and not until() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    learner.send_signal(signal.SIGSTOP)
+    watch(lambda: False, STILL_S / 2)
+    waiting = [len(kept.accepted(life)) for life in range(len(actors))]
+    watch(lambda: False, STILL_S / 2)
+    assert [len(kept.accepted(life)) for life in range(len(actors))] == waiting, "with half a spool they wait"
+    spools = [sum(file.stat().st_size for file in fleet.spool(name).iterdir()) for name in actors]
+    learner.send_signal(signal.SIGCONT)
+    watch(lambda: kept.steps() >= sum(waiting), 60.0)
+
+    assert kept.steps() >= sum(waiting), "all that was accepted while it stood still has arrived"
+    for life in range(len(actors)):
+        conftest.wait_until(lambda: len(kept.accepted(life)) > waiting[life] + 1000, "they go on", 30.0)  # noqa: B023
+    assert kept.ask("SELECT count(*) FROM messages WHERE verdict != 'ok'") == [(0,)]
+    grown = {name: peak[name] - before[name] for name in pids}
+    print(f"MB before {before}, grown {grown}, spools {spools}")
+    assert max(spools) < SPOOL_BYTES
+    assert max(grown[name] for name in actors) < SPOOL_BYTES / MB
+    assert grown["broker"] < 2 * len(actors) * window.LIMIT_BYTES / MB + 10
+    assert grown["learner"] < (inbox.LIMIT_BYTES + 2 * intake.LIMIT_BYTES) / MB + 40
