@@ -41,6 +41,14 @@ _PLANS = {
     for cls in _KIND_OF
 }
 """Of each message: its other fields with their types, and the names of its arrays, both in declaration order."""
+_LEGAL = {
+    cls: {
+        name: ({code: dtype for code, dtype in _DTYPES.items() if dtype.name in names}, rank)
+        for name, (names, rank) in arrays.items()
+    }
+    for cls, arrays in messages.ARRAYS.items()
+}
+"""Of each message's arrays: the dtypes it may have, by their code, and its rank."""
 _SCHEMA = str(messages.SCHEMA_VERSION)
 
 
@@ -118,27 +126,32 @@ def _split(payload: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
 
 
 def _array(cls: type[Any], name: str, entry: Any, body: memoryview, offset: int) -> tuple[np.ndarray[Any, Any], int]:
-    """The array described by `entry`, which must start at `offset`; and the offset behind it."""
-    dtypes, rank = messages.ARRAYS[cls][name]
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise errors.DecodeError(f"array {name} is not described", reason="array")
-    dtype = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if dtype is None or dtype.name not in dtypes:
-        raise errors.DecodeError(f"array {name} has dtype {str(entry['dtype'])[:20]!r}", reason="array")
-    if not _is_sizes(shape) or len(shape) > 5 or (rank is not None and len(shape) != rank):
+    """The array described by `entry`, which must start at `offset`; and the offset behind it.
+
+    An experience has ten, and a learner thousands a second, so nothing is built here but the array.
+    """
+    dtypes, rank = _LEGAL[cls][name]
+    try:
+        code, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise errors.DecodeError(f"array {name} is not described", reason="array") from None
+    if len(entry) != 3 or type(code) is not str or (dtype := dtypes.get(code)) is None:
+        raise errors.DecodeError(f"array {name} has dtype {str(code)[:20]!r}", reason="array")
+    if type(shape) is not list or len(shape) > 5 or (rank is not None and len(shape) != rank):
         raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
-    end = offset + math.prod(shape) * dtype.itemsize
-    if not _is_sizes(offsets) or offsets != [offset, end] or end > len(body):
+    items = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
+        items *= size
+    end = offset + items * dtype.itemsize
+    if type(first) is not int or type(last) is not int or first != offset or last != end or end > len(body):
         raise errors.DecodeError(f"array {name} does not lie where it says", reason="array")
     try:
-        return np.frombuffer(body[offset:end], dtype).reshape(shape), end
+        flat = np.frombuffer(body[offset:end], dtype)
+        return flat if len(shape) == 1 else flat.reshape(shape), end
     except ValueError as error:  # [0, 2**62] has no elements and fits nowhere
         raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array") from error
-
-
-def _is_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
 
 
 def _dump(value: Any) -> str:
