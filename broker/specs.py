@@ -5,6 +5,7 @@ The learner builds its networks from these alone; it never imports an environmen
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -92,8 +93,7 @@ class EnvSpec:
     @property
     def fingerprint(self) -> str:
         """16 hex digits over the canonical JSON of the spec; equal exactly when policies are interchangeable."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return _fingerprint(self)
 
     def describe(self) -> str:
         """One line for people: `obs float32[4] -> 2 actions`."""
@@ -101,6 +101,13 @@ class EnvSpec:
         if self.action.kind == "discrete":
             return f"{observation} -> {self.action.n} actions"
         return f"{observation} -> continuous[{','.join(map(str, self.action.shape))}]"
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(spec: EnvSpec) -> str:
+    """Kept, because the learner asks for it with every message."""
+    canonical = json.dumps(asdict(spec), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def check_head(head: str, action: ActionSpec) -> Head:

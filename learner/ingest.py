@@ -221,13 +221,13 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
     observation, action = spec.observation, spec.action
     if (
         experience.observation.shape != (steps + segments, *observation.shape)
-        or experience.observation.dtype.name != observation.dtype
+        or experience.observation.dtype != observation.dtype
     ):
         raise errors.DecodeError("observations do not have the spec's shape and dtype", reason="shape")
     action_shape, action_dtype = (
         ((steps,), "int32") if action.kind == "discrete" else ((steps, *action.shape), "float32")
     )
-    if experience.action.shape != action_shape or experience.action.dtype.name != action_dtype:
+    if experience.action.shape != action_shape or experience.action.dtype != action_dtype:
         raise errors.DecodeError("actions do not have the spec's shape and dtype", reason="shape")
     if len(experience.log_prob) not in (0, steps):
         raise errors.DecodeError("log-probabilities do not match the steps", reason="shape")
