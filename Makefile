@@ -1,7 +1,8 @@
-# Variables: PYTHON (interpreter for .venv), ARGS (passed to the demo, or to pytest), ONLY (one benchmark).
+# Variables: PYTHON (interpreter for .venv), ARGS (passed to the demo, pytest or chaos), ONLY (one benchmark), DURATION_S.
 PYTHON ?= python3
 ARGS ?=
 ONLY ?=
+DURATION_S ?= 900
 
 BIN := .venv/bin
 PACKAGES := broker edge_actor learner
@@ -11,7 +12,7 @@ SHELL_SCRIPTS = .ci/run $(shell find . \( -name .git -o -name .venv -o -name run
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench test-trixie clean
+.PHONY: help demo test check bench chaos test-trixie clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.11] [ARGS="..."] [ONLY=name]'
@@ -33,6 +34,9 @@ check: .venv/.dev ## ruff, mypy, import-linter, shellcheck
 
 bench: .venv/.dev ## run the benchmarks, one JSON object per line (ONLY=actor runs one)
 	@$(BIN)/python -m tests.benchmarks $(ONLY)
+
+chaos: .venv/.dev ## kill, cut and fill everything for DURATION_S seconds, and show that nothing is lost
+	$(BIN)/python -m tests.system.chaos --duration-s $(DURATION_S) $(ARGS)
 
 test-trixie: ## as root: the actor's tests on Python 3.13, in a Debian Trixie root made by debootstrap
 	tests/trixie/run.sh $(ARGS)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,9 +46,10 @@ def require(kind: str) -> None:
 class BrokerProcess:
     """A broker as users start it, `actorq-broker up`, that can be killed and started again on the same port."""
 
-    def __init__(self, kind: str, tmpdir: str) -> None:
+    def __init__(self, kind: str, tmpdir: str, arguments: Sequence[str] = ()) -> None:
         require(kind)
         self.kind = kind
+        self._arguments = arguments
         self._env = {**os.environ, "TMPDIR": tmpdir}
         self.port = 0
         self.start()
@@ -59,7 +60,8 @@ class BrokerProcess:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "broker", "up", "--kind", self.kind, "--port", str(self.port), "--json"],
+            [sys.executable, "-m", "broker", "up", "--kind", self.kind, "--port", str(self.port), "--json"]
+            + [*self._arguments],
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,

@@ -1,7 +1,8 @@
 """An environment whose steps are numbered, and which keeps its own books, apart from the actor's.
 
-In $COUNTING_LOG: `life-K` gets a byte for every step of the K-th process, `accepted-K` the numbers of the steps whose
-message the spool has accepted. Observation and reward carry K and the number.
+In `log` (or $COUNTING_LOG): `life-K` gets a byte for every step of the K-th process, `accepted-K` the numbers of the
+steps whose message is in a file of the spool, `dropped-K` how many the spool let go of without a receipt. Observation
+and reward carry K and the number.
 """
 
 from __future__ import annotations
@@ -15,30 +16,43 @@ import numpy as np
 
 from edge_actor import spool
 
-LOG = Path(os.environ["COUNTING_LOG"])
-
 
 class Counting(gymnasium.Env):  # type: ignore[type-arg]
-    """Step n of life k gives the reward n and leads to the observation [k, n]; episodes last 23 steps."""
+    """Step n of life k gives the reward n and leads to the observation [k, n]; episodes last 23 steps.
+
+    Args:
+        log: Directory of the books.
+    """
 
     observation_space = gymnasium.spaces.Box(0.0, 2.0**24, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self) -> None:
-        self.life = sum(1 for path in LOG.glob("life-*"))
-        self._file = os.open(LOG / f"life-{self.life}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+    def __init__(self, log: str = "") -> None:
+        self._log = Path(log or os.environ["COUNTING_LOG"])
+        self.life = sum(1 for path in self._log.glob("life-*"))
+        self._file = self._open("life", os.O_EXCL)
         self._steps = 0
         self._watch()
 
+    def _open(self, name: str, flags: int = 0) -> int:
+        return os.open(self._log / f"{name}-{self.life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | flags)
+
     def _watch(self) -> None:
-        accepted = os.open(LOG / f"accepted-{self.life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        add = spool.Spool.add
+        accepted, dropped = self._open("accepted"), self._open("dropped")
+        add, drop = spool.Spool.add, spool.Spool._drop
 
         def add_and_tell(outbox: spool.Spool, taken: Any, *order: int) -> None:
             add(outbox, taken, *order)
-            os.write(accepted, taken.reward.astype(np.int32).tobytes())
+            if outbox._held[-1].record is not None:  # in a file: what waits in memory for room is not accepted yet
+                os.write(accepted, taken.reward.astype(np.int32).tobytes())
+
+        def drop_and_tell(outbox: spool.Spool) -> None:
+            before = outbox.steps_dropped
+            drop(outbox)
+            os.write(dropped, np.int32(outbox.steps_dropped - before).tobytes())
 
         spool.Spool.add = add_and_tell  # type: ignore[method-assign]
+        spool.Spool._drop = drop_and_tell  # type: ignore[method-assign]
 
     def _observe(self) -> np.ndarray[Any, Any]:
         return np.array([self.life, self._steps], np.float32)

@@ -1,0 +1,92 @@
+"""A TLS broker, a learner and a swarm as processes of their own, for benchmarks of what they carry."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from broker import identity
+
+FLEET = "bench"
+ROOT = Path(__file__).parents[2]
+
+
+class Site:
+    """A broker with TLS on this machine, and as many enrolled actors as wanted; a context that ends all it started."""
+
+    def __init__(self, actors: int) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="actorq-bench-")
+        self.directory = Path(self._temporary.name)
+        self._environment = os.environ | {"ACTORQ_HOME": str(self.directory / "home"), "PYTHONPATH": str(ROOT)}
+        self.children: list[subprocess.Popen[str]] = []
+        self._fleet_directory = self.directory / "home" / "fleets" / FLEET
+        fleet = identity.Fleet.open(FLEET, self._fleet_directory)
+        # The broker follows the fleet's directory, so who is enrolled before it starts is there at once
+        broker = ["broker", "up", "--fleet", FLEET, "--tls", "--port", "0", "--kind", "mosquitto", "--json"]
+        fleet.enroll("actor-0000", ["127.0.0.1:1"])
+        self.broker = self.spawn(broker)
+        ready = json.loads(self.line(self.broker))
+        self.address, self.broker_pid = f"mqtts://127.0.0.1:{ready['port']}", int(ready["pid"])
+        for index in range(actors):
+            fleet.enroll(f"actor-{index:04}", [self.address])
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for child in reversed(self.children):
+            if child.poll() is None:
+                child.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(10.0)
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        self._temporary.cleanup()
+
+    def spawn(self, module: Sequence[str], *, nice: int = 0) -> subprocess.Popen[str]:
+        """Starts `python -m MODULE ...`; stdout is a pipe, stderr a file beside the keys."""
+        with open(self.directory / f"{module[0]}-{len(self.children)}.log", "w") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", *module],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+                cwd=self.directory,
+            )
+        self.children.append(child)
+        return child
+
+    def swarm(self, *arguments: str) -> subprocess.Popen[str]:
+        """Simulated actors; see tests/swarm.py."""
+        return self.spawn(["tests.swarm", "--bundles", str(self._fleet_directory / "actors"), *arguments])
+
+    def learner(self, *arguments: str) -> subprocess.Popen[str]:
+        """`actorq-learner train --json` on this fleet."""
+        command = ["learner", "train", "--fleet", FLEET, "--broker", self.address, "--json", "--no-energy"]
+        return self.spawn([*command, "--evaluate-episodes", "0", "--run-dir", str(self.directory / "run"), *arguments])
+
+    def line(self, child: subprocess.Popen[str]) -> str:
+        """The next line that a child prints; says what it wrote on stderr if it ended instead."""
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        if not line:
+            child.wait()
+            logs = "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in sorted(self.directory.glob("*.log")))
+            raise RuntimeError(f"a process ended with {child.returncode} without a word\n{logs}")
+        return line
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far, seconds."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

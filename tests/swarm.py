@@ -1,0 +1,353 @@
+"""Many actors in one process, for benchmarks and tests of load: all of an actor but its board and environment.
+
+Each has its own enrolment, TLS connection, MAC, numbering, window and receipts, and checks every policy it is sent, as
+edge_actor does. What they record is drawn once and sent again and again. One thread serves all sockets: paho's threads
+would deliver 340 of 500 (FACTS.md).
+
+    python -m tests.swarm --bundles DIR --rate 50
+
+prints one JSON line when all are connected, and one after SIGTERM or when --messages are sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import heapq
+import json
+import random
+import resource
+import select
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+
+from broker import address, codec, errors, identity, messages, signing, specs, topics
+from edge_actor import reassembly
+
+SPEC = specs.EnvSpec(specs.ObservationSpec((24,), "float32"), specs.ActionSpec("discrete", n=4))
+BOOT = 1
+HEARTBEAT_S = 4.0
+CONNECTS_AT_ONCE = 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """What each actor sends. `rate` in steps/s, 0 for as fast as receipts come; `messages` 0 for no end."""
+
+    rate: float
+    message_steps: int
+    window: int
+    messages: int
+
+
+@dataclasses.dataclass(slots=True)
+class Tally:
+    """Of all actors together; times in seconds on this machine's monotonic clock."""
+
+    connected: int = 0
+    lost: int = 0
+    sent: int = 0
+    receipted: int = 0
+    bytes_sent: int = 0
+    first_sent_s: float = 0.0
+    last_receipt_s: float = 0.0
+    held_max: int = 0
+    refused: int = 0
+    receipt_s: list[float] = dataclasses.field(default_factory=list)
+    verified_s: dict[int, list[float]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
+
+
+class Pattern:
+    """Experience whose arrays are the same in every message."""
+
+    def __init__(self, steps: int) -> None:
+        rng = np.random.default_rng(0)
+        self.steps = steps
+        self._arrays: dict[str, Any] = {
+            "length": np.array([steps], np.int32),
+            "env_index": np.zeros(1, np.int32),
+            "terminated": np.ones(1, np.uint8),
+            "truncated": np.zeros(1, np.uint8),
+            "episode_return": np.ones(1, np.float32),
+            "episode_length": np.array([steps], np.int32),
+            "observation": rng.standard_normal((steps + 1, *SPEC.observation.shape), np.float32),
+            "action": rng.integers(0, SPEC.action.n, steps).astype(np.int32),
+            "reward": rng.standard_normal(steps, np.float32),
+        }
+
+    def message(self, seq: int, oldest: int, epoch: int) -> bytes:
+        """The encoded message number `seq`."""
+        return codec.encode(
+            messages.Experience(
+                boot=BOOT,
+                seq=seq,
+                oldest=oldest,
+                step=(seq - 1) * self.steps,
+                fingerprint=SPEC.fingerprint,
+                assigned_epoch=epoch,
+                epoch=0,
+                version=0,
+                **self._arrays,
+            )
+        )
+
+
+class SimulatedActor:
+    """One connection. Everything runs on the swarm's thread."""
+
+    def __init__(self, bundle: identity.Bundle, load: Load, pattern: Pattern, tally: Tally) -> None:
+        self._load, self._pattern, self._tally = load, pattern, tally
+        self._topics = topics.Topics(bundle.fleet)
+        self._id = bundle.actor_id
+        self._mac = signing.ActorMac(bundle.mac_key)
+        self._verifier = signing.LearnerVerifier(bundle.learner_key)
+        self._policies = reassembly.Reassembly(SPEC)
+        self._assignment: messages.Assignment | None = None
+        self._held: collections.deque[tuple[int, float]] = collections.deque()  # seq, and when it was sent
+        self._made = self._beats = 0
+        self._ledger = ""
+        where = address.Address.parse(bundle.brokers[0])
+        self.client = client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"{self._id}-swarm")
+        client.max_inflight_messages_set(0)
+        client.username_pw_set(self._id, bundle.password)
+        if where.tls:
+            client.tls_set_context(bundle.tls())
+        client.on_connect = self._connected
+        client.on_subscribe = lambda *args: self.beat()
+        client.on_message = self._message
+        client.will_set(self._topics.actor_state(self._id), self._state(online=False), qos=1, retain=True)
+        client.connect(where.host, where.port, keepalive=60)
+        sock = client.socket()
+        assert isinstance(sock, socket.socket)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+
+    @property
+    def done(self) -> bool:
+        """All that it was told to send has its receipt."""
+        return 0 < self._load.messages <= self._made and not self._held
+
+    def beat(self) -> None:
+        """Says that it is there."""
+        if not self._beats:
+            self._tally.connected += 1
+        self._beats += 1
+        self.client.publish(self._topics.actor_state(self._id), self._state(online=True), qos=1, retain=True)
+
+    def send(self) -> bool:
+        """Sends the next message; false if window, grant or plan forbid it."""
+        granted = self._assignment.steps_granted if self._assignment else 0
+        steps = self._pattern.steps
+        if len(self._held) >= self._load.window or (self._made + 1) * steps > granted or self._made == self._limit:
+            return False
+        self._made += 1
+        oldest = self._held[0][0] if self._held else self._made
+        topic = self._topics.experience(self._id)
+        assert self._assignment is not None
+        payload = self._mac.seal(topic, self._pattern.message(self._made, oldest, self._assignment.epoch))
+        now = time.monotonic()
+        self._held.append((self._made, now))
+        self._tally.first_sent_s = self._tally.first_sent_s or now
+        self._tally.sent += 1
+        self._tally.bytes_sent += len(payload)
+        self._tally.held_max = max(self._tally.held_max, len(self._held))
+        self.client.publish(topic, payload, qos=1)
+        return True
+
+    @property
+    def _limit(self) -> int:
+        return self._load.messages or -1
+
+    def _state(self, *, online: bool) -> bytes:
+        birth = messages.Birth("Simulated-v0", SPEC, 1, "simulated", "", "none", "", 0.0)
+        state = messages.ActorState(online, "swarm", BOOT, self._beats, birth)
+        return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
+
+    def _connected(self, client: mqtt.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
+        if reason.is_failure:
+            raise ConnectionError(f"{self._id}: {reason}")
+        names, channel = self._topics, topics.MAIN_CHANNEL
+        wanted = (names.assignment(self._id), names.receipt(self._id), names.keyframe(channel), names.delta(channel))
+        client.subscribe([(name, 1) for name in wanted])
+
+    def _message(self, client: mqtt.Client, userdata: Any, message: mqtt.MQTTMessage) -> None:
+        if not message.payload:
+            return
+        body = self._verifier.open(message.topic, message.payload)
+        leaf = message.topic.rpartition("/")[2]
+        if leaf == "receipt":
+            self._acknowledge(codec.decode(messages.Receipt, body))
+        elif leaf == "assignment":
+            assignment = codec.decode(messages.Assignment, body)
+            if assignment.boot == BOOT:
+                self._assignment = assignment
+        else:
+            self._take_policy(leaf, body, message.payload)
+
+    def _acknowledge(self, receipt: messages.Receipt) -> None:
+        now = time.monotonic()
+        while self._held and receipt.boot == BOOT and self._held[0][0] <= receipt.seq:
+            self._tally.receipt_s.append(now - self._held.popleft()[1])
+            self._tally.receipted += 1
+            self._tally.last_receipt_s = now
+
+    def _take_policy(self, leaf: str, body: memoryview, sealed: bytes) -> None:
+        try:
+            if leaf == "keyframe":
+                self._policies.add_keyframe(codec.decode(messages.Policy, body), sealed, 0.0)
+            else:
+                self._policies.add_delta(codec.decode(messages.PolicyDelta, body), sealed, 0.0)
+            waiting = self._policies.take_waiting()
+            if waiting is not None:
+                self._policies.add_delta(*waiting, 0.0)
+        except errors.PolicyError:
+            self._tally.refused += 1
+            return
+        newest = self._policies.newest
+        if newest is not None:
+            self._tally.verified_s[newest.manifest.version].append(time.monotonic())
+
+
+class Swarm:
+    """Simulated actors on one epoll loop."""
+
+    def __init__(self, bundles: Sequence[identity.Bundle], load: Load) -> None:
+        self.tally = Tally()
+        self._load = load
+        self._pattern = Pattern(load.message_steps)
+        self._bundles = list(bundles)
+        self._actors: dict[int, SimulatedActor] = {}
+        self._poll = select.epoll()
+        self._writing: set[int] = set()
+        self._due: list[tuple[float, int, str]] = []
+        self._stop = False
+
+    def stop(self) -> None:
+        """Ends `run` soon; safe in a signal handler."""
+        self._stop = True
+
+    def run(self) -> None:
+        """Connects everybody, says so, and serves them until all are done or `stop`."""
+        said = False
+        while not self._stop and not (said and self._load.messages and all(a.done for a in self._actors.values())):
+            if self._bundles and len(self._actors) - self.tally.connected < CONNECTS_AT_ONCE:
+                self._connect(self._bundles.pop())
+            if not said and not self._bundles and self.tally.connected == len(self._actors):
+                said = True
+                print(json.dumps({"connected": self.tally.connected, "at_s": time.monotonic()}), flush=True)
+            self._serve()
+            self._run_due()
+        for actor in self._actors.values():
+            actor.client.disconnect()
+
+    def _connect(self, bundle: identity.Bundle) -> None:
+        actor = SimulatedActor(bundle, self._load, self._pattern, self.tally)
+        number = actor.socket.fileno()
+        self._actors[number] = actor
+        self._poll.register(number, select.EPOLLIN)
+        now = time.monotonic()
+        heapq.heappush(self._due, (now + HEARTBEAT_S * random.uniform(0.5, 1.0), number, "beat"))
+        period_s = self._load.message_steps / self._load.rate if self._load.rate else 0.0
+        heapq.heappush(self._due, (now + period_s * random.random(), number, "send"))
+
+    def _serve(self) -> None:
+        wait_s = 0.0 if self._bundles else max(0.0, min(0.1, self._due[0][0] - time.monotonic()))
+        for number, event in self._poll.poll(wait_s):
+            actor = self._actors[number]
+            if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                self._read(number, actor)
+            if event & select.EPOLLOUT:
+                actor.client.loop_write()
+            if not self._load.rate:
+                while actor.send():
+                    pass
+            self._watch(number, actor)
+
+    def _read(self, number: int, actor: SimulatedActor) -> None:
+        while True:
+            actor.client.loop_read()
+            if actor.client.socket() is None:
+                self.tally.lost += 1
+                raise ConnectionError("an actor lost its connection")
+            if not (isinstance(actor.socket, ssl.SSLSocket) and actor.socket.pending()):
+                return
+
+    def _watch(self, number: int, actor: SimulatedActor) -> None:
+        """Asks for the socket to be writable as long as paho has something to write."""
+        wants = actor.client.want_write()
+        if wants != (number in self._writing):
+            self._poll.modify(number, select.EPOLLIN | (select.EPOLLOUT if wants else 0))
+            (self._writing.add if wants else self._writing.discard)(number)
+
+    def _run_due(self) -> None:
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            at, number, what = heapq.heappop(self._due)
+            actor = self._actors[number]
+            if what == "beat":
+                actor.beat()
+                actor.client.loop_misc()
+                after = HEARTBEAT_S
+            else:
+                sent = actor.send()
+                after = self._load.message_steps / self._load.rate if sent and self._load.rate else 0.05
+            heapq.heappush(self._due, (max(now, at) + after, number, what))
+            self._watch(number, actor)
+
+
+def report(tally: Tally, message_steps: int) -> dict[str, Any]:
+    """The last line."""
+    receipt_ms = np.array(tally.receipt_s or [np.nan]) * 1e3
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "connected": tally.connected,
+        "lost": tally.lost,
+        "sent": tally.sent,
+        "receipted": tally.receipted,
+        "steps": tally.receipted * message_steps,
+        "bytes_sent": tally.bytes_sent,
+        "first_sent_s": tally.first_sent_s,
+        "last_receipt_s": tally.last_receipt_s,
+        "receipt_ms": {p: round(float(np.percentile(receipt_ms, p)), 2) for p in (50, 99, 100)},
+        "held_max": tally.held_max,
+        "refused": tally.refused,
+        "verified_s": {str(version): seen for version, seen in tally.verified_s.items()},
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
+        "rss_mb": round(usage.ru_maxrss / 1024, 1),
+    }
+
+
+def main() -> None:
+    """Runs a swarm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundles", type=Path, required=True, help="directory of enrolment bundles")
+    parser.add_argument("--first", type=int, default=0, help="index of the first bundle to take")
+    parser.add_argument("--count", type=int, default=1 << 30, help="how many")
+    parser.add_argument("--rate", type=float, default=0.0, help="steps/s of each actor; 0: as fast as receipts come")
+    parser.add_argument("--message-steps", type=int, default=256)
+    parser.add_argument("--window", type=int, default=64, help="messages without a receipt, at most")
+    parser.add_argument("--messages", type=int, default=0, help="messages of each actor; 0: until SIGTERM")
+    args = parser.parse_args()
+    files = sorted(args.bundles.glob("*.json"))[args.first : args.first + args.count]
+    load = Load(args.rate, args.message_steps, args.window, args.messages)
+    swarm = Swarm([identity.Bundle.read(file) for file in files], load)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *args: swarm.stop())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    swarm.run()
+    print(json.dumps(report(swarm.tally, load.message_steps)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The short form of `make chaos`, and proof that its books would notice."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker import codec
+from learner import ledger
+from tests import conftest as brokers
+from tests.broker import examples
+from tests.system import audit, chaos
+
+DURATION_S = 40.0
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.parametrize("name", chaos.SCENARIOS)
+def test_nothing_is_lost_in_chaos(name: str) -> None:
+    for kind in chaos.SCENARIOS[name]:
+        brokers.require(kind)
+    said: list[str] = []
+    result = chaos.scenario(name, DURATION_S, seed=1, say=said.append)
+    assert result["holds"], "\n".join((*said, chaos.sentence(result)))
+    assert result["accepted"] > 1000 and sum(result["faults"].values()) >= 3
+
+
+def fill(directory: Path, in_ledger: list[list[int]]) -> audit.Balance:
+    """The balance of an actor that took ten steps and had eight accepted, beside a ledger with these messages."""
+    logs = directory / "books"
+    (logs / "pi").mkdir(parents=True)
+    (logs / "pi" / "life-0").write_bytes(b"." * 10)
+    (logs / "pi" / "accepted-0").write_bytes(np.arange(1, 9, dtype=np.int32).tobytes())
+    (logs / "pi" / "dropped-0").write_bytes(np.array([1], np.int32).tobytes())
+    book = ledger.Ledger(directory / ledger.NAME, keep=True)
+    entries = []
+    for seq, numbers in enumerate(in_ledger, 1):
+        n = len(numbers)
+        message = dataclasses.replace(
+            examples.EXAMPLES["experience"],
+            boot=1,
+            seq=seq,
+            reward=np.array(numbers, np.float32),
+            observation=np.zeros((n + 1, 2), np.float32),
+        )
+        entries.append(ledger.Entry("pi", 1, seq, 0, n, 0, 0, ledger.OK, codec.encode(message)))
+    book.begin(entries, 0)
+    book.wait()
+    book.close()
+    return audit.Audit(logs, directory).balance({"pi": 1})
+
+
+def test_books_that_agree(tmp_path: Path) -> None:
+    balance = fill(tmp_path, [[1, 2, 3], [4, 5, 6, 7, 8]])
+    assert balance == audit.Balance(accepted=8, lost=0, twice=0, dropped=1, invented=0) and balance.holds
+
+
+def test_what_was_dropped_and_counted_may_be_missing(tmp_path: Path) -> None:
+    balance = fill(tmp_path, [[1, 2, 3], [5, 6, 7, 8]])
+    assert balance.lost == 1 and balance.holds
+
+
+@pytest.mark.parametrize(
+    ("in_ledger", "name"),
+    [([[1, 2], [5, 6, 7, 8]], "lost"), ([[1, 2, 3], [3, 4, 5, 6, 7, 8]], "twice"), ([[*range(1, 12)]], "invented")],
+)
+def test_books_that_do_not_agree(tmp_path: Path, in_ledger: list[list[int]], name: str) -> None:
+    balance = fill(tmp_path, in_ledger)
+    assert getattr(balance, name) > 0 and not balance.holds
