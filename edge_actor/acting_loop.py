@@ -64,15 +64,13 @@ class Actor:
             )
         self._settings, self._on_log = settings, on_log
         self._runtime = interpreter.find(settings.runtime)
-        self._id = bundle.actor_id
-        self._topics = topics.Topics(bundle.fleet)
+        self._id, self._topics = bundle.actor_id, topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
         environment = self._make(settings.env, settings.envs) if settings.env else None
         # A lost counter begins with the time: what is retained for an earlier boot must never fit a later one
         self._boot = identity.next_count(self._state_dir / "boot", first=int(time.time()))
         self._session = secrets.token_hex(8)
-        self._mac = signing.ActorMac(bundle.mac_key)
-        self._verifier = signing.LearnerVerifier(bundle.learner_key)
+        self._mac, self._verifier = signing.ActorMac(bundle.mac_key), signing.LearnerVerifier(bundle.learner_key)
         self._inbox = inbox.Inbox(self._verifier, self._boot, on_log)
         self._link = self._connectable(bundle)
         self._stopping = self._reconnected = False

@@ -81,7 +81,7 @@ class Fleet:
 
     def start_learner(self) -> None:
         """Starts the learner, on the run that there is."""
-        brokers = [word for where in self._addresses("learner") for word in ("--broker", where)]
+        brokers = ["--broker", ",".join(self._addresses("learner"))]
         command = ["learner", "train", "--fleet", FLEET, *brokers, "--keep-experience", "--evaluate-episodes", "0"]
         command += ["--checkpoint-period-s", "0.5", "--json"]
         started = self.run.exists()
