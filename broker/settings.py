@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser, *classes: type[Any]) -> None:
         if hint is bool:
             group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            group.add_argument(flag, dest=name, metavar=_metavar(hint), default=None, help=text)
+            is_list = typing.get_origin(hint) is tuple
+            action = "append" if is_list else "store"
+            group.add_argument(flag, dest=name, metavar=_metavar(hint), default=None, action=action, help=text)
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
     parser.add_argument("--dump-config", action="store_true", help="print the effective settings as TOML and stop")
 
@@ -136,6 +138,9 @@ def _environment(prefix: str) -> list[Table]:
 
 def _flags(fields: Mapping[str, Any], args: argparse.Namespace) -> list[Table]:
     given = {name: getattr(args, name, None) for name in fields}
+    for name, value in given.items():
+        if isinstance(value, list):  # a flag of a list may come once with commas, or once for each item
+            given[name] = ",".join(value)
     return [("flag", {name: value for name, value in given.items() if value is not None})]
 
 

@@ -54,6 +54,10 @@ def test_flags_of_every_type() -> None:
     assert got == Config(100.0, 7, "", False, ("a:1", "b"), (256, 256))
 
 
+def test_a_list_may_be_given_item_by_item() -> None:
+    assert load("--brokers", "a:1", "--brokers", "b, c").brokers == ("a:1", "b", "c")
+
+
 @pytest.mark.parametrize("text", ["true", "1", "YES", "on"])
 def test_truth_in_the_environment(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AQTEST_FAST", text)
