@@ -270,7 +270,7 @@ class Actor:
                 where=f"actor {self._id}",
                 todo="compare its environment with the other actors', or start it on another fleet",
             )
-        self._assignment = assignment
+        self._assignment, self._heartbeat.assigned_s = assignment, assignment.message_period_s
         self._recorder.assign(assignment)
         self._grant.assign(assignment, self._recorder.recorded)
         self._explorer.assign(assignment)

@@ -10,11 +10,15 @@ class Heartbeat:
     """A thread that calls `beat` every `period_s`, and at once when asked.
 
     A thread, so that a slow environment is not mistaken for a dead actor; that it stands still shows in its steps.
+
+    Attributes:
+        assigned_s: The learner of a large fleet asks for longer periods.
     """
 
     def __init__(self, beat: Callable[[], None], period_s: float) -> None:
         self._beat = beat
         self._period_s = period_s
+        self.assigned_s = 0.0
         self._now = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -34,7 +38,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while True:
-            self._now.wait(self._period_s)
+            self._now.wait(max(self._period_s, self.assigned_s))
             self._now.clear()
             if self._stopping:
                 return

@@ -22,6 +22,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.episodes = 0
+        self.updates_per_s = 0.0  # as the newest row has it
         self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lag_sum = 0
         self._lag_steps = 0
@@ -58,11 +59,12 @@ class Progress:
         if elapsed < PERIOD_S:
             return None
         updates, env_steps = loop.algorithm.updates, loop.env_steps
+        self.updates_per_s = (updates - self._updates) / elapsed
         row: dict[str, float] = {
             "env_steps": env_steps,
             "updates": updates,
             "episodes": self.episodes,
-            "updates_per_s": (updates - self._updates) / elapsed,
+            "updates_per_s": self.updates_per_s,
             "env_steps_per_s": (env_steps - self._env_steps) / elapsed,
             "samples_per_insert": loop.limiter.sampled / max(1, env_steps),
             "epsilon": loop.epsilon,

@@ -32,9 +32,13 @@ class RateLimiter:
             )
         self.samples_per_insert = samples_per_insert
         self.min_size = min_size
-        self.error_buffer = error_buffer
+        self.error_buffer = self._least_buffer = error_buffer
         self.inserted = 0
         self.sampled = 0
+
+    def widen(self, error_buffer: float) -> None:
+        """Lets either side run so far ahead, but never less than it was made with."""
+        self.error_buffer = max(self._least_buffer, error_buffer)
 
     def insert(self, transitions: int) -> None:
         """Counts transitions that entered replay."""
@@ -54,7 +58,8 @@ class RateLimiter:
     def steps_granted(self) -> int:
         """Transitions that the whole fleet may have inserted since the start, so that the learner can keep up.
 
-        Never falls, and never lies below what `may_sample` needs to go on, if `error_buffer` covers one `sample`.
+        Falls only when `widen` narrows it, and never lies below what `may_sample` needs to go on, if `error_buffer`
+        covers one `sample`.
         """
         steps = math.floor((self.sampled + self._target + self.error_buffer) / self.samples_per_insert)
         return max(self.min_size, steps)

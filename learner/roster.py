@@ -13,6 +13,8 @@ SILENCE_S = 10.0
 """An actor that said nothing for so long is not counted as live."""
 ASSIGN_PERIOD_S = 0.02
 """Least time between two assignments of one actor that differ in nothing but the pace."""
+MESSAGES_PER_S = 200.0
+"""What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
 
 
 @dataclass(slots=True)
@@ -48,7 +50,15 @@ class Roster:
         self._log = log
         self.actors: dict[str, Actor] = {}
         self._spec: specs.EnvSpec | None = None
+        self._working: list[Actor] | None = None
+        self._looked_at = -math.inf
+        self._somebody_waits = False
         self.env_id = env_id
+
+    @property
+    def period_s(self) -> float:
+        """How often each actor may speak and be spoken to in a fleet of this size."""
+        return len(self.working()) / MESSAGES_PER_S
 
     @property
     def the_spec(self) -> specs.EnvSpec:
@@ -73,7 +83,10 @@ class Roster:
         actor.live = state.online and (actor.live or not retained)
         if not retained:
             actor.seen_at = now_s
+        if is_new or actor.live != was_live:
+            self._working = None
         if actor.live and (is_new or not was_live):
+            self._somebody_waits = True
             self._admit(actor)
         elif was_live and not actor.live:
             self._log(f"actor {actor_id} went offline")
@@ -101,15 +114,25 @@ class Roster:
 
     def expire(self, now_s: float) -> None:
         """Marks actors that fell silent as not live."""
+        silence_s = SILENCE_S + 2.0 * self.period_s
         for actor in self.actors.values():
-            if actor.live and now_s - actor.seen_at > SILENCE_S:
-                actor.live = False
+            if actor.live and now_s - actor.seen_at > silence_s:
+                actor.live, self._working = False, None
                 self._log(f"actor {actor.actor_id} fell silent")
 
     def working(self) -> list[Actor]:
         """Live actors whose experience is wanted, by slot."""
-        found = (a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth)
-        return sorted(found, key=lambda actor: actor.slot)
+        if self._working is None:
+            found = (a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth)
+            self._working = sorted(found, key=lambda actor: actor.slot)
+        return self._working
+
+    def look(self, now_s: float) -> bool:
+        """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
+        if not self._somebody_waits and now_s - self._looked_at < self.period_s / 4:
+            return False
+        self._looked_at, self._somebody_waits = now_s, False
+        return True
 
     def assign(
         self,
@@ -132,6 +155,7 @@ class Roster:
             now_s: Monotonic time.
         """
         n = max(1, len(self.working()))
+        period_s = 0.0 if settings.deterministic else max(settings.message_period_s, self.period_s)
         granted = actor.recorded + math.ceil(max(0, steps_left) / n)
         old = actor.assignment
         if old is None:
@@ -150,7 +174,7 @@ class Roster:
                 steps_granted=granted,
                 record_fraction=settings.record_fraction,
                 message_steps=settings.message_steps,
-                message_period_s=0.0 if settings.deterministic else settings.message_period_s,
+                message_period_s=period_s,
                 lockstep_version=lockstep_version,
                 refused=actor.refused,
             )
@@ -158,12 +182,13 @@ class Roster:
             new = replace(
                 old,
                 steps_granted=max(old.steps_granted, granted),
+                message_period_s=period_s,
                 lockstep_version=lockstep_version,
                 refused=actor.refused,
             )
             if new == old or (
                 (new.lockstep_version, new.refused) == (old.lockstep_version, old.refused)
-                and (now_s - actor.assigned_at < ASSIGN_PERIOD_S)
+                and (now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, self.period_s))
             ):
                 return None
         actor.assignment, actor.assigned_at = new, now_s

@@ -325,9 +325,15 @@ class TrainingLoop:
             self.metrics.write(row)
 
     def _assign(self, lockstep_version: int) -> None:
+        now = time.monotonic()
         if self.settings.deterministic:
             goal = self.env_steps if self._budget_spent else self._lockstep_goal
+        elif not self.roster.look(now):
+            return
         else:
+            # A grant has to last until its actor is given the next one
+            samples_per_s = self.progress.updates_per_s * self.algorithm_settings.batch_size
+            self.limiter.widen(2.0 * self.roster.period_s * samples_per_s)
             goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
         for actor in self.roster.actors.values():
             if not actor.live:
@@ -338,7 +344,7 @@ class TrainingLoop:
                 env_steps=self.env_steps,
                 lockstep_version=lockstep_version,
                 settings=self.settings,
-                now_s=time.monotonic(),
+                now_s=now,
             )
             if assignment is not None:
                 self.session.retain(self.session.topics.assignment(actor.actor_id), assignment)

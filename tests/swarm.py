@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import heapq
 import json
 import random
@@ -36,9 +37,10 @@ from broker import address, codec, errors, identity, messages, signing, specs, t
 from edge_actor import reassembly
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,), "float32"), specs.ActionSpec("discrete", n=4))
-BOOT = 1
-HEARTBEAT_S = 4.0
+BOOT = int(time.time())
+HEARTBEAT_S = 1.0
 CONNECTS_AT_ONCE = 20
+RECEIPTS_TIMEOUT_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Tally:
     lost: int = 0
     sent: int = 0
     receipted: int = 0
+    steps: int = 0
     bytes_sent: int = 0
     first_sent_s: float = 0.0
     last_receipt_s: float = 0.0
@@ -69,11 +72,10 @@ class Tally:
 
 
 class Pattern:
-    """Experience whose arrays are the same in every message."""
+    """Experience of one segment, whose arrays are the same in every message."""
 
     def __init__(self, steps: int) -> None:
         rng = np.random.default_rng(0)
-        self.steps = steps
         self._arrays: dict[str, Any] = {
             "length": np.array([steps], np.int32),
             "env_index": np.zeros(1, np.int32),
@@ -86,14 +88,14 @@ class Pattern:
             "reward": rng.standard_normal(steps, np.float32),
         }
 
-    def message(self, seq: int, oldest: int, epoch: int) -> bytes:
-        """The encoded message number `seq`."""
+    def message(self, seq: int, oldest: int, step: int, epoch: int) -> bytes:
+        """The encoded message number `seq`, after `step` steps."""
         return codec.encode(
             messages.Experience(
                 boot=BOOT,
                 seq=seq,
                 oldest=oldest,
-                step=(seq - 1) * self.steps,
+                step=step,
                 fingerprint=SPEC.fingerprint,
                 assigned_epoch=epoch,
                 epoch=0,
@@ -103,19 +105,22 @@ class Pattern:
         )
 
 
+_pattern = functools.lru_cache(maxsize=16)(Pattern)
+
+
 class SimulatedActor:
     """One connection. Everything runs on the swarm's thread."""
 
-    def __init__(self, bundle: identity.Bundle, load: Load, pattern: Pattern, tally: Tally) -> None:
-        self._load, self._pattern, self._tally = load, pattern, tally
+    def __init__(self, bundle: identity.Bundle, load: Load, tally: Tally) -> None:
+        self._load, self._tally = load, tally
         self._topics = topics.Topics(bundle.fleet)
         self._id = bundle.actor_id
         self._mac = signing.ActorMac(bundle.mac_key)
         self._verifier = signing.LearnerVerifier(bundle.learner_key)
         self._policies = reassembly.Reassembly(SPEC)
         self._assignment: messages.Assignment | None = None
-        self._held: collections.deque[tuple[int, float]] = collections.deque()  # seq, and when it was sent
-        self._made = self._beats = 0
+        self._held: collections.deque[tuple[int, int, float]] = collections.deque()  # seq, steps, and when it was sent
+        self._made = self._recorded = self._beats = 0
         self._ledger = ""
         where = address.Address.parse(bundle.brokers[0])
         self.client = client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"{self._id}-swarm")
@@ -138,6 +143,16 @@ class SimulatedActor:
         """All that it was told to send has its receipt."""
         return 0 < self._load.messages <= self._made and not self._held
 
+    @property
+    def held(self) -> int:
+        """Messages without a receipt."""
+        return len(self._held)
+
+    def close(self) -> None:
+        """Says goodbye."""
+        self.client.publish(self._topics.actor_state(self._id), self._state(online=False), qos=1, retain=True)
+        self.client.disconnect()
+
     def beat(self) -> None:
         """Says that it is there."""
         if not self._beats:
@@ -145,29 +160,40 @@ class SimulatedActor:
         self._beats += 1
         self.client.publish(self._topics.actor_state(self._id), self._state(online=True), qos=1, retain=True)
 
+    @property
+    def period_s(self) -> float:
+        """Between two messages, and two heartbeats, as the learner assigned it."""
+        return self._assignment.message_period_s if self._assignment else 0.0
+
+    @property
+    def message_steps(self) -> int:
+        """Steps of the next message: what is recorded in the assigned period, where there is a rate."""
+        wanted = self._assignment
+        if wanted is None or not self._load.rate:
+            return self._load.message_steps
+        return max(1, min(wanted.message_steps, round(self._load.rate * wanted.message_period_s)))
+
     def send(self) -> bool:
         """Sends the next message; false if window, grant or plan forbid it."""
-        granted = self._assignment.steps_granted if self._assignment else 0
-        steps = self._pattern.steps
-        if len(self._held) >= self._load.window or (self._made + 1) * steps > granted or self._made == self._limit:
+        wanted, steps = self._assignment, self.message_steps
+        if wanted is None or self._recorded + steps > wanted.steps_granted or 0 < self._load.messages <= self._made:
+            return False
+        if len(self._held) >= self._load.window:
             return False
         self._made += 1
         oldest = self._held[0][0] if self._held else self._made
         topic = self._topics.experience(self._id)
-        assert self._assignment is not None
-        payload = self._mac.seal(topic, self._pattern.message(self._made, oldest, self._assignment.epoch))
+        body = _pattern(steps).message(self._made, oldest, self._recorded, wanted.epoch)
+        payload = self._mac.seal(topic, body)
         now = time.monotonic()
-        self._held.append((self._made, now))
+        self._recorded += steps
+        self._held.append((self._made, steps, now))
         self._tally.first_sent_s = self._tally.first_sent_s or now
         self._tally.sent += 1
         self._tally.bytes_sent += len(payload)
         self._tally.held_max = max(self._tally.held_max, len(self._held))
         self.client.publish(topic, payload, qos=1)
         return True
-
-    @property
-    def _limit(self) -> int:
-        return self._load.messages or -1
 
     def _state(self, *, online: bool) -> bytes:
         birth = messages.Birth("Simulated-v0", SPEC, 1, "simulated", "", "none", "", 0.0)
@@ -198,8 +224,10 @@ class SimulatedActor:
     def _acknowledge(self, receipt: messages.Receipt) -> None:
         now = time.monotonic()
         while self._held and receipt.boot == BOOT and self._held[0][0] <= receipt.seq:
-            self._tally.receipt_s.append(now - self._held.popleft()[1])
+            _, steps, sent_s = self._held.popleft()
+            self._tally.receipt_s.append(now - sent_s)
             self._tally.receipted += 1
+            self._tally.steps += steps
             self._tally.last_receipt_s = now
 
     def _take_policy(self, leaf: str, body: memoryview, sealed: bytes) -> None:
@@ -225,7 +253,6 @@ class Swarm:
     def __init__(self, bundles: Sequence[identity.Bundle], load: Load) -> None:
         self.tally = Tally()
         self._load = load
-        self._pattern = Pattern(load.message_steps)
         self._bundles = list(bundles)
         self._actors: dict[int, SimulatedActor] = {}
         self._poll = select.epoll()
@@ -240,7 +267,7 @@ class Swarm:
     def run(self) -> None:
         """Connects everybody, says so, and serves them until all are done or `stop`."""
         said = False
-        while not self._stop and not (said and self._load.messages and all(a.done for a in self._actors.values())):
+        while not (self._stop or (said and self._load.messages and all(a.done for a in self._actors.values()))):
             if self._bundles and len(self._actors) - self.tally.connected < CONNECTS_AT_ONCE:
                 self._connect(self._bundles.pop())
             if not said and not self._bundles and self.tally.connected == len(self._actors):
@@ -248,21 +275,23 @@ class Swarm:
                 print(json.dumps({"connected": self.tally.connected, "at_s": time.monotonic()}), flush=True)
             self._serve()
             self._run_due()
+        deadline = time.monotonic() + RECEIPTS_TIMEOUT_S
+        while any(actor.held for actor in self._actors.values()) and time.monotonic() < deadline:
+            self._serve()
         for actor in self._actors.values():
-            actor.client.disconnect()
+            actor.close()
 
     def _connect(self, bundle: identity.Bundle) -> None:
-        actor = SimulatedActor(bundle, self._load, self._pattern, self.tally)
+        actor = SimulatedActor(bundle, self._load, self.tally)
         number = actor.socket.fileno()
         self._actors[number] = actor
         self._poll.register(number, select.EPOLLIN)
         now = time.monotonic()
         heapq.heappush(self._due, (now + HEARTBEAT_S * random.uniform(0.5, 1.0), number, "beat"))
-        period_s = self._load.message_steps / self._load.rate if self._load.rate else 0.0
-        heapq.heappush(self._due, (now + period_s * random.random(), number, "send"))
+        heapq.heappush(self._due, (now + random.random(), number, "send"))
 
     def _serve(self) -> None:
-        wait_s = 0.0 if self._bundles else max(0.0, min(0.1, self._due[0][0] - time.monotonic()))
+        wait_s = 0.0 if self._bundles else min(0.1, max(0.0, self._due[0][0] - time.monotonic()))
         for number, event in self._poll.poll(wait_s):
             actor = self._actors[number]
             if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
@@ -270,7 +299,7 @@ class Swarm:
             if event & select.EPOLLOUT:
                 actor.client.loop_write()
             if not self._load.rate:
-                while actor.send():
+                while not self._stop and actor.send():
                     pass
             self._watch(number, actor)
 
@@ -298,15 +327,15 @@ class Swarm:
             if what == "beat":
                 actor.beat()
                 actor.client.loop_misc()
-                after = HEARTBEAT_S
+                after = max(HEARTBEAT_S, actor.period_s)
             else:
-                sent = actor.send()
-                after = self._load.message_steps / self._load.rate if sent and self._load.rate else 0.05
+                steps = actor.message_steps
+                after = steps / self._load.rate if actor.send() and self._load.rate else 0.05
             heapq.heappush(self._due, (max(now, at) + after, number, what))
             self._watch(number, actor)
 
 
-def report(tally: Tally, message_steps: int) -> dict[str, Any]:
+def report(tally: Tally) -> dict[str, Any]:
     """The last line."""
     receipt_ms = np.array(tally.receipt_s or [np.nan]) * 1e3
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -315,7 +344,7 @@ def report(tally: Tally, message_steps: int) -> dict[str, Any]:
         "lost": tally.lost,
         "sent": tally.sent,
         "receipted": tally.receipted,
-        "steps": tally.receipted * message_steps,
+        "steps": tally.steps,
         "bytes_sent": tally.bytes_sent,
         "first_sent_s": tally.first_sent_s,
         "last_receipt_s": tally.last_receipt_s,
@@ -335,7 +364,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="index of the first bundle to take")
     parser.add_argument("--count", type=int, default=1 << 30, help="how many")
     parser.add_argument("--rate", type=float, default=0.0, help="steps/s of each actor; 0: as fast as receipts come")
-    parser.add_argument("--message-steps", type=int, default=256)
+    parser.add_argument("--message-steps", type=int, default=256, help="of each message, where there is no rate")
     parser.add_argument("--window", type=int, default=64, help="messages without a receipt, at most")
     parser.add_argument("--messages", type=int, default=0, help="messages of each actor; 0: until SIGTERM")
     args = parser.parse_args()
@@ -346,7 +375,7 @@ def main() -> None:
         signal.signal(signum, lambda *args: swarm.stop())
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     swarm.run()
-    print(json.dumps(report(swarm.tally, load.message_steps)), flush=True)
+    print(json.dumps(report(swarm.tally)), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -52,7 +53,7 @@ class Site:
                 child.wait()
         self._temporary.cleanup()
 
-    def spawn(self, module: Sequence[str], *, nice: int = 0) -> subprocess.Popen[str]:
+    def spawn(self, module: Sequence[str]) -> subprocess.Popen[str]:
         """Starts `python -m MODULE ...`; stdout is a pipe, stderr a file beside the keys."""
         with open(self.directory / f"{module[0]}-{len(self.children)}.log", "w") as log:
             child = subprocess.Popen(
@@ -84,6 +85,25 @@ class Site:
             logs = "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in sorted(self.directory.glob("*.log")))
             raise RuntimeError(f"a process ended with {child.returncode} without a word\n{logs}")
         return line
+
+    def newest_metrics(self) -> dict[str, Any]:
+        """The last row that the learner wrote."""
+        lines = (self.directory / "run" / "metrics.jsonl").read_text().splitlines()
+        row: dict[str, Any] = json.loads(lines[-1])
+        return row
+
+    @staticmethod
+    def stop_learner(learner: subprocess.Popen[str]) -> dict[str, Any]:
+        """Ends the learner as Ctrl-C does; its summary."""
+        learner.terminate()
+        output, _ = learner.communicate(timeout=60.0)
+        summary: dict[str, Any] = json.loads(output)
+        return summary
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process now."""
+    return float(psutil.Process(pid).memory_info().rss) / (1 << 20)
 
 
 def cpu_s(pid: int) -> float:

@@ -51,10 +51,10 @@ def run() -> Iterator[dict[str, Any]]:
 
 
 def _case(name: str, hidden: tuple[int, ...], *, publishes: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="actorq-bench-") as temporary, _home(Path(temporary)) as home:
-        log = home / "gaps.json"
-        with _fleet(home, log) as (here, actors):
-            bench = _Bench(here, actors, hidden, home / "run")
+    with tempfile.TemporaryDirectory(prefix="actorq-bench-") as temporary, home(Path(temporary)) as directory:
+        log = directory / "gaps.json"
+        with _fleet(directory, log) as (here, actors):
+            bench = _Bench(here, actors, hidden, directory / "run")
             bench.publish()  # the first one has a keyframe, and the template that `prepare` made
             for stages in dataclasses.asdict(bench.publisher.timings).values():
                 stages.clear()
@@ -71,7 +71,7 @@ class _Bench:
     def __init__(self, here: session.Session, actors: roster.Roster, hidden: tuple[int, ...], directory: Path) -> None:
         self.here, self.actors = here, actors
         self.rng = np.random.default_rng(0)
-        self.policy = _initial(hidden, actors.the_spec.observation.shape[0], actors.the_spec.action.n, self.rng)
+        self.policy = initial(hidden, actors.the_spec.observation.shape[0], actors.the_spec.action.n, self.rng)
         shape = (calibrate.rows(self.policy), *actors.the_spec.observation.shape)
         self.observations = calibrate.split(self.rng.standard_normal(shape, np.float32))
         # A random network's actions nearly tie; what the gate would say of it is not the matter here
@@ -95,11 +95,7 @@ class _Bench:
 
     def train(self) -> None:
         """Changes the weights, and serves the actor meanwhile."""
-        changed = []
-        for array in layers.arrays(self.policy).values():
-            step = LEVELS * np.abs(array).max(0) / 127.0
-            changed.append((array + step * self.rng.standard_normal(array.shape, np.float32)).astype(np.float32))
-        self.policy = layers.with_arrays(self.policy, changed)
+        self.policy = trained(self.policy, self.rng)
         until = time.monotonic() + self.rng.uniform(*TRAINING_S)
         while (left := until - time.monotonic()) > 0:
             self._serve(left)
@@ -136,7 +132,17 @@ class _Bench:
             self.here.retain(self.here.topics.receipt(ACTOR), messages.Receipt("bench", boot, seq))
 
 
-def _initial(hidden: tuple[int, ...], inputs: int, outputs: int, rng: np.random.Generator) -> layers.PolicyLayers:
+def trained(policy: layers.PolicyLayers, rng: np.random.Generator) -> layers.PolicyLayers:
+    """The policy after about as much training as lies between two publishes."""
+    changed = []
+    for array in layers.arrays(policy).values():
+        step = LEVELS * np.abs(array).max(0) / 127.0
+        changed.append((array + step * rng.standard_normal(array.shape, np.float32)).astype(np.float32))
+    return layers.with_arrays(policy, changed)
+
+
+def initial(hidden: tuple[int, ...], inputs: int, outputs: int, rng: np.random.Generator) -> layers.PolicyLayers:
+    """A policy with weights as at the start of training."""
     made: list[layers.Layer] = []
     for width in (*hidden, outputs):
         limit = np.sqrt(6.0 / (inputs + width))
@@ -210,7 +216,7 @@ def _fleet(home: Path, log: Path) -> Iterator[tuple[session.Session, roster.Rost
 
 
 @contextlib.contextmanager
-def _home(directory: Path) -> Iterator[Path]:
+def home(directory: Path) -> Iterator[Path]:
     """Keys and boot counters lie there meanwhile."""
     before = os.environ.get("ACTORQ_HOME")
     os.environ["ACTORQ_HOME"] = str(directory / "home")

@@ -103,3 +103,21 @@ def test_a_process_that_is_replaced_unnoticed_is_checked_anew() -> None:
     other = fleet_examples.birth("Acrobot-v1", fleet_examples.OTHER_SPEC)
     found.observe("b", fleet_examples.state(session="b2", boot=2, birth=other), retained=False, now_s=0.1)
     assert [actor.actor_id for actor in found.working()] == ["a"], "no goodbye came in between"
+
+
+def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
+    """A message a quarter of a second from each of 1000 actors would leave the learner no time to learn."""
+    found, _ = make()
+    n = int(roster.MESSAGES_PER_S * 5)
+    actors = [found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0) for i in range(n)]
+    assert found.period_s == 5.0
+    given = found.assign(actors[0], steps_left=n, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=1.0)
+    assert given is not None and given.message_period_s == 5.0
+    assert found.look(1.0) and not found.look(2.0) and found.look(2.25)
+    found.observe("late", fleet_examples.state(session="late"), retained=False, now_s=2.3)
+    assert found.look(2.3), "who has just come waits for nothing"
+    found.expire(roster.SILENCE_S + 9.0)
+    assert len(found.working()) == n + 1, "nor is anybody taken for dead who was told to speak seldom"
+    found.expire(roster.SILENCE_S + 11.0)
+    assert [actor.actor_id for actor in found.working()] == ["late"]
+    assert found.period_s == 1 / roster.MESSAGES_PER_S

@@ -1,0 +1,105 @@
+"""From the end of an update until every actor of a large fleet holds the new policy and has verified it.
+
+Mosquitto with TLS, the learner's own session and publisher, and 500 simulated actors in one process (tests/swarm.py),
+each with its own connection, which check signature, difference and SHA-256 as edge_actor does. One clock: it is one
+machine, so the actors' checks, which 500 boards would do at once, wait for each other here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from learner import config, publish, roster, run_directory, session
+from learner.quantize import calibrate
+from tests.benchmarks import _load, swap
+
+ACTORS = 500
+HIDDEN = (256, 256)  # 80 KB in int8
+PUBLISHES = 10
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yields one row for whole policies and one for deltas."""
+    for name, send_deltas in (("whole policies", False), ("deltas", True)):
+        with _load.Site(ACTORS) as site, swap.home(site.directory):
+            yield _row(name, *_published(site, send_deltas=send_deltas))
+
+
+def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]], publish.Publisher, dict[str, Any]]:
+    """Seconds until each actor had verified each policy."""
+    swarm = site.swarm("--rate", "1")
+    settings = config.TrainConfig(fleet=_load.FLEET, broker=(site.address,), actors=ACTORS, wait_s=120.0)
+    here = session.Session(settings, lambda line: None)
+    try:
+        actors = here.gather(roster.Roster(here.id, here.epoch, "", lambda line: None), threading.Event())
+        site.line(swarm)
+        spec = actors.the_spec
+        rng = np.random.default_rng(0)
+        policy = swap.initial(HIDDEN, spec.observation.shape[0], spec.action.n, rng)
+        seen = calibrate.split(rng.standard_normal((calibrate.rows(policy), *spec.observation.shape), np.float32))
+        gate = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
+        publisher = publish.Publisher(
+            here,
+            here.topics,
+            spec,
+            "q_values",
+            here.epoch,
+            0,
+            gate,
+            run_directory.RunDirectory(site.directory / "fanout", resume=False),
+            lambda line: None,
+            send_deltas=send_deltas,
+        )
+        publisher.prepare(policy)
+        began: dict[int, float] = {}
+        for _ in range(PUBLISHES + 1):
+            policy = swap.trained(policy, rng)
+            at = time.monotonic()
+            publisher.publish(policy, *seen)
+            began[publisher.version] = at
+            until = time.monotonic() + 3.0
+            while (left := until - time.monotonic()) > 0:
+                for _arrival in here.drain(left):
+                    pass
+                here.beat()
+    finally:
+        here.close()
+    swarm.terminate()
+    report = json.loads(site.line(swarm))
+    first = min(began)  # always whole
+    took = [
+        [at - began[int(version)] for at in verified]
+        for version, verified in report["verified_s"].items()
+        if int(version) in began and int(version) != first
+    ]
+    missing = PUBLISHES * ACTORS - sum(map(len, took))
+    assert not missing, f"{missing} policies did not arrive"
+    return took, publisher, report
+
+
+def _row(name: str, took: list[list[float]], publisher: publish.Publisher, report: dict[str, Any]) -> dict[str, Any]:
+    p99 = [float(np.percentile(times, 99)) for times in took]
+    everything = [at for times in took for at in times]
+    traffic = publisher.channel.traffic
+    size = len(publisher.newest.model) if publisher.newest else 0
+    return {
+        "benchmark": "fanout",
+        "case": f"{ACTORS} actors hold a new policy, {name}: p99",
+        "value": round(statistics.median(p99), 3),
+        "unit": "s",
+        "reference": None,
+        "ratio": None,
+        "runs": len(p99),
+        "spread": round(max(p99) - min(p99), 3),
+        "explain": f"p50 {statistics.median(everything):.3f}, max {max(everything):.3f} s over {len(took)} policies of "
+        f"{size / 1e3:.1f} kB; {(traffic.mean_bytes or 0) / 1e3:.1f} kB sent for each; TLS; actors' process used "
+        f"{report['cpu_s']:.1f} s of CPU; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores",
+    }

@@ -1,0 +1,130 @@
+"""A large fleet on one machine: every actor with a TLS connection of its own, and a learner that trains meanwhile.
+
+What the fleet costs the learner is measured in one process: it trains on the messages of one actor that sends 4096
+steps at once, then on those of the whole fleet, then on the one actor's again. In all of them it trains as fast as it
+can, because the fleet offers a little more than it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tests.benchmarks import _load
+
+ACTORS = 500
+SIZES = (60, 120, 240, 480, 960, 1920)
+PHASE_S = 25.0
+SAMPLES_PER_S = 60_000
+"""What a learner of this size takes from replay on this class of machine: 940 updates of 64."""
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yields a row per rate at 500 actors, one of 2000 connections, and a row per size of the fleet."""
+    yield from _compared(ACTORS, 50.0)
+    yield from _compared(ACTORS, 500.0)
+    for size in (*SIZES, 2000):
+        yield _cost(size)
+
+
+def _learner(site: _load.Site, steps_per_s: float) -> subprocess.Popen[str]:
+    samples = SAMPLES_PER_S / steps_per_s * 1.1
+    arguments = ("--actors", "1", "--samples-per-insert", f"{samples:.4g}", "--learning-starts", "10000")
+    return site.learner(*arguments, "--replay-capacity", "1000000", "--max-env-steps", "1000000000")
+
+
+def _compared(actors: int, rate: float) -> Iterator[dict[str, Any]]:
+    with _load.Site(actors + 1) as site:
+        learner = _learner(site, actors * rate)
+        alone, crowded, reports = [], [], []
+        for _ in range(2):
+            alone.append(_phase(site, ("--first", "0", "--count", "1", "--message-steps", "4096"))[0])
+            updates, report = _phase(site, ("--first", "1", "--rate", str(rate)))
+            crowded.append(updates)
+            reports.append(report)
+        alone.append(_phase(site, ("--first", "0", "--count", "1", "--message-steps", "4096"))[0])
+        memory = _memory(site, learner)
+        site.stop_learner(learner)
+    reference, value = statistics.mean(alone), statistics.mean(crowded)
+    worst = max(report["receipt_ms"]["99"] for report in reports)
+    what = f"{actors} actors at {rate:g} steps/s"
+    explain = (
+        f"sent {sum(r['sent'] for r in reports)}, receipts {sum(r['receipted'] for r in reports)} messages, "
+        f"{reports[-1]['steps'] / PHASE_S:.0f} steps/s taken; sent to receipt p50 "
+        f"{[r['receipt_ms']['50'] for r in reports]}, p99 {[r['receipt_ms']['99'] for r in reports]}, "
+        f"max {[r['receipt_ms']['100'] for r in reports]} ms; memory in MB: {memory}; actors' process "
+        f"{reports[-1]['rss_mb']:.0f}; at most {reports[-1]['held_max']} messages held by an actor"
+    )
+    lost = sum(r["sent"] - r["receipted"] for r in reports)
+    assert not lost, f"{lost} messages lost"
+    yield _row(f"{what}: updates/s while they send", value, "1/s", reference, [a / reference for a in crowded], explain)
+    yield _row(f"{what}: sent to receipt, p99", worst, "ms", None, [r["receipt_ms"]["99"] for r in reports], explain)
+
+
+def _cost(actors: int) -> dict[str, Any]:
+    """CPU time per second that so many actors at 50 steps/s cost all processes but for training."""
+    with _load.Site(actors) as site:
+        learner = site.learner(
+            *("--actors", str(actors), "--samples-per-insert", "0.001", "--learning-starts", "1000"),
+            *("--replay-capacity", "1000000", "--max-env-steps", "1000000000"),
+        )
+        swarm = site.swarm("--rate", "50")
+        site.line(swarm)
+        time.sleep(5.0)
+        before = [_load.cpu_s(pid) for pid in (learner.pid, site.broker_pid, swarm.pid)]
+        time.sleep(PHASE_S)
+        spent = [_load.cpu_s(pid) for pid in (learner.pid, site.broker_pid, swarm.pid)]
+        memory = _memory(site, learner)
+        swarm.terminate()
+        report = json.loads(site.line(swarm))
+        site.stop_learner(learner)
+    cores = [(b - a) / PHASE_S for a, b in zip(before, spent, strict=True)]
+    return _row(
+        f"{actors} connections at 50 steps/s: cores in use",
+        sum(cores),
+        "cores",
+        None,
+        [],
+        f"learner {cores[0]:.3f}, broker {cores[1]:.3f}, actors {cores[2]:.3f}; {report['connected']} connected, "
+        f"{report['lost']} lost; {report['sent']} messages sent, {report['receipted']} receipts; sent to receipt p99 "
+        f"{report['receipt_ms']['99']:.0f} ms; memory in MB: {memory}; actors' process {report['rss_mb']:.0f}",
+    )
+
+
+def _phase(site: _load.Site, swarm_arguments: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
+    """Updates/s while this swarm sends, and its report."""
+    swarm = site.swarm(*swarm_arguments)
+    site.line(swarm)
+    time.sleep(8.0)  # until the first row of metrics that is all this swarm's
+    first = site.newest_metrics()
+    time.sleep(PHASE_S)
+    last = site.newest_metrics()
+    swarm.terminate()
+    report = json.loads(site.line(swarm))
+    return (last["updates"] - first["updates"]) / (last["wall_s"] - first["wall_s"]), report
+
+
+def _memory(site: _load.Site, learner: subprocess.Popen[str]) -> dict[str, int]:
+    pids = {"learner": learner.pid, "broker": site.broker_pid}
+    return {name: round(_load.rss_mb(pid)) for name, pid in pids.items()}
+
+
+def _row(
+    case: str, value: float, unit: str, reference: float | None, seen: list[float], explain: str
+) -> dict[str, Any]:
+    return {
+        "benchmark": "load",
+        "case": case,
+        "value": round(value, 3),
+        "unit": unit,
+        "reference": None if reference is None else round(reference, 3),
+        "ratio": None if reference is None else round(value / reference, 3),
+        "runs": max(1, len(seen)),
+        "spread": round(max(seen) - min(seen), 3) if seen else None,
+        "explain": f"{explain}; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores",
+    }
