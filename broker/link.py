@@ -24,7 +24,7 @@ from typing import Any
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
-from broker import address, backoff, errors, outbox, refusal, turns, wakeup
+from broker import address, backoff, errors, messages, outbox, refusal, turns, wakeup
 
 KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
 CONNECT_TIMEOUT_S = 5.0
@@ -91,13 +91,11 @@ class Link:
         self._drained = threading.Condition(self._lock)
         self._awaited_subacks: set[int] = set()
         self._refusal = self._last_refusal = ""  # of this attempt to connect, and of the one before
-        self._turned_at = time.monotonic()
-        self._generation = 0
+        self._turned_at, self._generation = time.monotonic(), 0
         self._wakeup = wakeup.Wakeup()
         self._down_logged = False
         self._turns = turns.Turns()
-        self._misc_at = 0.0
-        self._turn_poll = select.poll()
+        self._misc_at, self._turn_poll = 0.0, select.poll()
         self.bytes_sent = self.bytes_received = 0
         self.connections = self.handler_errors = 0
         self.address = ""
@@ -184,7 +182,12 @@ class Link:
         """
         self._turns.take()
         client = self._client
-        if client is not None and self._ready.is_set() and not self._exchange(client, self._turn_poll, wait_ms=0):
+        if client is None or not self._ready.is_set():
+            return
+        try:
+            if not self._exchange(client, self._turn_poll, wait_ms=0):
+                self._turns.rest()
+        except Exception:  # bytes that are no MQTT: the network thread meets them again, says so, and reconnects
             self._turns.rest()
 
     def rest(self) -> None:
@@ -301,6 +304,8 @@ class Link:
                     code = client.loop_read() or code
                 if event & select.POLLOUT and client.socket() is not None:
                     code = client.loop_write() or code
+            if client._in_packet["remaining_length"] > messages.MAX_PACKET_BYTES:  # paho would take up to 268 MB
+                self._refusal, code = "it sends more than any policy has", MQTTErrorCode.MQTT_ERR_PAYLOAD_SIZE
             code = code or client.loop_misc()
             return not code and client.socket() is not None
 

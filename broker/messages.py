@@ -16,7 +16,9 @@ from broker import specs
 
 SCHEMA_VERSION = 2
 MAX_POLICY_BYTES = 40_000_000
-"""The largest model an actor accepts. Brokers are configured for a little more (header and envelope)."""
+"""The largest model an actor accepts."""
+MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
+"""The largest policy, its header (64 KB), its seal and its topic, with room to spare: more is neither sent nor read."""
 
 FloatArray = NDArray[np.float32]
 

@@ -6,9 +6,6 @@ from pathlib import Path
 
 from broker import messages
 
-MAX_PACKET_BYTES = messages.MAX_POLICY_BYTES + (1 << 20)
-"""The largest policy, its header (64 KB), its seal and its topic, with room to spare."""
-
 _TEMPLATE = """\
 # Rendered by actorq-broker; changes here are lost.
 
@@ -77,6 +74,9 @@ def render(host: str, port: int, *, directory: Path | None = None) -> str:
             let in, without TLS.
     """
     text = _TEMPLATE.format(
-        host=host, port=port, max_packet_bytes=MAX_PACKET_BYTES, max_queued_bytes=8 * MAX_PACKET_BYTES
+        host=host,
+        port=port,
+        max_packet_bytes=messages.MAX_PACKET_BYTES,
+        max_queued_bytes=8 * messages.MAX_PACKET_BYTES,
     )
     return text + (_OPEN if directory is None else _CLOSED.format(directory=directory))

@@ -17,7 +17,6 @@ from collections.abc import Callable
 import pytest
 
 from broker import messages
-from broker.mosquitto import config
 from tests import conftest
 from tests.broker import plain_client
 
@@ -123,7 +122,7 @@ def test_too_large_is_refused_in_the_open(mosquitto: conftest.BrokerProcess) -> 
     with socket.create_connection(("127.0.0.1", mosquitto.port), 10) as raw:
         raw.sendall(bytes.fromhex("100f00044d5154540402003c0003" + b"big".hex()))
         assert raw.recv(4) == b"\x20\x02\x00\x00"
-        size = config.MAX_PACKET_BYTES + 1
+        size = messages.MAX_PACKET_BYTES + 1
         length = bytes((size >> 7 * n & 127) | (128 if n < 3 else 0) for n in range(4))
         raw.sendall(b"\x32" + length)
         assert raw.recv(4) == b""

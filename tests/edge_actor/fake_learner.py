@@ -75,6 +75,7 @@ class FakeLearner:
         experience: Every message of experience that came, in order.
         states: Every state of the actor that came.
         reports: Every report.
+        receipts: Whether experience is receipted.
     """
 
     def __init__(self, broker: str, fleet: identity.Fleet, actor_id: str) -> None:
@@ -85,6 +86,7 @@ class FakeLearner:
         self.topics = topics.Topics(fleet.name)
         self.experience: list[messages.Experience] = []
         self.states: list[messages.ActorState] = []
+        self.receipts = True
         self.reports: queue.SimpleQueue[messages.Report] = queue.SimpleQueue()
         self.link = link.Link([broker], "learner", username=identity.LEARNER_USER, password=fleet.password)
         self.link.subscribe(self.topics.experience(actor_id), self._on_experience)
@@ -141,7 +143,8 @@ class FakeLearner:
             self._boot, self._seq = message.boot, 0
         if message.seq == self._seq + 1:  # a receipt covers all before it, so it waits for what a broker lost
             self._seq = message.seq
-        self.say(self.topics.receipt(self._actor_id), messages.Receipt("ledger-1", self._boot, self._seq))
+        if self.receipts:
+            self.say(self.topics.receipt(self._actor_id), messages.Receipt("ledger-1", self._boot, self._seq))
 
     def _on_state(self, topic: str, payload: bytes, retained: bool) -> None:
         self.states.append(codec.decode(messages.ActorState, self._mac.open(topic, payload)))
