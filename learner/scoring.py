@@ -102,6 +102,10 @@ class Scoring:
             self._awaited, self._deadline_s = (command.command_id, which), now_s + TIMEOUT_S
             self._asked = (actors[0].actor_id, actors[0].boot, connection)
 
+    def awaits(self, report: messages.Report, actor_id: str) -> bool:
+        """Whether this is the answer to the command sent last, by the actor that got it: no other may speak for it."""
+        return report.command_id == self._awaited[0] and actor_id == self._asked[0]
+
     def take(self, report: messages.Report) -> Score | None:
         """Takes in a report; returns the score when it is complete (screened and failed, or confirmed)."""
         score = self._current
@@ -109,7 +113,8 @@ class Scoring:
             return None
         which = self._awaited[1]
         self._awaited = ("", "")
-        if report.error or len(report.episode_return) != self._settings.evaluate_episodes:
+        complete = len(report.episode_return) == self._settings.evaluate_episodes
+        if report.error or not complete or not np.isfinite(report.episode_return).all():
             self.failures += 1
             self._current = None
             return None

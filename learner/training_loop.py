@@ -268,7 +268,7 @@ class TrainingLoop:
             if isinstance(message, messages.ActorState):
                 self._take_state(arrival.actor_id, message, arrival.retained)
             elif isinstance(message, messages.Report):
-                self._take_report(message)
+                self._take_report(arrival.actor_id, message)
             else:
                 self._take_experience(arrival.actor_id, arrival.topic, message)
                 if self.intake.is_full:
@@ -300,7 +300,10 @@ class TrainingLoop:
         if actor.boot == experience.boot and experience.assigned_epoch == self.session.epoch:
             actor.recorded += len(experience.reward)  # refused or not, they used up its grant
 
-    def _take_report(self, report: messages.Report) -> None:
+    def _take_report(self, actor_id: str, report: messages.Report) -> None:
+        if not self.scoring.awaits(report, actor_id):
+            self.session.refused["report.unasked"] += 1
+            return
         if report.error:
             self._screen.say(f"an actor could not {report.kind}: {report.error}")
         score = self.scoring.take(report)

@@ -52,6 +52,21 @@ def test_a_poor_policy_is_done_after_screening() -> None:
     assert not found.busy
 
 
+def test_nobody_answers_for_another() -> None:
+    found, recorder = begun()
+    answer = recorder.answer(999.0, 999.0)
+    assert found.awaits(answer, "a")
+    assert not found.awaits(answer, "b")
+    assert not found.awaits(messages.Report("session-2", "evaluate"), "a")
+
+
+def test_returns_that_are_no_numbers_are_no_score() -> None:
+    found, recorder = begun()
+    assert found.take(recorder.answer(np.inf, np.inf)) is None
+    assert found.failures == 1
+    assert not found.busy
+
+
 def test_a_good_policy_is_confirmed_on_seeds_of_its_own_beside_fp32() -> None:
     found, recorder = begun()
     assert found.take(recorder.answer(100.0, 100.0)) is None
