@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from broker import specs
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -153,7 +153,9 @@ class Assignment:
     """What the learner wants of one actor. Retained.
 
     Exploration: epsilon falls from `epsilon_start` to `epsilon_end` over `epsilon_decay_steps` of this actor's
-    recorded steps, of which `epsilon_offset` count as done before `boot` began. Pace: the actor records at most
+    recorded steps, of which `epsilon_offset` count as done before `boot` began. A deterministic policy's actions get
+    noise of deviation `noise_std`, relative to half the range of each element, that forgets itself over
+    `noise_correlation_steps` steps (0: at once). Pace: the actor records at most
     `steps_granted` steps in this `(session, boot)`, rounded up to whole rows of its environments. `lockstep_version`
     > 0: act only with that policy or a newer one, and flush only when a grant is used up. A non-empty `refused` ends
     the actor.
@@ -172,6 +174,8 @@ class Assignment:
     seed: int
     steps_granted: int
     record_fraction: float = 1.0
+    noise_std: float = 0.0
+    noise_correlation_steps: float = 0.0
     message_steps: int = 1024
     message_period_s: float = 0.25
     lockstep_version: int = 0

@@ -32,10 +32,14 @@ def setting(default: Any, help_text: str) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser, *classes: type[Any]) -> None:
-    """Adds a flag per field, and --config and --dump-config. A field that two classes share becomes one flag."""
+    """Adds a flag per field, and --config and --dump-config.
+
+    A field that several classes share becomes one flag; where their defaults differ, it shows all of them in turn.
+    """
     group = parser.add_argument_group("settings (also keys of --config FILE and environment variables)")
     for name, (hint, field) in _fields(classes).items():
-        default = "" if field.default in ("", (), None) else f" (default: {_show(field.default)})"
+        defaults = {_show(f.default): f for cls in classes for f in dataclasses.fields(cls) if f.name == name}
+        default = "" if field.default in ("", (), None) else f" (default: {' / '.join(defaults)})"
         text = str(field.metadata.get("help", "")).replace("%", "%%") + default.replace("%", "%%")
         flag = "--" + name.replace("_", "-")
         if hint is bool:

@@ -224,7 +224,8 @@ def _action(space: spaces.Space[Any], n_envs: int) -> tuple[Callable[[Any], Any]
         spec = specs.ActionSpec(
             "continuous", shape=tuple(space.shape), low=tuple(low.ravel().tolist()), high=tuple(high.ravel().tolist())
         )
-        return lambda chosen: np.clip(chosen, low, high).astype(dtype), spec
+        minimum, maximum = np.minimum, np.maximum  # half the time of np.clip
+        return lambda chosen: minimum(maximum(chosen, low), high).astype(dtype, copy=False), spec
     raise errors.SpecError(
         f"action space {type(space).__name__} is not carried",
         where=str(space),

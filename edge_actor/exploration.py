@@ -4,12 +4,18 @@ Epsilon follows the assignment: linear from `epsilon_start` to `epsilon_end`. A 
 random action and costs no inference. Of several environments all explore in the same step or none does: each still
 explores with probability epsilon, and the batched inference is saved there too.
 
+Actions of a deterministic policy get noise: new at every step (Gaussian), or correlated over steps (Ornstein-Uhlenbeck
+in its exact form for whole steps: `x' = r x + sqrt(1 - r^2) * normal`, `r = exp(-1 / correlation_steps)`, which keeps
+the deviation whatever the correlation). Correlated noise goes on over an episode's
+end; it is as random there as elsewhere.
+
 Blocks have a fixed size and a row belongs to a step whatever message or burst it lands in, so that a run with the same
-seed, slot and policies repeats bit for bit. Other noise (Ornstein-Uhlenbeck, say) would be one more kind of row here.
+seed, slot and policies repeats bit for bit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,22 +27,33 @@ from broker import messages, specs
 
 BLOCK = 1024
 """Rows drawn at once, and therefore the longest burst."""
+_CHUNK = 32
+"""Steps of correlated noise that are worked out at once; divides BLOCK."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Epsilon as a function of steps. The default never explores."""
+    """Epsilon as a function of steps, and noise. The default never explores."""
 
     start: float = 0.0
     end: float = 0.0
     decay_steps: int = 0
     offset: int = 0
+    noise_std: float = 0.0
+    noise_correlation_steps: float = 0.0
 
     @classmethod
     def of(cls, assignment: messages.Assignment) -> Schedule:
         """What the learner assigned."""
         a = assignment
-        return cls(a.epsilon_start, a.epsilon_end, a.epsilon_decay_steps, a.epsilon_offset)
+        return cls(
+            a.epsilon_start,
+            a.epsilon_end,
+            a.epsilon_decay_steps,
+            a.epsilon_offset,
+            a.noise_std,
+            a.noise_correlation_steps,
+        )
 
     def epsilon(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """Epsilon of this boot's recorded steps number `steps`, counted from 0."""
@@ -64,6 +81,9 @@ class Explorer:
         self._chosen: list[Any] = []
         self._actions: list[Any] = []
         self._noise: NDArray[np.float32] | None = None
+        self._wandering = np.zeros((n_envs, action.size))  # where correlated noise of deviation 1 stands
+        if action.kind == "continuous":
+            self._half = (np.array(action.high) - np.array(action.low)) / 2
         self._reseed(seed, 0)
 
     def assign(self, assignment: messages.Assignment) -> None:
@@ -86,6 +106,36 @@ class Explorer:
         """Per row, a random action. At most `left` rows."""
         window = self._window(rows)
         return self._actions[window]
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether a deterministic policy's actions get noise."""
+        return self._schedule.noise_std > 0
+
+    def take_perturbed(self, rows: int) -> tuple[Sequence[Any], Sequence[NDArray[np.float32]]]:
+        """As `take`, and noise [n_envs, size] in the action's units for each row that asks the policy."""
+        window = self._window(rows)
+        if self._noise is None:
+            self._noise = self._perturbations()
+        drawn = self._chosen[window]
+        noise = self._noise[window]
+        return drawn, [noise[i] for i, action in enumerate(drawn) if action is None]
+
+    def _perturbations(self) -> NDArray[np.float32]:
+        """A block of noise [BLOCK, n_envs, size]."""
+        schedule = self._schedule
+        noise = self._noise_random.standard_normal((BLOCK, self._n_envs, self._action.size))
+        if schedule.noise_correlation_steps > 0:
+            keep = math.exp(-1 / schedule.noise_correlation_steps)
+            noise *= math.sqrt(1 - keep * keep)
+            step = np.arange(_CHUNK)
+            since = keep ** np.maximum(step[:, None] - step, 0)  # what is left at each step of each step's noise
+            since, before = np.tril(since), keep ** (step + 1)
+            for chunk in noise.reshape(-1, _CHUNK, self._wandering.size):
+                chunk[:] = since @ chunk + before[:, None] * self._wandering.ravel()
+                self._wandering = chunk[-1].reshape(self._wandering.shape)
+        scaled: NDArray[np.float32] = (schedule.noise_std * self._half * noise).astype(np.float32)
+        return scaled
 
     def take_noise(self, rows: int, head: specs.Head) -> NDArray[np.float32]:
         """Noise [rows, n_envs, size] for a stochastic head, of the kind it samples with. At most `left` rows."""
@@ -112,6 +162,8 @@ class Explorer:
         self._seed = (seed, slot)
         steps, noise = np.random.SeedSequence([seed, slot]).spawn(2)
         self._random, self._noise_random = np.random.default_rng(steps), np.random.default_rng(noise)
+        # Correlated noise begins anywhere it may be later, not at 0
+        self._wandering = self._noise_random.standard_normal(self._wandering.shape)
         self._next = BLOCK
 
     def _draw(self) -> None:

@@ -6,6 +6,7 @@ NEXT_STEP rule: the step after an end resets and does nothing else (trajectory.p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,11 @@ def burst(
         run(environment, explorer.take_random(rows), record)
     elif acting.stochastic:
         _sampled(environment, acting, explorer, record, rows, until_end)
+    elif acting.head == "deterministic" and explorer.perturbs:
+        drawn, noise = explorer.take_perturbed(rows)
+        unused = iter(noise)
+        act = acting.perturbed(unused)
+        _loop(environment)(environment, act, drawn, record, functools.partial(next, unused), until_end)
     else:
         _loop(environment)(environment, acting.act, explorer.take(rows), record, _pass, until_end)
     explorer.give_back(goal - record.used)
@@ -80,7 +86,7 @@ def _one(
     act: policy.Act,
     draws: Sequence[Any],
     record: trajectory.Trajectory,
-    skip: Callable[[], None],
+    skip: Callable[[], Any],
     until_end: bool = False,
 ) -> None:
     step, reset, to_env = environment.step, environment.reset, environment.to_env
@@ -96,7 +102,8 @@ def _one(
         for row, cell, drawn in rows:
             if ended:
                 cell[...] = reset()[0]
-                skip()
+                if drawn is None:
+                    skip()
                 took(nothing)
                 gained(0.0)
                 ended = False
@@ -127,7 +134,7 @@ def _several(
     act: policy.Act,
     draws: Sequence[Any],
     record: trajectory.Trajectory,
-    skip: Callable[[], None],
+    skip: Callable[[], Any],
     until_end: bool = False,
 ) -> None:
     step, to_env = environment.step, environment.to_env

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import cli, errors, settings
-from learner import config, tasks
-
-ENV_PREFIX = "ACTORQ_LEARNER_"
-_CONFIGS = (config.TrainConfig, config.DqnConfig, config.GateConfig)
+from learner import config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_fidelity(commands)
     _add_export(commands)
     for command in (train, demo):
-        settings.add_arguments(command, *_CONFIGS)
+        config.add_arguments(command)
         command.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
         command.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     return parser
@@ -142,16 +139,6 @@ def _add_export(commands: Any) -> None:
     export.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
 
-def _settings(args: argparse.Namespace, env_id: str, *weakest: settings.Table) -> config.Settings:
-    """Effective settings for an environment: tuned ones where tasks.toml has some, under whatever the user gave."""
-    tables = [*weakest, (f"tasks.toml [{env_id}]", tasks.settings(env_id))]
-    values = settings.resolve(_CONFIGS, args, tables=tables, env_prefix=ENV_PREFIX)
-    train, algorithm, gate = _CONFIGS
-    return config.check(
-        config.Settings(settings.build(train, values), settings.build(algorithm, values), settings.build(gate, values))
-    )
-
-
 def _train(args: argparse.Namespace) -> int:
     """Trains on what the actors of a fleet send, and publishes int8 policies to them.
 
@@ -159,8 +146,8 @@ def _train(args: argparse.Namespace) -> int:
     --resume goes on from there.
     """
     saved = [_saved_settings(args.resume)] if args.resume else []
-    initial = _settings(args, "", *saved)
-    if settings.dump_if_asked(args, *_settings(args, initial.train.env, *saved)):
+    initial = config.effective(args, "", *saved)
+    if settings.dump_if_asked(args, *config.effective(args, initial.train.env, *saved)):
         return errors.EXIT_OK
     stop = threading.Event()
     cli.on_stop_signal(stop.set)
@@ -169,7 +156,7 @@ def _train(args: argparse.Namespace) -> int:
     from learner import console, session, train  # here: --help must not load what training needs
 
     def configure(env_id: str) -> config.Settings:
-        return initial if args.resume else _settings(args, env_id)
+        return initial if args.resume else config.effective(args, env_id)
 
     try:
         summary, path = train.run(initial, configure, resume=args.resume, stop=stop, screen=console.Console())
@@ -206,7 +193,7 @@ def _demo(args: argparse.Namespace) -> int:
     It trains until the published int8 policy is good, stops them all, and shows what happened.
     """
     defaults = ("demo", {"env": "CartPole-v1", "actors": 2})
-    effective = _settings(args, _settings(args, "", defaults).train.env, defaults)
+    effective = config.effective(args, config.effective(args, "", defaults).train.env, defaults)
     if settings.dump_if_asked(args, *effective):
         return errors.EXIT_OK
     from learner import local_fleet

@@ -41,7 +41,20 @@ class Flatten:
     """[B, ...] to [B, features], last axis fastest."""
 
 
-Layer = Dense | Conv2D | Flatten
+@dataclass(frozen=True, slots=True, eq=False)
+class Rescale:
+    """`x * gain + offset` on [B, n], each [n]: the last layer of a policy whose tanh has bounded its actions to -1..1.
+
+    It stays in float, behind an int8 model's DEQUANTIZE: rounding it once more would only cost accuracy.
+    """
+
+    gain: FloatArray
+    offset: FloatArray
+
+
+Weighted = Dense | Conv2D
+"""Layers that are trained, and quantized."""
+Layer = Weighted | Flatten | Rescale
 PolicyLayers = tuple[Layer, ...]
 
 
@@ -50,7 +63,7 @@ def arrays(policy: PolicyLayers) -> dict[str, FloatArray]:
     return {
         f"{i}/{name}": getattr(layer, name)
         for i, layer in enumerate(policy)
-        if not isinstance(layer, Flatten)
+        if isinstance(layer, Weighted)
         for name in ("kernel", "bias")
     }
 
@@ -59,9 +72,14 @@ def with_arrays(policy: PolicyLayers, values: Iterable[FloatArray]) -> PolicyLay
     """Returns the policy with other numbers, given in the order of `arrays`."""
     remaining = iter(values)
     return tuple(
-        layer if isinstance(layer, Flatten) else replace(layer, kernel=next(remaining), bias=next(remaining))
+        replace(layer, kernel=next(remaining), bias=next(remaining)) if isinstance(layer, Weighted) else layer
         for layer in policy
     )
+
+
+def weighted(policy: PolicyLayers) -> list[Weighted]:
+    """The layers that have weights, in order."""
+    return [layer for layer in policy if isinstance(layer, Weighted)]
 
 
 def finite(policy: PolicyLayers) -> bool:
@@ -79,9 +97,7 @@ def absorb(policy: PolicyLayers, gain: NDArray[Any], offset: NDArray[Any]) -> Po
         gain: Per observation element, any shape of that many elements; one element in front of a convolution.
         offset: As `gain`.
     """
-    at = next(i for i, layer in enumerate(policy) if not isinstance(layer, Flatten))
-    first = policy[at]
-    assert not isinstance(first, Flatten)
+    at, first = next((i, layer) for i, layer in enumerate(policy) if isinstance(layer, Weighted))
     kernel = first.kernel.astype(np.float64)
     gain64, offset64 = np.asarray(gain, np.float64).reshape(-1), np.asarray(offset, np.float64).reshape(-1)
     if isinstance(first, Dense):

@@ -39,6 +39,43 @@ def q_learning(
     return tf.stop_gradient(target) - taken
 
 
+def value_error(
+    q_tm1: Tensor,  # [B]
+    r_t: Tensor,  # [B], discounted sum of n rewards
+    discount_t: Tensor,  # [B], of the bootstrap value; 0 where the episode terminated
+    q_t: Tensor,  # [B], value of the target policy's action
+) -> Tensor:
+    """TD errors [B] of n-step policy evaluation, without gradient through the target."""
+    for name, tensor in (("q_tm1", q_tm1), ("r_t", r_t), ("discount_t", discount_t), ("q_t", q_t)):
+        _check_rank(name, tensor, 1)
+    return tf.stop_gradient(r_t + discount_t * q_t) - q_tm1
+
+
+def categorical_projection(
+    z_p: Tensor,  # [B, M], where probability lies
+    p: Tensor,  # [B, M], how much
+    z_q: Tensor,  # [N], evenly spaced, ascending
+) -> Tensor:
+    """Probabilities [B, N] on the atoms `z_q`: each of `p` is shared by its two neighbours, in proportion to closeness.
+
+    In closed form: atom i takes the share max(0, 1 - |z - z_i| / spacing) of what lies at z, once z is clipped to the
+    support. Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7.
+    """
+    _check_rank("z_p", z_p, 2)
+    _check_rank("p", p, 2)
+    z = tf.clip_by_value(z_p, z_q[0], z_q[-1])
+    spacing = (z_q[-1] - z_q[0]) / (len(z_q) - 1)
+    share = tf.maximum(1 - tf.abs(z[:, :, None] - z_q) / spacing, 0)  # [B, M, N]
+    return tf.stop_gradient(tf.reduce_sum(p[:, :, None] * share, axis=1))
+
+
+def cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
+    """Cross entropy [B] of a predicted distribution beside the target's probabilities [B, N]."""
+    _check_rank("target", target, 2)
+    _check_rank("logits", logits, 2)
+    return -tf.reduce_sum(target * tf.nn.log_softmax(logits), axis=1)
+
+
 def huber(error: Tensor, delta: float) -> Tensor:
     """Half the square up to `delta`, then linear with slope `delta`. Same shape as `error`."""
     size = tf.abs(error)

@@ -101,6 +101,9 @@ def forward(stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor) ->
             case layers.Flatten():
                 x = tf.reshape(x, (-1, math.prod(x.shape[1:])))
                 continue
+            case layers.Rescale():
+                x = x * layer.gain + layer.offset
+                continue
             case layers.Dense():
                 x = tf.matmul(x, next(remaining))
             case layers.Conv2D():

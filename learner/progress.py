@@ -96,8 +96,7 @@ class Progress:
         if timings.acting_ms:
             row["publish_to_acting_ms"] = timings.acting_ms[-1]
         if loop.publisher.newest is not None:
-            verdict = loop.publisher.newest.verdict
-            row |= {"gate_agreement": verdict.agreement, "gate_ties": verdict.ties}
+            row |= {f"gate_{name}": value for name, value in loop.publisher.newest.verdict.measures.items()}
         if loop.last_score is not None:
             row["published_return_mean"] = loop.last_score.mean("published")
         self.restart_rates(updates, env_steps)

@@ -100,7 +100,7 @@ class Publisher:
         self._directory = directory
         self._sent_at: dict[int, float] = {}
         self._precision, self._weight_bits = precision, weight_bits
-        self._refiner = refine.Refiner(refine.STEPS if head == "q_values" else refine.STEPS[1:], steady=True)
+        self._refiner = refine.Refiner(refine.STEPS_BY_HEAD[head], steady=True)
         self._quantizer = quantizer.Quantizer(say=say)
         self.version = version
         self.newest: Published | None = None
@@ -140,7 +140,8 @@ class Publisher:
             return gate.Verdict(False, error.reason)
         quantized = time.monotonic()
         previous = self.newest.model if self.newest else None
-        verdict = gate.judge(model, outputs[len(calibration) :], held_back, self._settings, previous)
+        exact = outputs[len(calibration) :]
+        verdict = gate.judge_policy(model, exact, held_back, self._spec.action, self._settings, previous)
         judged = time.monotonic()
         self.timings.calibrate_ms.append((calibrated - started) * 1e3)
         self.timings.quantize_ms.append((quantized - calibrated) * 1e3)

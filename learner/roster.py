@@ -142,6 +142,7 @@ class Roster:
         env_steps: int,
         lockstep_version: int,
         settings: config.TrainConfig,
+        exploration: config.AlgorithmConfig,
         now_s: float,
     ) -> messages.Assignment | None:
         """The assignment an actor should hold now; None if the one it has will do.
@@ -151,13 +152,14 @@ class Roster:
             steps_left: Steps that the whole fleet may still record; each working actor gets an equal share.
             env_steps: Steps of the fleet so far, for the exploration schedule.
             lockstep_version: See messages.Assignment.
-            settings: Exploration and messages.
+            settings: Messages and seed.
+            exploration: Its epsilon and noise.
             now_s: Monotonic time.
         """
         n = max(1, len(self.working()))
         period_s = 0.0 if settings.deterministic else max(settings.message_period_s, self.period_s)
         granted = actor.recorded + math.ceil(max(0, steps_left) / n)
-        old = actor.assignment
+        old, noise = actor.assignment, exploration.noise
         if old is None:
             new = messages.Assignment(
                 session=self._session,
@@ -166,10 +168,12 @@ class Roster:
                 channel=topics.MAIN_CHANNEL,
                 slot=actor.slot,
                 slots=n,
-                epsilon_start=settings.epsilon_start,
-                epsilon_end=settings.epsilon_end,
-                epsilon_decay_steps=max(1, settings.epsilon_decay_steps // n),
+                epsilon_start=exploration.epsilon_start,
+                epsilon_end=exploration.epsilon_end,
+                epsilon_decay_steps=max(1, exploration.epsilon_decay_steps // n),
                 epsilon_offset=env_steps // n,
+                noise_std=noise.std * noise.ladder ** (actor.slot % n / max(1, n - 1)),
+                noise_correlation_steps=noise.correlation_steps,
                 seed=settings.seed,
                 steps_granted=granted,
                 record_fraction=settings.record_fraction,

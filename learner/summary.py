@@ -24,6 +24,7 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
     float32 = score.reports.get("float32") if score else None
     precision = loop.settings.precision
     policy = score.policy if score else loop.publisher.newest
+    measures = policy.verdict.measures if policy else {}
     acting_ms = loop.publisher.timings.acting_ms
     refused = loop.ingest.refused + loop.session.refused
     return {
@@ -41,9 +42,11 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         **_returns(precision, published),
         **_returns("fp32", float32),
         "score_seed": score.seed if score else None,
-        "greedy_agreement": policy.verdict.agreement if policy else None,
-        "greedy_agreement_weighted": policy.verdict.agreement_weighted if policy else None,
-        "ties": policy.verdict.ties if policy else None,
+        "greedy_agreement": measures.get("agreement"),
+        "greedy_agreement_weighted": measures.get("agreement_weighted"),
+        "ties": measures.get("ties"),
+        "action_error_mean": measures.get("action_error_mean"),
+        "action_error_p99": measures.get("action_error_p99"),
         "policy_version": loop.publisher.version,
         "policies_published": loop.publisher.published,
         "policies_held_back": dict(loop.publisher.held_back),
@@ -86,10 +89,7 @@ def table(summary: dict[str, Any]) -> str:
         ("wall time", f"{wall:.1f} s" + (" from the first process started" if "train_wall_s" in s else "")),
         (f"return, published {precision} policy", _spread(summary, precision)),
         ("return, fp32 on the same seeds", _spread(summary, "fp32")),
-        (
-            f"greedy agreement {precision} / fp32",
-            f"{_share(s['greedy_agreement'])} of replay states, ties {_share(s['ties'])}",
-        ),
+        _fidelity(precision, s),
         ("policy size", f"{precision} {_bytes(s[f'policy_{precision}_bytes'])}, fp32 {_bytes(s['policy_fp32_bytes'])}"),
         (
             "policies published",
@@ -119,6 +119,14 @@ def table(summary: dict[str, Any]) -> str:
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _fidelity(precision: str, s: dict[str, Any]) -> tuple[str, str]:
+    if isinstance(s["action_error_mean"], float):
+        found = f"mean {_share(s['action_error_mean'])} of the action's range, p99 {_share(s['action_error_p99'])}"
+        return f"action error {precision} / fp32", f"{found}, on replay states"
+    found = f"{_share(s['greedy_agreement'])} of replay states, ties {_share(s['ties'])}"
+    return f"greedy agreement {precision} / fp32", found
 
 
 def _returns(name: str, report: messages.Report | None) -> dict[str, Any]:

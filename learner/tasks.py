@@ -13,6 +13,12 @@ def _tables() -> dict[str, dict[str, Any]]:
     return tomllib.loads(resources.files("learner").joinpath("tasks.toml").read_text(encoding="utf-8"))
 
 
-def settings(env_id: str) -> dict[str, Any]:
-    """What tasks.toml holds for an environment; empty for one it does not know, which then trains on the defaults."""
-    return _tables().get(env_id, {})
+def settings(env_id: str, algorithm: str = "") -> dict[str, Any]:
+    """What tasks.toml holds for an environment, with what it holds for one of its algorithms.
+
+    Empty for an environment that it does not know, which then trains on the defaults.
+    """
+    task = _tables().get(env_id, {})
+    common = {key: value for key, value in task.items() if not isinstance(value, dict)}
+    tuned: dict[str, Any] = task.get(algorithm, {})
+    return common | tuned

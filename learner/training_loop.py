@@ -34,7 +34,7 @@ from learner import (
     scoring,
     session,
 )
-from learner.algorithms import Algorithm, dqn
+from learner.algorithms import Algorithm, registry
 from learner.quantize import calibrate
 
 NORMALIZER_OBSERVATIONS = 1024
@@ -147,9 +147,9 @@ class TrainingLoop:
     @property
     def epsilon(self) -> float:
         """Share of random actions that the schedule sets now."""
-        train = self.settings
-        done = min(1.0, self.env_steps / max(1, train.epsilon_decay_steps))
-        return train.epsilon_start + done * (train.epsilon_end - train.epsilon_start)
+        schedule = self.algorithm_settings
+        done = min(1.0, self.env_steps / max(1, schedule.epsilon_decay_steps))
+        return schedule.epsilon_start + done * (schedule.epsilon_end - schedule.epsilon_start)
 
     def train(self) -> None:
         """Trains until the published policy is good, the budget is spent, or the session is asked to stop."""
@@ -347,6 +347,7 @@ class TrainingLoop:
                 env_steps=self.env_steps,
                 lockstep_version=lockstep_version,
                 settings=self.settings,
+                exploration=self.algorithm_settings,
                 now_s=now,
             )
             if assignment is not None:
@@ -402,5 +403,4 @@ def _make_algorithm(settings: config.Settings, spec: specs.EnvSpec) -> Algorithm
     tf.config.threading.set_intra_op_parallelism_threads(settings.train.threads)
     if settings.train.deterministic:
         tf.config.experimental.enable_op_determinism()
-    dqn.Dqn.check(spec)
-    return dqn.Dqn(spec, settings.algorithm, settings.train.seed)
+    return registry.make(settings, spec)

@@ -47,11 +47,11 @@ def distil(
     """
     exact = networks.outputs(policy, observations)
     learn, choose = distillation.split(len(observations), seed)
-    first = next(layer for layer in policy if not isinstance(layer, layers.Flatten))
+    first = layers.weighted(policy)[0]
     affine = fold.from_ranges(observations) if isinstance(first, layers.Dense) else None
     scaled = fold.compensate(policy, affine) if affine else policy
     x = affine.apply(observations) if affine else observations.astype(np.float32)
-    ranges = _Ranges(sum(not isinstance(layer, layers.Flatten) for layer in policy))
+    ranges = _Ranges(len(layers.weighted(policy)))
 
     def unscaled(weights: Sequence[FloatArray]) -> layers.PolicyLayers:
         trained = layers.with_arrays(scaled, weights)
@@ -101,7 +101,7 @@ def _simulate(
     remaining, at = iter(weights), 0
     x = fake_quant.activation(x, ranges[at])
     for layer in stack:
-        if isinstance(layer, layers.Flatten):
+        if not isinstance(layer, layers.Weighted):
             x = networks.forward((layer,), (), x)
             continue
         at += 1

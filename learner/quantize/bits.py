@@ -34,7 +34,7 @@ def rounded(policy: layers.PolicyLayers, bits: int) -> layers.PolicyLayers:
     if bits == BITS_MAX:
         return policy
     return tuple(
-        layer if isinstance(layer, layers.Flatten) else replace(layer, kernel=_rounded(layer.kernel, bits))
+        replace(layer, kernel=_rounded(layer.kernel, bits)) if isinstance(layer, layers.Weighted) else layer
         for layer in policy
     )
 

@@ -55,6 +55,9 @@ def measure(
         if isinstance(layer, layers.Flatten):
             x = x.reshape(len(x), -1)
             continue
+        if isinstance(layer, layers.Rescale):
+            x = x * layer.gain + layer.offset
+            continue
         if isinstance(layer, layers.Dense):
             with np.errstate(invalid="ignore"):  # weights that are not finite are refused later, by name
                 x = x @ layer.kernel
@@ -88,7 +91,7 @@ def split(observations: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def scales_features(policy: layers.PolicyLayers) -> bool:
     """Whether each input feature can have a range of its own: not in front of a convolution, which shares weights."""
-    return not isinstance(next(layer for layer in policy if not isinstance(layer, layers.Flatten)), layers.Conv2D)
+    return not isinstance(layers.weighted(policy)[0], layers.Conv2D)
 
 
 def minmax(x: FloatArray) -> requantize.Range:

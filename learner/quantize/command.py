@@ -60,7 +60,7 @@ class _Candidate:
     network: keras_model.Network
     model: bytes
     exact: FloatArray
-    verdict: gate.Verdict
+    verdict: gate.ChoiceVerdict
     relative_mean: list[float]
     relative_max: list[float]
     failing: float
@@ -176,9 +176,8 @@ def _judge(
         verdict = gate.judge(model, exact, judged, config.GateConfig())
     else:
         ends = float(((answer <= low) | (answer >= high)).mean())  # where tanh ends, so it refuses nothing
-        verdict = gate.Verdict(True, "", error_max=float(off.max()), error_mean=float(off.mean()), saturation=ends)
         reason = _reason_against_actions(answer, max(relative))
-        verdict = dataclasses.replace(verdict, passed=not reason, reason=reason)
+        verdict = gate.ChoiceVerdict(not reason, reason, float(off.max()), float(off.mean()), saturation=ends)
     failing = float(distillation.failings(answer, exact, request.outputs).mean())
     return _Candidate(network, model, exact, verdict, relative, (off.max(0) / spread).tolist(), failing)
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from broker import specs
+
 FloatArray = NDArray[np.floating[Any]]
 
 DECIDED_GAP = 0.01
@@ -60,6 +62,32 @@ def states(exact: FloatArray, other: FloatArray) -> States:
         ties=float((best_other == second_other).mean()),
         regret=float(lost.mean() / span) if span else 0.0,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """Continuous actions compared state by state; errors relative to the range between an element's bounds.
+
+    Attributes:
+        error_mean: Mean error of the element where it is largest.
+        error_p99: 99th percentile of the element where it is largest.
+        error_max: Largest of all.
+        error_means: Mean error of each element.
+        error_p99s: 99th percentile of each element.
+    """
+
+    error_mean: float
+    error_p99: float
+    error_max: float
+    error_means: list[float]
+    error_p99s: list[float]
+
+
+def actions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> Actions:
+    """Compares the actions [N, size] of fp32 with those of another policy for the same states."""
+    error = np.abs(other.astype(np.float64) - exact) / (np.array(action.high) - action.low)
+    means, p99s = error.mean(0), np.percentile(error, 99, axis=0)
+    return Actions(float(means.max()), float(p99s.max()), float(error.max()), means.tolist(), p99s.tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,17 @@ def convert(
             reason="not_finite",
             todo="training has diverged: lower learning_rate or max_grad_norm and start from an older checkpoint",
         )
-    first = next(layer for layer in policy if not isinstance(layer, layers.Flatten))
+    if isinstance(last := policy[-1], layers.Rescale):
+        model = convert(
+            policy[:-1],
+            observations,
+            precision,
+            per_feature=per_feature,
+            per_channel=per_channel,
+            weight_bits=weight_bits,
+        )
+        return fold.append(model, last)
+    first = layers.weighted(policy)[0]
     if isinstance(first, layers.Conv2D) or not per_feature:
         rounded = bits.rounded(policy, weight_bits)
         return _run_converter(rounded, observations.astype(np.float32), precision, per_channel)

@@ -1,4 +1,4 @@
-"""Per-feature input scaling in front of a model whose input has one scale for all features.
+"""Float operations around an int8 model: per-feature scaling of its input, and the bounds of its actions behind it.
 
 An int8 input tensor has a single scale: a feature that moves by 0.2 beside one that moves by 20 keeps three levels.
 So each feature is brought to the same range in float before it is quantized, and the first layer's weights take the
@@ -78,20 +78,44 @@ def insert(model: bytes, affine: Affine) -> bytes:
     graph.tensors[scaled].name = b"scaled"
     raw = _tensor(root, "observation", graph.tensors[scaled].shape)
     gained = _tensor(root, "gained", graph.tensors[scaled].shape)
-    gain, offset = (
-        _tensor(root, name, values.shape, values)
-        for name, values in (("input_gain", affine.gain), ("input_offset", affine.offset))
-    )
-    operators, options = schema.BuiltinOperator, schema.BuiltinOptions
-    graph.operators = [
-        _operator(root, operators.MUL, [raw, gain], gained, options.MulOptions, schema.MulOptionsT()),
-        _operator(root, operators.ADD, [gained, offset], scaled, options.AddOptions, schema.AddOptionsT()),
-        *graph.operators,
-    ]
+    _affine(root, raw, gained, scaled, "input", affine.gain, affine.offset, at=0)
     graph.inputs = [raw]
     for signature in root.signatureDefs or []:
         signature.inputs[0].tensorIndex = raw
-    builder = flatbuffers.Builder(len(model) + 4096)
+    return _packed(root, len(model))
+
+
+def append(model: bytes, rescale: layers.Rescale) -> bytes:
+    """Puts a float MUL and ADD behind a .tflite model's only output, which is float32.
+
+    Returns:
+        The model whose output, named `action`, is in the environment's units.
+    """
+    root = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(model, 0))
+    graph = root.subgraphs[0]
+    (bounded,) = graph.outputs
+    gained, action = (_tensor(root, name, graph.tensors[bounded].shape) for name in ("gained_action", "action"))
+    _affine(root, bounded, gained, action, "action", rescale.gain, rescale.offset, at=len(graph.operators))
+    graph.outputs = [action]
+    for signature in root.signatureDefs or []:
+        signature.outputs[0].tensorIndex = action
+    return _packed(root, len(model))
+
+
+def _affine(
+    root: Any, x: int, gained: int, y: int, name: str, gain: FloatArray, offset: FloatArray, *, at: int
+) -> None:
+    """Adds the two operations from tensor x by `gained` to y, at that place in the order of operations."""
+    numbers = [_tensor(root, f"{name}_{kind}", a.shape, a) for kind, a in (("gain", gain), ("offset", offset))]
+    operators, options = schema.BuiltinOperator, schema.BuiltinOptions
+    root.subgraphs[0].operators[at:at] = [
+        _operator(root, operators.MUL, [x, numbers[0]], gained, options.MulOptions, schema.MulOptionsT()),
+        _operator(root, operators.ADD, [gained, numbers[1]], y, options.AddOptions, schema.AddOptionsT()),
+    ]
+
+
+def _packed(root: Any, size: int) -> bytes:
+    builder = flatbuffers.Builder(size + 4096)
     builder.Finish(root.Pack(builder), b"TFL3")
     return bytes(builder.Output())
 

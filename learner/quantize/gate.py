@@ -13,7 +13,9 @@ import numpy as np
 from ai_edge_litert import interpreter as litert
 from numpy.typing import NDArray
 
+from broker import specs
 from learner import chatter, config
+from learner.quantize import compare
 
 FloatArray = NDArray[np.float32]
 
@@ -26,24 +28,117 @@ class Verdict:
         passed: May be published.
         reason: Slug under which refusals are counted: `identical` (nothing new, a skip rather than a failure),
             `unrunnable` (the runtime refuses the model), `not_finite`, `dead`, `disagrees`, `ties` or `saturated`.
-        agreement: Share of observations where both choose the same action.
-        agreement_weighted: The same, each observation weighted by fp32's gap between its best two actions: near-ties,
-            where either choice is as good, hardly count.
-        ties: Share of observations where the best two int8 outputs are equal.
         error_max: Largest difference of an output, in its own unit.
         error_mean: Mean absolute difference.
-        saturation: Share of observations where the range ends too early: the best two int8 outputs are equal, at an end
-            of it. A single output there is as good as any that is clear.
     """
 
     passed: bool
     reason: str
+    error_max: float = 0.0
+    error_mean: float = 0.0
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """What people are shown of it, by name."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceVerdict(Verdict):
+    """Of a policy whose largest output is the choice.
+
+    Attributes:
+        agreement: Share of observations where both choose the same action.
+        agreement_weighted: The same, each observation weighted by fp32's gap between its best two actions: near-ties,
+            where either choice is as good, hardly count.
+        ties: Share of observations where the best two int8 outputs are equal.
+        saturation: Share of observations where the range ends too early: the best two int8 outputs are equal, at an end
+            of it. A single output there is as good as any that is clear.
+    """
+
     agreement: float = 0.0
     agreement_weighted: float = 0.0
     ties: float = 0.0
-    error_max: float = 0.0
-    error_mean: float = 0.0
     saturation: float = 0.0
+
+    @property
+    def measures(self) -> dict[str, float]:
+        return {"agreement": self.agreement, "agreement_weighted": self.agreement_weighted, "ties": self.ties}
+
+
+@dataclass(frozen=True, slots=True)
+class ActionVerdict(Verdict):
+    """Of a policy whose outputs are the action.
+
+    Attributes:
+        action_error_mean: Mean error of an element of the action, relative to the range between its bounds; of the
+            element where it is largest.
+        action_error_p99: The same for the 99th percentile.
+    """
+
+    action_error_mean: float = 0.0
+    action_error_p99: float = 0.0
+
+    @property
+    def measures(self) -> dict[str, float]:
+        return {"action_error_mean": self.action_error_mean, "action_error_p99": self.action_error_p99}
+
+
+def judge_policy(
+    int8: bytes,
+    exact: FloatArray,
+    observations: NDArray[Any],
+    action: specs.ActionSpec,
+    settings: config.GateConfig,
+    previous: bytes | None = None,
+) -> Verdict:
+    """`judge` for discrete actions, `judge_actions` for continuous ones."""
+    if action.kind == "discrete":
+        return judge(int8, exact, observations, settings, previous)
+    return judge_actions(int8, exact, observations, action, settings, previous)
+
+
+def judge_actions(
+    int8: bytes,
+    exact: FloatArray,
+    observations: NDArray[Any],
+    action: specs.ActionSpec,
+    settings: config.GateConfig,
+    previous: bytes | None = None,
+) -> ActionVerdict:
+    """Decides whether a policy whose outputs are the action may be published.
+
+    A constant output is no fault by itself: where fp32 acts so too, the error is small.
+
+    Args:
+        int8: The model to judge.
+        exact: Outputs [N, size] of the same policy in fp32.
+        observations: Sample [N, *shape] that took no part in calibration.
+        action: Its bounds.
+        settings: Thresholds.
+        previous: The model that was published last.
+    """
+    if int8 == previous:
+        return ActionVerdict(False, "identical")
+    try:
+        quantized, _, _ = run(int8, observations)
+    except RuntimeError:  # as in `judge`
+        return ActionVerdict(False, "unrunnable")
+    if not (np.isfinite(quantized).all() and np.isfinite(exact).all()):
+        return ActionVerdict(False, "not_finite")
+    error = np.abs(quantized - exact)
+    relative = compare.actions(exact, quantized, action)
+    off = (
+        relative.error_mean > settings.gate_action_error_max or relative.error_p99 > settings.gate_action_error_p99_max
+    )
+    return ActionVerdict(
+        passed=not off,
+        reason="disagrees" if off else "",
+        error_max=float(error.max()),
+        error_mean=float(error.mean()),
+        action_error_mean=relative.error_mean,
+        action_error_p99=relative.error_p99,
+    )
 
 
 def judge(
@@ -52,7 +147,7 @@ def judge(
     observations: NDArray[Any],
     settings: config.GateConfig,
     previous: bytes | None = None,
-) -> Verdict:
+) -> ChoiceVerdict:
     """Decides whether a policy with action values or advantages as outputs may be published.
 
     Args:
@@ -63,20 +158,20 @@ def judge(
         previous: The model that was published last.
     """
     if int8 == previous:
-        return Verdict(False, "identical", agreement=1.0, agreement_weighted=1.0)
+        return ChoiceVerdict(False, "identical", agreement=1.0, agreement_weighted=1.0)
     try:
         quantized, low, high = run(int8, observations)
     except RuntimeError:  # XNNPACK takes no rescaling factor beyond its range, as behind a layer that is nearly dead
-        return Verdict(False, "unrunnable")
+        return ChoiceVerdict(False, "unrunnable")
     if not (np.isfinite(quantized).all() and np.isfinite(exact).all()):
-        return Verdict(False, "not_finite")
+        return ChoiceVerdict(False, "not_finite")
 
     same = quantized.argmax(1) == exact.argmax(1)
     best, second = np.partition(exact, -2, axis=1)[:, :-3:-1].T
     gap = (best - second).astype(np.float64)
     best8, second8 = np.partition(quantized, -2, axis=1)[:, :-3:-1].T
     error = np.abs(quantized - np.clip(exact, low, high))  # what is clear may saturate (`refine.decisive_range`)
-    verdict = Verdict(
+    verdict = ChoiceVerdict(
         passed=True,
         reason="",
         agreement=float(same.mean()),
@@ -90,7 +185,7 @@ def judge(
     return dataclasses.replace(verdict, passed=not reason, reason=reason)
 
 
-def _reason(verdict: Verdict, settings: config.GateConfig, dead: bool) -> str:
+def _reason(verdict: ChoiceVerdict, settings: config.GateConfig, dead: bool) -> str:
     if dead:
         return "dead"
     if verdict.agreement_weighted < settings.gate_agreement_min:

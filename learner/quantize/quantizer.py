@@ -93,7 +93,7 @@ def _build(
     stand_in = layers.with_arrays(policy, [(a + 0.1 * (a.ndim == 1)).astype(np.float32) for a in weights])
     observations = rng.uniform(-1, 1, (_STAND_IN_ROWS, *shape)).astype(np.float32)
     model = convert.convert(stand_in, observations, "int8", per_feature=per_feature, per_channel=per_channel)
-    layer_count = sum(not isinstance(layer, layers.Flatten) for layer in policy)
+    layer_count = len(layers.weighted(policy))
     target = template.locate(model, layer_count, per_channel=per_channel)
     ranges, _ = calibrate.measure(stand_in, observations, len(observations), per_feature=per_feature)
     expected = target.numbers()

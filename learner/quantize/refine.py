@@ -11,6 +11,8 @@ One fp32 pass over the calibration observations shows how large each channel is.
 * `correct`: behind ReLUs the mean input is far from 0, and so is its product with the rounding errors of the weights.
   The bias takes that back (Nagel et al. 2019, section 4.2).
 * `decisive_range`: outputs beyond every close call may saturate.
+* `bound`: so may what goes into the last tanh, where tanh has reached an end of int8. A trained policy drives it to 30
+  and more, and 256 steps over that are too coarse in the middle, where the action is decided.
 """
 
 from __future__ import annotations
@@ -25,13 +27,25 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from broker import specs
 from learner import layers
 from learner.quantize import fold, requantize
 
 FloatArray = NDArray[np.float32]
-Step = Literal["level", "equalise", "correct"]
+Step = Literal["level", "bound", "equalise", "correct"]
 STEPS: tuple[Step, ...] = ("level", "equalise", "correct")
+"""Of policies whose largest output is the choice."""
+ACTION_STEPS: tuple[Step, ...] = ("bound", "equalise", "correct")
+"""Of policies whose outputs are the action."""
+STEPS_BY_HEAD: dict[specs.Head, tuple[Step, ...]] = {
+    "q_values": STEPS,
+    "categorical": STEPS[1:],
+    "deterministic": ACTION_STEPS,
+    "gaussian": STEPS[1:],
+}
 
+_TANH_END = math.atanh(127.5 / 128)
+"""From here on tanh in int8, whose scale is 1/128, has only its last level."""
 _ACTIVATIONS = 0.75
 """Share of a channel's factor that goes by its activations; the rest goes by its weights, which have more scales."""
 _FLOOR = 0.1
@@ -98,14 +112,14 @@ class Refiner:
     def _measure(
         self, policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, per_feature: bool
     ) -> tuple[layers.PolicyLayers, requantize.Ranges, FloatArray]:
-        first = next(layer for layer in policy if not isinstance(layer, layers.Flatten))
+        first = layers.weighted(policy)[0]
         affine = self._affine(observations[:rows]) if per_feature and isinstance(first, layers.Dense) else None
         channels, inputs, outputs = _pass(policy, observations, rows, affine)
         last = policy[-1]
         level = "level" in self._steps and isinstance(last, layers.Dense) and last.activation == "none"
         if level:
             policy = levelled(policy, inputs[:rows], outputs[:rows])
-            outputs = _linear(policy[-1], inputs)
+            outputs = _linear(layers.weighted(policy)[-1], inputs)
             channels[-1] = _channels(outputs[:rows])
         factors = None
         if "equalise" in self._steps:
@@ -117,6 +131,8 @@ class Refiner:
             spans[0] = fold.ENDS
         if level:
             spans[-1] = decisive_range(outputs[:rows])
+        if "bound" in self._steps and layers.weighted(policy)[-1].activation == "tanh":
+            spans[-1] = max(spans[-1][0], -_TANH_END), min(spans[-1][1], _TANH_END)
         if self._steady:
             spans[1:] = self._spans = [_held(span, kept) for span, kept in zip_longest(spans[1:], self._spans)]
         return policy, requantize.Ranges(spans[0], tuple(spans[1:]), affine, factors, means, self._steady), outputs
@@ -149,7 +165,7 @@ def _range(channels: Channels, factor: FloatArray | None) -> requantize.Range:
 def _means(policy: layers.PolicyLayers, channels: Sequence[Channels]) -> tuple[FloatArray, ...]:
     """Mean input of each layer with weights, one per row of its kernel."""
     # A convolution meets each channel at every place of its kernel; so does a dense layer behind one
-    rows = [layer.kernel[..., 0].size for layer in _weighted(policy)]
+    rows = [layer.kernel[..., 0].size for layer in layers.weighted(policy)]
     return tuple(np.tile(seen.mean, n // seen.mean.size) for n, seen in zip(rows, channels, strict=False))
 
 
@@ -164,6 +180,9 @@ def _pass(
     for layer in policy:
         if isinstance(layer, layers.Flatten):
             x = x.reshape(len(x), math.prod(x.shape[1:]))
+            continue
+        if isinstance(layer, layers.Rescale):
+            x = x * layer.gain + layer.offset
             continue
         inputs = x
         x = _linear(layer, x)
@@ -223,7 +242,7 @@ def exponents(
         kept: What this gave for an earlier policy; an exponent stays unless it is off by more than 1.
     """
     found = []
-    weighted = _weighted(policy)
+    weighted = layers.weighted(policy)
     for n, (layer, following) in enumerate(pairwise(weighted)):
         count = layer.bias.size
         kernel = following.kernel.reshape(-1, count, following.bias.size)[..., :_OUTPUTS]
@@ -254,12 +273,7 @@ def decisive_range(outputs: FloatArray) -> requantize.Range:
     return max(low, float(outputs.min())), min(high, float(outputs.max()))
 
 
-def _weighted(policy: layers.PolicyLayers) -> list[layers.Dense | layers.Conv2D]:
-    return [layer for layer in policy if not isinstance(layer, layers.Flatten)]
-
-
-def _linear(layer: layers.Layer, x: FloatArray) -> FloatArray:
-    assert not isinstance(layer, layers.Flatten)
+def _linear(layer: layers.Weighted, x: FloatArray) -> FloatArray:
     if isinstance(layer, layers.Dense):
         y: FloatArray = x @ layer.kernel
     else:

@@ -93,7 +93,7 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
         policy = fold.compensate(policy, ranges.affine)
         target.gain[:], target.offset[:] = ranges.affine.gain.reshape(-1), ranges.affine.offset.reshape(-1)
     scale = _write_affine(target.inputs, ranges.input)
-    weighted = [layer for layer in policy if not isinstance(layer, layers.Flatten)]
+    weighted = layers.weighted(policy)
     factors: tuple[FloatArray | None, ...] = (None, *(ranges.factors or (None,) * (len(weighted) - 1)), None)
     for i, (layer, place, output) in enumerate(zip(weighted, target.layers, ranges.outputs, strict=True)):
         kernel = layer.kernel.reshape(-1, layer.kernel.shape[-1])

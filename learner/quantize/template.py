@@ -94,12 +94,17 @@ Architecture = tuple[Any, ...]
 
 def architecture(policy: layers.PolicyLayers, shape: tuple[int, ...]) -> Architecture:
     """All that decides the layout of a policy's model; hashable."""
-    return shape, tuple(
-        "flatten"
-        if isinstance(layer, layers.Flatten)
-        else (layer.kernel.shape, layer.activation, getattr(layer, "stride", 0))
-        for layer in policy
-    )
+    return shape, tuple(map(_layout, policy))
+
+
+def _layout(layer: layers.Layer) -> Any:
+    match layer:
+        case layers.Flatten():
+            return "flatten"
+        case layers.Rescale():  # its numbers are the environment's bounds, which stay: they are not written again
+            return layer.gain.tobytes(), layer.offset.tobytes()
+        case _:
+            return layer.kernel.shape, layer.activation, getattr(layer, "stride", 0)
 
 
 def locate(model: bytes, layer_count: int, *, per_channel: bool = True) -> Template:
@@ -133,9 +138,11 @@ class _Graph:
         places: list[tuple[Any, list[Affine]]] = []
         for code, operator in self._operators():
             output = operator.Outputs(0)
-            if code == operators.MUL and gain is None:
+            if code in (operators.MUL, operators.ADD) and places:
+                continue  # the bounds of actions
+            if code == operators.MUL:
                 gain = self._data(operator.Inputs(1), np.float32)
-            elif code == operators.ADD and offset is None:
+            elif code == operators.ADD:
                 offset = self._data(operator.Inputs(1), np.float32)
             elif code == operators.QUANTIZE or code in _PASSED_ON:
                 outputs.append(self._affine(output))

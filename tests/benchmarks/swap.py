@@ -194,9 +194,8 @@ def _fleet(home: Path, log: Path) -> Iterator[tuple[session.Session, roster.Rost
         fleet.enroll(ACTOR, [address]).write(bundle)
         command = [sys.executable, "-m", "edge_actor", "run", "--bundle", str(bundle), "--heartbeat-s", "2"]
         command += ["--env", f"{_clocked.__file__}:Clocked", "--env-kwargs", json.dumps({"log": str(log)})]
-        settings = config.TrainConfig(
-            fleet=FLEET, broker=(address,), message_steps=4096, epsilon_start=0.05, epsilon_end=0.05, wait_s=30.0
-        )
+        settings = config.TrainConfig(fleet=FLEET, broker=(address,), message_steps=4096, wait_s=30.0)
+        exploration = config.DqnConfig(epsilon_start=0.05, epsilon_end=0.05)
         actor = subprocess.Popen([*command, "--state-dir", str(home / "state")], stderr=subprocess.DEVNULL)
         here = session.Session(settings, _say)
         try:
@@ -204,7 +203,13 @@ def _fleet(home: Path, log: Path) -> Iterator[tuple[session.Session, roster.Rost
             here.gather(found, threading.Event())
             (working,) = found.working()
             assignment = found.assign(
-                working, steps_left=1 << 40, env_steps=0, lockstep_version=0, settings=settings, now_s=time.monotonic()
+                working,
+                steps_left=1 << 40,
+                env_steps=0,
+                lockstep_version=0,
+                settings=settings,
+                exploration=exploration,
+                now_s=time.monotonic(),
             )
             assert assignment is not None
             here.retain(here.topics.assignment(ACTOR), assignment)

@@ -96,3 +96,41 @@ def test_several_environments_explore_in_the_same_steps() -> None:
     assert 0.2 < len(drawn) / len(rows) < 0.4
     assert all(row.shape == (4,) for row in drawn)
     assert len({tuple(row) for row in drawn}) > 10
+
+
+def noise(correlation_steps: float, rows: int = 20 * exploration.BLOCK, n_envs: int = 2) -> Any:
+    made = explorer(n_envs=n_envs, action=CONTINUOUS, noise_std=0.5, noise_correlation_steps=correlation_steps)
+    seen: list[Any] = []
+    while len(seen) < rows:
+        drawn, block = made.take_perturbed(made.left)
+        assert set(drawn) == {None}
+        seen += block
+    return np.stack(seen)
+
+
+@pytest.mark.parametrize(("steps", "tolerance"), [(0.0, 0.03), (5.0, 0.06)])
+def test_noise_has_the_deviation_asked_for_and_forgets_itself_in_time(steps: float, tolerance: float) -> None:
+    seen = noise(steps)
+    assert seen.shape[1:] == (2, 2)
+    # Half the ranges are 1 and 2.5
+    assert seen.std((0, 1)) == pytest.approx([0.5, 1.25], rel=tolerance)
+    for lag in (1, 4):
+        expected = np.exp(-lag / steps) if steps else 0.0
+        for env in range(2):
+            correlation = np.corrcoef(seen[:-lag, env, 0], seen[lag:, env, 0])[0, 1]
+            assert correlation == pytest.approx(expected, abs=tolerance)
+    assert abs(np.corrcoef(seen[:, 0, 0], seen[:, 1, 0])[0, 1]) < tolerance, "each environment has its own"
+
+
+def test_rows_that_explore_anyway_get_no_noise_and_the_others_keep_theirs() -> None:
+    changes = {"action": CONTINUOUS, "noise_std": 0.5, "noise_correlation_steps": 3.0, "seed": 2}
+    _, every = explorer(**changes).take_perturbed(200)
+    drawn, kept = explorer(**changes, epsilon_start=0.5, epsilon_end=0.5).take_perturbed(200)
+    asked = [n for n, action in zip(every, drawn, strict=True) if action is None]
+    assert 60 < len(asked) < 140
+    np.testing.assert_array_equal(np.stack(asked), np.stack(kept))
+
+
+def test_without_deviation_nothing_is_perturbed() -> None:
+    assert not explorer(action=CONTINUOUS, noise_correlation_steps=5.0).perturbs
+    assert explorer(action=CONTINUOUS, noise_std=0.1).perturbs

@@ -91,3 +91,23 @@ def test_exploring_steps_cost_no_inference(monkeypatch: pytest.MonkeyPatch) -> N
     made = policy.Policy(files.INT8.read_bytes(), "q_values", CARTPOLE, 1)
     monkeypatch.setattr(made, "act", lambda row: pytest.fail("asked"))
     assert play("CartPole-v1", made, 1, [100], epsilon_start=1.0, epsilon_end=1.0).steps > 80
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_a_deterministic_policy_explores_with_noise_inside_the_bounds(
+    monkeypatch: pytest.MonkeyPatch, n_envs: int
+) -> None:
+    name = "Pendulum-v1"  # episodes of 200 steps, actions in -2..2
+    spec = env.make(name).spec
+    fixed = FixedOutput([[1.9]] * n_envs, spec.observation.size)
+    monkeypatch.setattr(interpreter, "Interpreter", lambda *args, **kwargs: fixed)
+    acting = policy.Policy(b"", "deterministic", spec, n_envs)
+    assigned = {"noise_std": 0.1, "noise_correlation_steps": 4.0, "epsilon_start": 0.2, "epsilon_end": 0.2}
+    whole = play(name, acting, n_envs, [500], **assigned)
+    same(whole, play(name, acting, n_envs, [1, 198, 1, 1, 100, 199], **assigned))
+    assert whole.action.shape == (whole.steps, 1)
+    assert np.abs(whole.action).max() <= 2.0
+    assert 0.2 < (whole.action == 2.0).mean() < 0.6, "clipped in the record too: half of what noise raises by 0.1"
+    quiet = play(name, acting, n_envs, [100])
+    assert set(quiet.action.ravel().tolist()) == {np.float32(1.9)}
+    assert quiet.log_prob.size == 0

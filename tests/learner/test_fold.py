@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from ai_edge_litert import interpreter as litert
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from learner import layers
-from learner.quantize import convert, fold
+from learner.quantize import calibrate, convert, fold, quantizer
 
 
 def dense(rng: np.random.Generator, n_in: int, n_out: int) -> layers.Dense:
@@ -99,3 +101,22 @@ def _run(model: bytes, x: NDArray[np.float32]) -> NDArray[np.float32]:
     interpreter.invoke()
     result: NDArray[np.float32] = interpreter.get_tensor(exit_)
     return result
+
+
+def test_appended_operations_bring_actions_to_their_bounds_and_the_template_keeps_them() -> None:
+    rng = np.random.default_rng(0)
+    bounds = layers.Rescale(np.array([2.0, 0.5], np.float32), np.array([1.0, -3.0], np.float32))
+    last = layers.Dense(rng.normal(size=(8, 2)).astype(np.float32), np.float32([0.1, 0.2]), "tanh")
+    policy = (dataclasses.replace(dense(rng, 3, 8), activation="relu"), last, bounds)
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    exact = _run(convert.convert(policy, x, "float32"), x)
+    inner = _run(convert.convert(policy[:-1], x, "float32"), x)
+    assert exact == pytest.approx(inner * bounds.gain + bounds.offset, abs=1e-6)
+    assert np.abs(exact - bounds.offset).max() > 0.4
+
+    ranges, outputs = calibrate.measure(policy, x, len(x))
+    assert outputs == pytest.approx(exact, abs=1e-5)
+    quantizing = quantizer.Quantizer(say=pytest.fail)
+    model = quantizing.quantize(policy, ranges, x)
+    assert quantizing.fallbacks == 0
+    assert np.abs(_run(model, x) - exact).max() < 0.03 * 4

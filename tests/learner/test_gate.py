@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from broker import specs
 from learner import config, layers
 from learner.quantize import calibrate, convert, gate, quantizer
 
@@ -143,3 +144,30 @@ def test_a_model_that_the_runtime_refuses_is_held_back() -> None:
     )
     verdict = judge(model(policy, "int8"), model(policy), X, SETTINGS)
     assert (verdict.passed, verdict.reason) == (False, "unrunnable")
+
+
+ACTION = specs.ActionSpec("continuous", shape=(2,), low=(0.0, -4.0), high=(4.0, 4.0))
+
+
+def test_errors_of_actions_are_relative_to_their_bounds() -> None:
+    """fp32 beside fp32 with other biases: the first element is off by 0.2 of 4, the second by 0.08 of 8."""
+    exact, other = linear([[1.0, 0.0], [0.0, 1.0]], [2.0, 0.0]), linear([[1.0, 0.0], [0.0, 1.0]], [2.2, -0.08])
+    outputs, _, _ = gate.run(model(exact), X)
+    verdict = gate.judge_actions(model(other), outputs, X, ACTION, SETTINGS)
+    assert verdict.action_error_mean == pytest.approx(0.05, rel=1e-4)
+    assert verdict.action_error_p99 == pytest.approx(0.05, rel=1e-4)
+    assert (verdict.passed, verdict.reason) == (False, "disagrees")
+    lenient = config.GateConfig(gate_action_error_max=0.06, gate_action_error_p99_max=0.06)
+    assert gate.judge_actions(model(other), outputs, X, ACTION, lenient).passed
+
+
+def test_a_policy_that_always_acts_alike_may_be_published() -> None:
+    constant = linear([[0.0, 0.0], [0.0, 0.0]], [1.0, -1.0])
+    outputs, _, _ = gate.run(model(constant), X)
+    assert gate.judge_actions(model(constant), outputs, X, ACTION, SETTINGS).passed
+    previous = model(constant)
+    assert gate.judge_actions(previous, outputs, X, ACTION, SETTINGS, previous).reason == "identical"
+    assert gate.judge_policy(model(constant), outputs, X, ACTION, SETTINGS).measures.keys() == {
+        "action_error_mean",
+        "action_error_p99",
+    }

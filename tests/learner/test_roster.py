@@ -8,7 +8,8 @@ from broker import errors
 from learner import config, roster
 from tests.learner import fleet_examples
 
-SETTINGS = config.TrainConfig(epsilon_decay_steps=1000, seed=3)
+SETTINGS = config.TrainConfig(seed=3)
+EXPLORATION = config.DqnConfig(epsilon_decay_steps=1000)
 
 
 def make(env_id: str = "") -> tuple[roster.Roster, list[str]]:
@@ -37,7 +38,9 @@ def test_a_second_spec_is_refused_with_both_named() -> None:
     assert "float32[4] -> 2 actions" in actor.refused
     assert "Acrobot-v1 has obs float32[6] -> 3 actions" in actor.refused
     assert any("refused" in line for line in said)
-    assignment = found.assign(actor, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=0.0)
+    assignment = found.assign(
+        actor, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=0.0
+    )
     assert assignment is not None
     assert assignment.refused == actor.refused
 
@@ -65,33 +68,58 @@ def test_the_pace_is_shared_equally_and_never_taken_back() -> None:
     found, _ = make()
     a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     found.observe("b", fleet_examples.state(session="b"), retained=False, now_s=0.0)
-    first = found.assign(a, steps_left=1001, env_steps=600, lockstep_version=0, settings=SETTINGS, now_s=0.0)
+    first = found.assign(
+        a, steps_left=1001, env_steps=600, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=0.0
+    )
     assert first is not None
     assert (first.steps_granted, first.slots, first.epsilon_offset, first.epsilon_decay_steps) == (501, 2, 300, 500)
     a.recorded = 400
-    later = found.assign(a, steps_left=600, env_steps=1000, lockstep_version=0, settings=SETTINGS, now_s=1.0)
+    later = found.assign(
+        a, steps_left=600, env_steps=1000, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=1.0
+    )
     assert later is not None
     assert later.steps_granted == 700
     assert later.epsilon_offset == 300, "the schedule of a boot is fixed by its first assignment"
-    assert found.assign(a, steps_left=0, env_steps=1000, lockstep_version=0, settings=SETTINGS, now_s=2.0) is None
+    assert (
+        found.assign(
+            a, steps_left=0, env_steps=1000, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=2.0
+        )
+        is None
+    )
 
 
 def test_assignments_that_differ_in_pace_alone_are_spaced() -> None:
     found, _ = make()
     a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
-    found.assign(a, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=1.0)
+    found.assign(
+        a, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=1.0
+    )
     soon = 1.0 + roster.ASSIGN_PERIOD_S / 2
-    assert found.assign(a, steps_left=20, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=soon) is None
-    assert found.assign(a, steps_left=20, env_steps=0, lockstep_version=1, settings=SETTINGS, now_s=soon) is not None
+    assert (
+        found.assign(
+            a, steps_left=20, env_steps=0, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=soon
+        )
+        is None
+    )
+    assert (
+        found.assign(
+            a, steps_left=20, env_steps=0, lockstep_version=1, settings=SETTINGS, exploration=EXPLORATION, now_s=soon
+        )
+        is not None
+    )
 
 
 def test_a_new_boot_starts_a_new_account() -> None:
     found, _ = make()
     a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     a.recorded = 100
-    found.assign(a, steps_left=10, env_steps=100, lockstep_version=0, settings=SETTINGS, now_s=0.0)
+    found.assign(
+        a, steps_left=10, env_steps=100, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=0.0
+    )
     found.observe("a", fleet_examples.state(session="two", boot=2), retained=False, now_s=1.0)
-    again = found.assign(a, steps_left=10, env_steps=100, lockstep_version=0, settings=SETTINGS, now_s=1.0)
+    again = found.assign(
+        a, steps_left=10, env_steps=100, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=1.0
+    )
     assert again is not None
     assert (again.boot, again.steps_granted) == (2, 10)
 

@@ -6,34 +6,53 @@ import argparse
 
 import pytest
 
-from broker import settings
+from broker import errors
 from learner import config, tasks
 
-CONFIGS = (config.TrainConfig, config.DqnConfig, config.GateConfig)
 
-
-def effective(env_id: str) -> config.Settings:
+def effective(env_id: str, *flags: str) -> config.Settings:
     parser = argparse.ArgumentParser()
-    settings.add_arguments(parser, *CONFIGS)
-    tables = [("tasks.toml", tasks.settings(env_id))]
-    values = settings.resolve(CONFIGS, parser.parse_args([]), tables=tables, env_prefix="ACTORQ_TEST_")
-    train, algorithm, gate = CONFIGS
-    return config.check(
-        config.Settings(settings.build(train, values), settings.build(algorithm, values), settings.build(gate, values))
-    )
+    config.add_arguments(parser)
+    return config.effective(parser.parse_args(flags), env_id)
 
 
 @pytest.mark.parametrize(
-    ("env_id", "solved"),
-    [("CartPole-v1", 475.0), ("Acrobot-v1", -100.0), ("MountainCar-v0", -110.0), ("LunarLander-v3", 200.0)],
+    ("env_id", "algorithms", "solved"),
+    [
+        ("CartPole-v1", ["dqn"], 475.0),
+        ("Acrobot-v1", ["dqn"], -100.0),
+        ("MountainCar-v0", ["dqn"], -110.0),
+        ("LunarLander-v3", ["dqn"], 200.0),
+        ("Pendulum-v1", ["d4pg", "ddpg"], -170.0),
+    ],
 )
-def test_tuned_tasks_are_valid(env_id: str, solved: float) -> None:
-    train = effective(env_id).train
-    assert solved <= train.solved_return < float("inf")
-    assert train.max_env_steps > train.learning_starts
+def test_tuned_tasks_are_valid(env_id: str, algorithms: list[str], solved: float) -> None:
+    assert effective(env_id).train.algorithm == algorithms[0], "the one that is taken if none is asked for"
+    for algorithm in algorithms:
+        found = effective(env_id, "--algorithm", algorithm)
+        assert type(found.algorithm) is config.ALGORITHMS[algorithm]
+        assert found.algorithm != config.ALGORITHMS[algorithm]()
+        assert solved <= found.train.solved_return < float("inf")
+        assert found.train.max_env_steps > found.train.learning_starts
 
 
 def test_an_unknown_task_trains_on_the_defaults() -> None:
     assert effective("SomeoneElses-v3") == config.Settings(
         config.TrainConfig(), config.DqnConfig(), config.GateConfig()
     )
+    assert effective("SomeoneElses-v3", "--algorithm", "ddpg").algorithm == config.DdpgConfig()
+
+
+def test_what_is_tuned_for_one_algorithm_is_not_taken_for_another() -> None:
+    assert tasks.settings("CartPole-v1", "dqn")["n_step"] == 10
+    assert effective("CartPole-v1", "--algorithm", "d4pg").algorithm == config.D4pgConfig()
+
+
+def test_settings_of_another_algorithm_and_unknown_algorithms_are_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="d4pg has no --dueling, --huber-delta"):
+        effective("Pendulum-v1", "--no-dueling", "--huber-delta", "1", "--noise-std", "0.2")
+    with pytest.raises(errors.ConfigError, match="'sarsa' is unknown") as caught:
+        effective("Pendulum-v1", "--algorithm", "sarsa")
+    assert "dqn, ddpg, d4pg" in caught.value.todo
+    with pytest.raises(errors.ConfigError, match=r"noise_std must be 0 to 1.*cannot lie between value_min"):
+        effective("Pendulum-v1", "--noise-std", "2", "--value-min", "5")

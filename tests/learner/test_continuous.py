@@ -1,0 +1,146 @@
+"""DDPG and D4PG: one step by hand, targets, resuming bit for bit, and a task that they must solve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker import errors, specs
+from learner import actor_critic, config, networks, replay
+from learner.algorithms import Algorithm, d4pg, ddpg
+
+LOW, HIGH = (-3.0, 2.0), (1.0, 2.5)
+"""Bounds whose middle is not 0, and whose ranges differ."""
+SPEC = specs.EnvSpec(specs.ObservationSpec((1,)), specs.ActionSpec("continuous", shape=(2,), low=LOW, high=HIGH))
+SMALL: dict[str, Any] = {"hidden": (16,), "critic_hidden": (32,), "learning_rate": 2e-3, "critic_learning_rate": 5e-3}
+
+
+def make(name: str, seed: int = 0, **changes: Any) -> Algorithm:
+    if name == "ddpg":
+        return ddpg.Ddpg(SPEC, config.DdpgConfig(**(SMALL | {"target_rate": 0.1} | changes)), seed)
+    support = {"value_min": -3.0, "value_max": 1.0, "atoms": 21, "target_period": 20}
+    return d4pg.D4pg(SPEC, config.D4pgConfig(**(SMALL | support | changes)), seed)
+
+
+def batches(k: int, b: int, seed: int = 0) -> replay.Batch:
+    """The best action lies at a quarter of the range, or three quarters, as the observation says; one step, no more."""
+    rng = np.random.default_rng(seed)
+    low, high = np.float32(LOW), np.float32(HIGH)
+    observation = rng.choice([-1.0, 1.0], (k, b, 1)).astype(np.float32)
+    action = rng.uniform(low, high, (k, b, 2)).astype(np.float32)
+    share = (action - low) / (high - low)
+    reward = -np.abs(share - (0.5 + 0.25 * observation)).sum(-1)
+    ones = np.ones((k, b), np.float32)
+    return replay.Batch(
+        observation, action, reward.astype(np.float32), 0 * ones, observation, ones, np.zeros((k, b), np.int64)
+    )
+
+
+@pytest.mark.parametrize("name", ["ddpg", "d4pg"])
+def test_finds_the_best_action_within_any_bounds_and_goes_on_bit_for_bit(name: str) -> None:
+    agent = make(name)
+    for i in range(40):
+        agent.update(batches(16, 32, seed=i))
+    saved = agent.state()
+    agent.update(batches(16, 32, seed=99))
+    resumed = make(name, seed=5)
+    resumed.restore(saved)
+    assert resumed.updates == 640
+    resumed.update(batches(16, 32, seed=99))
+    assert all((resumed.state()[key] == value).all() for key, value in agent.state().items())
+
+    action = networks.outputs(agent.policy_layers(), np.array([[-1.0], [1.0]], np.float32))
+    assert action[0] == pytest.approx([-2.0, 2.125], abs=0.35)
+    assert action[1] == pytest.approx([0.0, 2.375], abs=0.35)
+    far = networks.outputs(agent.policy_layers(), np.array([[-1e6], [1e6]], np.float32))
+    assert (np.abs(far - np.float32([-1.0, 2.25])) <= np.float32([2.0, 0.25])).all()
+
+
+def test_one_step_of_ddpg_by_hand() -> None:
+    """Linear networks: policy tanh(w x), value v x + u a; the bounds of the only action are -2 and 2."""
+    spec = specs.EnvSpec(specs.ObservationSpec((1,)), specs.ActionSpec("continuous", shape=(1,), low=(-2,), high=(2,)))
+    settings = config.DdpgConfig(
+        hidden=(), critic_hidden=(), learning_rate=0.01, critic_learning_rate=0.02, target_rate=0.25, max_grad_norm=1e9
+    )
+    agent = ddpg.Ddpg(spec, settings, seed=0)
+    state = agent.state()
+    w, v, u = 0.5, 3.0, -2.0
+    state["weights/actor/0/kernel"] = np.float32([[w]])
+    state["weights/critic/0/kernel"] = np.float32([[v], [u]])
+    state["targets/actor/0/kernel"] = np.float32([[0.2]])
+    state["targets/critic/0/kernel"] = np.float32([[1.0], [4.0]])
+    agent.restore(state)
+    x, action, reward, discount, after = 0.6, 1.0, 0.25, 0.9, -0.4
+    one = [np.float32([[value]]) for value in (reward, discount)]
+    update = agent.update(
+        replay.Batch(
+            np.float32([[[x]]]),
+            np.float32([[[action]]]),
+            *one,
+            np.float32([[[after]]]),
+            np.float32([[1.0]]),
+            np.zeros((1, 1), np.int64),
+        )
+    )
+    target = reward + discount * (1.0 * after + 4.0 * np.tanh(0.2 * after))
+    error = target - (v * x + u * action / 2)
+    assert update.td_error[0, 0] == pytest.approx(error, rel=1e-5)
+    assert update.metrics["loss"] == pytest.approx(0.5 * error**2, rel=1e-5)
+    assert update.metrics["q_mean"] == pytest.approx(v * x + u * np.tanh(w * x), rel=1e-5)
+    assert update.metrics["grad_norm"] == pytest.approx(abs(error) * np.sqrt(x**2 + 0.25 + 1), rel=1e-5)
+    slope = abs(u) * (1 - np.tanh(w * x) ** 2)
+    assert update.metrics["actor_grad_norm"] == pytest.approx(slope * np.sqrt(x**2 + 1), rel=1e-5)
+    new = agent.state()
+    # Adam's first step has the size of the learning rate: the policy goes down, where the value is higher
+    assert new["weights/actor/0/kernel"][0, 0] == pytest.approx(w - 0.01, abs=1e-5)
+    signs = np.sign(error) * np.sign([x, action])
+    assert new["weights/critic/0/kernel"][:, 0] == pytest.approx([v, u] + 0.02 * signs, abs=1e-5)
+    moved = 0.75 * np.float32([1.0, 4.0]) + 0.25 * new["weights/critic/0/kernel"][:, 0]
+    assert new["targets/critic/0/kernel"][:, 0] == pytest.approx(moved, abs=1e-5)
+
+
+def test_one_step_of_d4pg_by_hand() -> None:
+    """Without weights the distribution is that of the biases, so loss and values are sums over three atoms."""
+    chosen = {"hidden": (), "critic_hidden": (), "atoms": 3, "value_min": 0.0, "value_max": 2.0, "target_period": 2}
+    agent = make("d4pg", **chosen)
+    state = agent.state()
+    for group in ("weights", "targets"):
+        state[f"{group}/critic/0/kernel"][:] = 0.0
+    predicted, target = np.float32([0.2, 0.5, 0.3]), np.float32([0.5, 0.25, 0.25])
+    state["weights/critic/0/bias"], state["targets/critic/0/bias"] = np.log(predicted), np.log(target)
+    agent.restore(state)
+    one = batches(1, 1)
+    one.reward[:], one.discount[:] = 0.5, 0.5
+    update = agent.update(one)
+    projected = np.array([0.25, 0.625, 0.125])  # 0, 1, 2 lie at 0.5, 1, 1.5: halves go to the neighbours
+    assert update.metrics["loss"] == pytest.approx(-(projected * np.log(predicted)).sum(), rel=1e-5)
+    assert update.metrics["q_mean"] == pytest.approx(0.5 + 0.6, rel=1e-5)
+    assert update.td_error[0, 0] == pytest.approx((0.625 + 0.25) - 1.1, rel=1e-5)
+    assert update.metrics["support_clipped"] == 0.0
+    assert (agent.state()["targets/critic/0/bias"] == state["targets/critic/0/bias"]).all()
+    one.reward[:] = 1.75
+    assert agent.update(one).metrics["support_clipped"] == pytest.approx(2 / 3)
+    new = agent.state()
+    assert (new["targets/critic/0/bias"] == new["weights/critic/0/bias"]).all(), "copied at the second update"
+
+
+def test_discrete_actions_are_refused() -> None:
+    spec = specs.EnvSpec(specs.ObservationSpec((2,)), specs.ActionSpec("discrete", n=2))
+    with pytest.raises(errors.SpecError, match="D4PG learns continuous actions") as caught:
+        d4pg.D4pg(spec, config.D4pgConfig(), seed=0)
+    assert "dqn" in caught.value.todo
+    with pytest.raises(errors.SpecError, match="DDPG"):
+        ddpg.Ddpg.check(spec)
+
+
+def test_frames_have_an_encoder_of_their_own_for_the_critic() -> None:
+    frames = specs.EnvSpec(specs.ObservationSpec((36, 36, 1), "uint8"), SPEC.action)
+    net = actor_critic.ActorCritic.build(frames, (8,), (8,), 1, np.random.default_rng(0))
+    weights = list(net.initial().values())
+    actor, critic = net.split(weights)
+    x = np.random.default_rng(0).random((3, 36, 36, 1)).astype(np.float32)
+    action = net.act(actor, x)
+    assert (action.shape, net.judge(critic, x, action).shape) == ((3, 2), (3, 1))
+    assert len(actor) + len(critic) == len(weights)
