@@ -227,7 +227,7 @@ def _quantize(args: argparse.Namespace) -> int:
 
 
 def _fidelity(args: argparse.Namespace) -> int:
-    """Compares policies made from the newest checkpoint of a DQN run with their fp32 original.
+    """Compares policies made from the newest checkpoint of a run with their fp32 original.
 
     On states of replay that took no part in calibration, and by their returns in the same episodes, which actors on
     this machine play. The study is kept as RUN/fidelity.json.

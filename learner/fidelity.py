@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import errors, identity
+from broker import errors, identity, specs
 from learner import play, recipes, trained
 from learner.quantize import compare, gate
 
@@ -32,7 +32,7 @@ def study(
     """Makes every policy, compares it with fp32 on held-back states, and has actors play all of them.
 
     Args:
-        path: Run directory of a DQN run, with a checkpoint and a ledger; gets `fidelity.json`.
+        path: Run directory, with a checkpoint and a ledger; gets `fidelity.json`.
         env_id: What actors play; empty takes the run's.
         episodes: Of each policy, paired by seed; 0 plays nothing.
         seed: Of the first episode, and of the choice of states.
@@ -47,7 +47,8 @@ def study(
         ConfigError: There is no such recipe.
     """
     run = trained.load(path, say)
-    chosen = _choose(rows, dueling=bool(run.network.value))
+    chosen = _choose(rows, recipes.of(run))
+    compared = _comparison(run.action)
     calibration, held_back = _split(run.observations, seed)
     models = {}
     for recipe in chosen:
@@ -59,7 +60,7 @@ def study(
         outputs, _, _ = gate.run(models[recipe.name], held_back)
         model = models[recipe.name]
         facts = {"recipe": recipe.name, "bytes": len(model), "sha256": hashlib.sha256(model).hexdigest()}
-        found.append(facts | dataclasses.asdict(compare.states(exact, outputs)))
+        found.append(facts | dataclasses.asdict(compared(exact, outputs)))
     env_id = env_id or run.env_id
     study: Object = {
         "run": str(path),
@@ -67,7 +68,8 @@ def study(
         "updates": run.updates,
         "calibration_states": len(calibration),
         "states": len(held_back),
-        "advantages_range": float(np.ptp(exact)),
+        "actions": run.action.kind,
+        "outputs_range": float(np.ptp(exact)),
         "seed": seed,
         "episodes": episodes,
         "random_return": None,
@@ -82,13 +84,19 @@ def study(
     return study
 
 
-def _choose(names: Sequence[str], *, dueling: bool) -> list[recipes.Recipe]:
-    known = {r.name: r for r in recipes.RECIPES if dueling or "dueling" not in r.name}
+def _comparison(action: specs.ActionSpec) -> Callable[[Any, Any], compare.States | compare.Actions]:
+    if action.kind == "discrete":
+        return compare.states
+    return lambda exact, other: compare.actions(exact, other, action)
+
+
+def _choose(names: Sequence[str], offered: Sequence[recipes.Recipe]) -> list[recipes.Recipe]:
+    known = {recipe.name: recipe for recipe in offered}
     if unknown := [name for name in names if name not in known]:
         raise errors.ConfigError(
             f"the run has no row {unknown[0]!r}", where="--rows", todo=f"choose among: {', '.join(known)}"
         )
-    return [r for r in known.values() if not names or r.name in names or r is recipes.REFERENCE]
+    return [r for r in known.values() if not names or r.name in names or r.name == recipes.REFERENCE.name]
 
 
 def _split(observations: NDArray[Any], seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -127,23 +135,28 @@ def _add_returns(study: Object, models: dict[str, bytes], say: Say) -> None:
         row |= {"delegate": one.delegate, "returns": one.episode_return.tolist()}
 
 
-_HEAD = (
-    f"{'':23}  {'agree':>6}{'decided':>8}{'ties':>6}{'regret':>8}  {'return':>8} {'less fp32':>9} {'95 % interval':>18}"
-    f" {'low/span':>8}  non-"
-)
-_UNITS = f"{'':23}  {'%':>6}{'%':>8}{'%':>6}{'%':>8}  {'':>8} {'':>9} {'':>18} {'%':>8}  inferior"
+_RETURNS = f"  {'return':>8} {'less fp32':>9} {'95 % interval':>18} {'low/span':>8}  non-"
+_RETURN_UNITS = f"  {'':>8} {'':>9} {'':>18} {'%':>8}  inferior"
+_CHOICES = f"{'':23}  {'agree':>6}{'decided':>8}{'ties':>6}{'regret':>8}", f"{'':23}  {'%':>6}{'%':>8}{'%':>6}{'%':>8}"
+_ACTIONS = f"{'':23}  {'error':>7}{'p99':>7}{'largest':>9}", f"{'':23}  {'%':>7}{'%':>7}{'%':>9}"
 
 
 def table(study: Object) -> str:
     """The study for people, at most 120 columns wide."""
-    decided = study["rows"][0]["decided"]
     lines = [
         f"{study['env_id']}, {study['updates']:,} updates: {study['states']:,} held-back states of replay, "
         f"ranges from {study['calibration_states']:,} others",
-        f"decided: states where fp32's best two actions differ by over 1 % of the advantages' range, "
-        f"{100 * decided:.1f} % of all",
-        "regret: mean loss of fp32 value, in % of the advantages' range",
     ]
+    if study["actions"] == "discrete":
+        head, units = _CHOICES
+        lines += [
+            f"decided: states where fp32's best two actions differ by over 1 % of the advantages' range, "
+            f"{100 * study['rows'][0]['decided']:.1f} % of all",
+            "regret: mean loss of fp32 value, in % of the advantages' range",
+        ]
+    else:
+        head, units = _ACTIONS
+        lines.append("error: mean difference of an action from fp32's, in % of its range; of the worst element")
     if study["not_played"]:
         lines.append(f"not played: {study['not_played']}")
     else:
@@ -152,13 +165,17 @@ def table(study: Object) -> str:
             f"fp32 {study['fp32_return']:.1f}, random {study['random_return']:.1f}",
             "low/span: low end of the paired bootstrap interval in % of fp32 - random; non-inferior from -5 % on",
         ]
-    return "\n".join([*lines, "", _HEAD, _UNITS, *map(_line, study["rows"])])
+    return "\n".join([*lines, "", head + _RETURNS, units + _RETURN_UNITS, *map(_line, study["rows"])])
 
 
 def _line(row: Object) -> str:
-    cells = f"{row['recipe']:23}  {100 * row['agreement']:6.2f}"
-    cells += f"{'-':>8}" if row["agreement_decided"] is None else f"{100 * row['agreement_decided']:8.2f}"
-    cells += f"{100 * row['ties']:6.2f}{100 * row['regret']:8.3f}"
+    cells = f"{row['recipe']:23}  "
+    if "error_mean" in row:
+        cells += f"{100 * row['error_mean']:7.3f}{100 * row['error_p99']:7.2f}{100 * row['error_max']:9.2f}"
+    else:
+        cells += f"{100 * row['agreement']:6.2f}"
+        cells += f"{'-':>8}" if row["agreement_decided"] is None else f"{100 * row['agreement_decided']:8.2f}"
+        cells += f"{100 * row['ties']:6.2f}{100 * row['regret']:8.3f}"
     if "return_mean" not in row:
         return cells
     interval = f"[{row['return_low']:.1f}, {row['return_high']:.1f}]"

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from learner import layers, trained
-from learner.quantize import aware, calibrate, convert, quantizer, refine
+from learner.quantize import aware, calibrate, convert, distillation, quantizer, refine
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ _PER_FEATURE = replace(_DUELING, name="+ per-feature input", per_feature=True)
 REFERENCE = replace(_PER_FEATURE, name="fp32", precision="float32")
 SHIPPED = replace(_PER_FEATURE, name="all together (ships)", steps=refine.STEPS, steady=True)
 """What `publish` does."""
-RECIPES = (
+CHOICES = (
     REFERENCE,
     _PLAIN,
     _ADVANTAGES,
@@ -67,7 +67,36 @@ RECIPES = (
     replace(_PER_FEATURE, name="dynamic", precision="dynamic"),
     replace(_PER_FEATURE, name="float16", precision="float16"),
 )
-"""From `aware` on, rows are to be compared with `+ per-feature input`."""
+"""For policies whose largest output is the choice. From `aware` on, rows are to be compared with `+ per-feature
+input`."""
+
+_SCALED = replace(_PLAIN, name="+ per-feature input", per_feature=True)
+_SHIPPED_ACTIONS = replace(_SCALED, name=SHIPPED.name, steps=refine.ACTION_STEPS, steady=True)
+ACTIONS = (
+    replace(_SCALED, name=REFERENCE.name, precision="float32"),
+    _PLAIN,
+    _SCALED,
+    replace(_SCALED, name="+ bounded tanh", steps=refine.ACTION_STEPS[:1]),
+    replace(_SCALED, name="+ equalised channels", steps=refine.ACTION_STEPS[:2]),
+    _SHIPPED_ACTIONS,
+    replace(_SHIPPED_ACTIONS, name="all and aware", aware=True),
+    replace(_PLAIN, name="only bounded tanh", steps=("bound",)),
+    replace(_PLAIN, name="only equalised channels", steps=("equalise",)),
+    replace(_PLAIN, name="only corrected biases", steps=("correct",)),
+    replace(_SCALED, name="percentile ranges", method="percentile"),
+    replace(_SCALED, name="least-squares ranges", method="mse"),
+    replace(_SCALED, name="dynamic", precision="dynamic"),
+    replace(_SCALED, name="float16", precision="float16"),
+)
+"""For policies whose outputs are the action. From `percentile ranges` on, rows are to be compared with `+ per-feature
+input`."""
+
+
+def of(run: trained.Trained) -> tuple[Recipe, ...]:
+    """The rows that make sense for a run; fp32 comes first."""
+    if run.action.kind == "continuous":
+        return ACTIONS
+    return tuple(recipe for recipe in CHOICES if run.dueling or "dueling" not in recipe.name)
 
 
 def make(recipe: Recipe, run: trained.Trained, calibration: NDArray[Any]) -> bytes:
@@ -80,7 +109,8 @@ def make(recipe: Recipe, run: trained.Trained, calibration: NDArray[Any]) -> byt
     """
     policy = _layers(recipe, run)
     if recipe.aware:
-        policy = aware.distil(policy, calibration)
+        outputs: distillation.Outputs = "values" if run.action.kind == "discrete" else "actions"
+        policy = aware.distil(policy, calibration, outputs=outputs)
     if recipe.precision != "int8":
         return convert.convert(policy, calibration, recipe.precision, per_feature=recipe.per_feature)
     rows = len(calibration)
@@ -93,8 +123,9 @@ def make(recipe: Recipe, run: trained.Trained, calibration: NDArray[Any]) -> byt
 
 
 def _layers(recipe: Recipe, run: trained.Trained) -> layers.PolicyLayers:
-    export = run.network.advantage_layers if recipe.dueling else run.network.q_layers
-    policy = export(run.weights, run.normalizer)
+    policy = run.needed if recipe.dueling else run.whole
+    if not recipe.advantages:
+        return policy
     last = policy[-1]
     assert isinstance(last, layers.Dense)
-    return (*policy[:-1], layers.centred(last)) if recipe.advantages else policy
+    return (*policy[:-1], layers.centred(last))

@@ -1,9 +1,10 @@
-"""What training left in a run directory: the newest checkpoint as a Q-network with its weights, and what it saw."""
+"""What training left in a run directory: the newest checkpoint as policies that can be exported, and what it saw."""
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,31 +13,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import codec, errors, messages, specs
-from learner import checkpoint, config, ledger, networks
+from learner import actor_critic, checkpoint, config, layers, ledger, networks
 
-FloatArray = NDArray[np.float32]
+State = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A trained network and the observations in its replay.
+    """A trained policy and the observations in its replay.
 
     Attributes:
         env_id: What the actors played.
         updates: Gradient steps behind the weights.
+        action: What the policy's outputs are about.
+        whole: The policy from raw observations to all that its network says: action values, or actions.
+        needed: What is enough to act as it does: without the value stream, where there is one.
+        dueling: Whether there is one.
         observations: Those that replay would be rebuilt from [N, *shape], oldest first, in their stored dtype.
     """
 
     env_id: str
     updates: int
-    network: networks.QNetwork
-    weights: Sequence[FloatArray]
-    normalizer: networks.Normalizer
+    action: specs.ActionSpec
+    whole: layers.PolicyLayers
+    needed: layers.PolicyLayers
+    dueling: bool
     observations: NDArray[Any]
 
 
 def load(run: Path, log: Callable[[str], None]) -> Trained:
-    """Reads the newest checkpoint of a DQN run.
+    """Reads the newest checkpoint of a run.
 
     Args:
         run: Run directory.
@@ -52,7 +58,7 @@ def load(run: Path, log: Callable[[str], None]) -> Trained:
             "the run has no checkpoint yet", where=str(run), todo="let it train on, or name another run"
         )
     state = found.parts["algorithm"]
-    capacity = settings.get("replay_capacity", config.DqnConfig().replay_capacity)
+    capacity = settings.get("replay_capacity", config.AlgorithmConfig().replay_capacity)
     held = ledger.bodies(run / ledger.NAME, newest_steps=capacity)
     seen = [codec.decode(messages.Experience, body).observation for _, body in held]
     if not seen:
@@ -61,27 +67,66 @@ def load(run: Path, log: Callable[[str], None]) -> Trained:
             where=str(run),
             todo=f"go on for a while with it: actorq-learner train --resume {run}",
         )
-    observations = np.concatenate(seen)
-    try:
-        actions = [a.size for name, a in state.items() if name.startswith("weights/advantage/") and a.ndim == 1][-1]
-        spec = specs.EnvSpec(
-            specs.ObservationSpec(observations.shape[1:], str(observations.dtype)),
-            specs.ActionSpec("discrete", n=actions),
+    spec = _spec(run)
+    if spec.fingerprint != found.meta["fingerprint"]:
+        raise errors.RunError(
+            "the checkpoint does not fit the run's ledger: it is of another network", where=str(run), todo=_ANOTHER
         )
-        network = networks.QNetwork.build(spec, settings["hidden"], settings["dueling"], np.random.default_rng(0))
-        initial = network.initial()
-        weights = [state[f"weights/{name}"] for name in initial]
+    try:
         normalizer = networks.Normalizer(state["normalizer/gain"], state["normalizer/offset"])
-    except (KeyError, IndexError) as error:
+        policies = _policies if spec.action.kind == "discrete" else _actor
+        whole, needed = policies(spec, settings, state, normalizer)
+    except KeyError as error:
         raise errors.RunError(
             f"the checkpoint does not fit the run's settings: {error} is missing", where=str(run), todo=_ANOTHER
         ) from error
-    alike = all(w.shape == initial[name].shape for name, w in zip(initial, weights, strict=True))
-    if not alike or spec.fingerprint != found.meta["fingerprint"]:
+    except _Misfit as error:
         raise errors.RunError(
             "the checkpoint does not fit the run's settings: it is of another network", where=str(run), todo=_ANOTHER
-        )
-    return Trained(found.meta["env_id"], int(state["updates"]), network, weights, normalizer, observations)
+        ) from error
+    dueling = bool(settings.get("dueling"))
+    return Trained(
+        found.meta["env_id"], int(state["updates"]), spec.action, whole, needed, dueling, np.concatenate(seen)
+    )
+
+
+class _Misfit(Exception):
+    """Weights have other shapes than the network of the settings."""
+
+
+def _policies(
+    spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
+) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
+    network = networks.QNetwork.build(spec, settings["hidden"], settings["dueling"], np.random.default_rng(0))
+    weights = _weights(state, network.initial())
+    return network.q_layers(weights, normalizer), network.advantage_layers(weights, normalizer)
+
+
+def _actor(
+    spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
+) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
+    network = actor_critic.ActorCritic.build(
+        spec, settings["hidden"], settings["critic_hidden"], settings.get("atoms", 1), np.random.default_rng(0)
+    )
+    policy = network.policy_layers(_weights(state, network.initial()), normalizer)
+    return policy, policy
+
+
+def _weights(state: State, initial: dict[str, NDArray[np.float32]]) -> list[NDArray[Any]]:
+    weights = [state[f"weights/{name}"] for name in initial]
+    if any(w.shape != array.shape for w, array in zip(weights, initial.values(), strict=True)):
+        raise _Misfit
+    return weights
+
+
+def _spec(run: Path) -> specs.EnvSpec:
+    about = json.loads(ledger.about(run / ledger.NAME)["spec"])
+    observation, action = about["observation"], about["action"]
+    bounds = {key: tuple(action[key]) for key in ("shape", "low", "high")}
+    return specs.EnvSpec(
+        specs.ObservationSpec(tuple(observation["shape"]), observation["dtype"]),
+        specs.ActionSpec(action["kind"], action["n"], **bounds),
+    )
 
 
 _ANOTHER = "name a run whose config.toml was not edited"

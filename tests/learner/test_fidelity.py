@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def make_run(path: Path, *, dueling: bool = True, replay: bool = True, states: i
     (path / "config.toml").write_text(settings.dump(config.TrainConfig(), algorithm))
     facts = {"env_id": "CartPole-v1", "fingerprint": SPEC.fingerprint} | meta
     checkpoint.save(path / "checkpoints", 7, facts, {"algorithm": state})
-    book = ledger.Ledger(path / ledger.NAME)
+    book = ledger.Ledger(path / ledger.NAME, about={"spec": json.dumps(dataclasses.asdict(SPEC))})
     if replay:
         body = codec.encode(fleet_examples.experience((states - 1,), observation=observations))
         book.begin([ledger.Entry("pi", 1, 1, 0, states - 1, 1, len(body), ledger.OK, body)], forget_before=0)
@@ -55,7 +56,7 @@ def test_every_row_is_compared_with_fp32_on_held_back_states(tmp_path: Path) -> 
     study = fidelity.study(run, episodes=0, say=said.append)
     assert json.loads((run / "fidelity.json").read_text()) == study
     rows = {row["recipe"]: row for row in study["rows"]}
-    assert list(rows) == [recipe.name for recipe in recipes.RECIPES]
+    assert list(rows) == [recipe.name for recipe in recipes.CHOICES]
     assert (study["states"], study["calibration_states"]) == (200, 200)
     assert rows["fp32"]["agreement"] == 1.0
     assert rows["float16"]["agreement"] > 0.99
@@ -101,7 +102,7 @@ def test_where_the_environment_is_not_here_the_rest_is_still_said(tmp_path: Path
 def test_models_are_what_their_names_say(tmp_path: Path) -> None:
     run = fidelity.trained.load(make_run(tmp_path / "run"), silent)
     x = run.observations
-    by_name = {recipe.name: recipe for recipe in recipes.RECIPES}
+    by_name = {recipe.name: recipe for recipe in recipes.CHOICES}
     outputs = {
         name: gate.run(recipes.make(by_name[name], run, x), x)[0]
         for name in ("fp32", "plain int8", "+ advantages", "only dueling export", "all together (ships)")
