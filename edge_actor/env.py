@@ -2,7 +2,10 @@
 
 Observations are carried as one array. Box of uint8 stays uint8; any other Box becomes float32. Dict, Tuple, Discrete,
 MultiDiscrete and MultiBinary are flattened to one float32 vector by Gymnasium's FlattenObservation: members of a Dict
-in the order of its sorted keys (`spaces.Dict` sorts them), of a Tuple in its order, Discrete one-hot.
+in the order of its sorted keys (`spaces.Dict` sorts them, unless it is made of an OrderedDict, whose order stays), of a
+Tuple in its order, Discrete one-hot.
+
+`dm_control/DOMAIN-TASK-v0` are DeepMind Control's, by way of shimmy (setup.cfg, extra `mujoco`).
 
 Several copies use the environment's native vector entry point where it has one that resets on the next step, else
 Gymnasium's SyncVectorEnv, told to reset on the next step.
@@ -13,6 +16,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -108,6 +112,9 @@ def check_from_network(name: str) -> None:
 
 
 def _make(name: str, n_envs: int, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    if name.startswith("dm_control/"):
+        os.environ.setdefault("MUJOCO_GL", "disable")  # it would look for a display, and nothing is drawn here
+        name = f"shimmy:{name}"
     path, _, leaf = name.rpartition(":")
     if not path.endswith(".py"):
         return _make_registered(name, n_envs, arguments)

@@ -210,7 +210,7 @@ def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[di
         config_file.write_text(settings.dump(effective.train, effective.algorithm, effective.gate))
         learner = fleet.start_learner(["--config", str(config_file), "--run-dir", str(path), "--json"])
         for index in range(train.actors):
-            fleet.start_actor(f"actor-{index}", ["--envs", str(envs), "--heartbeat-s", "1"])
+            fleet.start_actor(f"actor-{index}", ["--env", train.env, "--envs", str(envs), "--heartbeat-s", "1"])
         while learner.poll() is None and not stop.wait(0.05):
             if gone := fleet.ended():
                 raise errors.EnvironmentFailure(

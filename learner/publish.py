@@ -110,7 +110,8 @@ class Publisher:
 
     def prepare(self, policy: layers.PolicyLayers) -> None:
         """Does what policies of this architecture need once, before the first of them is urgent."""
-        self._quantizer.prepare(policy, self._spec.observation.shape)
+        split = "split" in refine.STEPS_BY_HEAD[self._head]
+        self._quantizer.prepare(policy, self._spec.observation.shape, split=split)
 
     def publish(
         self, policy: layers.PolicyLayers, calibration: NDArray[np.generic], held_back: NDArray[np.generic]

@@ -33,6 +33,7 @@ def measure(
     *,
     method: Method = "minmax",
     per_feature: bool = True,
+    split: bool = False,
 ) -> tuple[requantize.Ranges, FloatArray]:
     """Runs the policy once.
 
@@ -42,13 +43,15 @@ def measure(
         rows: The first so many observations set the ranges.
         method: 'minmax' covers all that was seen, as TFLiteConverter does; 'percentile' and 'mse' clip outliers.
         per_feature: Whether each input feature gets a range of its own; never in front of a convolution.
+        split: Whether each of them is two int8 numbers (`fold`), where it has a range of its own.
 
     Returns:
         The ranges, and the fp32 outputs [N, n].
     """
     choose = METHODS[method]
     x: FloatArray = observations.astype(np.float32)
-    affine = fold.from_ranges(observations[:rows]) if per_feature and scales_features(policy) else None
+    scales = per_feature and scales_features(policy)
+    affine = fold.from_ranges(observations[:rows], split=split) if scales else None
     entry = minmax(affine.apply(observations[:rows]) if affine else x[:rows])
     outputs = []
     for layer in policy:

@@ -27,6 +27,7 @@ def convert(
     precision: str,
     *,
     per_feature: bool = True,
+    split: bool = False,
     per_channel: bool = True,
     weight_bits: int = 8,
 ) -> bytes:
@@ -49,6 +50,7 @@ def convert(
         observations: Sample [N, *shape] in any dtype; its ranges are what int8 can represent.
         precision: One of config.PRECISIONS.
         per_feature: Whether each input feature gets a range of its own (`fold`). Without, one range serves all.
+        split: Whether each of them is two int8 numbers (`fold`), where it has a range of its own.
         per_channel: Whether in int8 each output of a layer has a weight scale of its own.
         weight_bits: 2 to 8; weights are rounded to so many bits first (`bits`).
 
@@ -69,6 +71,7 @@ def convert(
             observations,
             precision,
             per_feature=per_feature,
+            split=split,
             per_channel=per_channel,
             weight_bits=weight_bits,
         )
@@ -77,7 +80,7 @@ def convert(
     if isinstance(first, layers.Conv2D) or not per_feature:
         rounded = bits.rounded(policy, weight_bits)
         return _run_converter(rounded, observations.astype(np.float32), precision, per_channel)
-    affine = fold.from_ranges(observations)
+    affine = fold.from_ranges(observations, split=split)
     rounded = bits.rounded(fold.compensate(policy, affine), weight_bits)
     return fold.insert(_run_converter(rounded, affine.apply(observations), precision, per_channel), affine)
 

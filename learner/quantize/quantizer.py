@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,13 @@ from learner import layers
 from learner.quantize import calibrate, convert, requantize, template
 
 _STAND_IN_ROWS = 8
+
+
+class _Input(NamedTuple):
+    """How observations enter the model, see `convert`."""
+
+    per_feature: bool
+    split: bool
 
 
 class Quantizer:
@@ -32,14 +39,16 @@ class Quantizer:
         self._said: set[str] = set()
         self.fallbacks = 0
 
-    def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...]) -> None:
+    def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...], *, split: bool = False) -> None:
         """Converts the template for policies like this one now, so that the first publish need not wait for it.
 
         Args:
             policy: Of which only the architecture counts.
             shape: Of one observation.
+            split: Whether features will be two int8 numbers each (`fold`).
         """
-        self._template(policy, shape, calibrate.scales_features(policy))
+        scales = calibrate.scales_features(policy)
+        self._template(policy, shape, _Input(scales, scales and split))
 
     def quantize(self, policy: layers.PolicyLayers, ranges: requantize.Ranges, calibration: NDArray[Any]) -> bytes:
         """Makes the int8 model of a policy.
@@ -52,23 +61,21 @@ class Quantizer:
         Raises:
             PolicyError: A weight or a range is NaN or infinite.
         """
-        per_feature = ranges.affine is not None
-        target = self._template(policy, calibration.shape[1:], per_feature)
+        entry = _Input(ranges.affine is not None, ranges.affine is not None and ranges.affine.split)
+        target = self._template(policy, calibration.shape[1:], entry)
         if target is not None:
             try:
                 return requantize.requantize(target, policy, ranges)
             except template.Unmapped as why:
                 self._say_once(why)
         self.fallbacks += 1
-        return convert.convert(policy, calibration, "int8", per_feature=per_feature, per_channel=self._per_channel)
+        return convert.convert(policy, calibration, "int8", **entry._asdict(), per_channel=self._per_channel)
 
-    def _template(
-        self, policy: layers.PolicyLayers, shape: tuple[int, ...], per_feature: bool
-    ) -> template.Template | None:
-        key = (*template.architecture(policy, shape), per_feature)
+    def _template(self, policy: layers.PolicyLayers, shape: tuple[int, ...], entry: _Input) -> template.Template | None:
+        key = (*template.architecture(policy, shape), entry)
         if key not in self._templates:
             try:
-                self._templates[key] = _build(policy, shape, per_feature, self._per_channel)
+                self._templates[key] = _build(policy, shape, entry, self._per_channel)
             except template.Unmapped as why:
                 self._templates[key] = None
                 self._say_once(why)
@@ -80,9 +87,7 @@ class Quantizer:
             self._say(f"quantizing by TFLiteConverter, which is slower: {why}")
 
 
-def _build(
-    policy: layers.PolicyLayers, shape: tuple[int, ...], per_feature: bool, per_channel: bool
-) -> template.Template:
+def _build(policy: layers.PolicyLayers, shape: tuple[int, ...], entry: _Input, per_channel: bool) -> template.Template:
     """Converts a stand-in of the same architecture, and checks that requantizing it gives the same numbers.
 
     Raises:
@@ -92,10 +97,10 @@ def _build(
     weights = [rng.uniform(-1, 1, a.shape) / np.sqrt(a.shape[0]) for a in layers.arrays(policy).values()]
     stand_in = layers.with_arrays(policy, [(a + 0.1 * (a.ndim == 1)).astype(np.float32) for a in weights])
     observations = rng.uniform(-1, 1, (_STAND_IN_ROWS, *shape)).astype(np.float32)
-    model = convert.convert(stand_in, observations, "int8", per_feature=per_feature, per_channel=per_channel)
+    model = convert.convert(stand_in, observations, "int8", **entry._asdict(), per_channel=per_channel)
     layer_count = len(layers.weighted(policy))
     target = template.locate(model, layer_count, per_channel=per_channel)
-    ranges, _ = calibrate.measure(stand_in, observations, len(observations), per_feature=per_feature)
+    ranges, _ = calibrate.measure(stand_in, observations, len(observations), **entry._asdict())
     expected = target.numbers()
     requantize.requantize(target, stand_in, ranges)
     for name, number in target.numbers().items():

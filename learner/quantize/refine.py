@@ -13,6 +13,7 @@ One fp32 pass over the calibration observations shows how large each channel is.
 * `decisive_range`: outputs beyond every close call may saturate.
 * `bound`: so may what goes into the last tanh, where tanh has reached an end of int8. A trained policy drives it to 30
   and more, and 256 steps over that are too coarse in the middle, where the action is decided.
+* `split`: each feature of the observation is two int8 numbers (`fold`).
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from learner import layers
 from learner.quantize import fold, requantize
 
 FloatArray = NDArray[np.float32]
-Step = Literal["level", "bound", "equalise", "correct"]
+Step = Literal["level", "bound", "split", "equalise", "correct"]
 STEPS: tuple[Step, ...] = ("level", "equalise", "correct")
 """Of policies whose largest output is the choice."""
-ACTION_STEPS: tuple[Step, ...] = ("bound", "equalise", "correct")
+ACTION_STEPS: tuple[Step, ...] = ("bound", "split", "equalise", "correct")
 """Of policies whose outputs are the action."""
 STEPS_BY_HEAD: dict[specs.Head, tuple[Step, ...]] = {
     "q_values": STEPS,
@@ -145,7 +146,7 @@ class Refiner:
             fits = widest[1] - widest[0] <= requantize.SLACK * (high - low)
             low, high = np.where(fits, widest[0], low), np.where(fits, widest[1], high)
         self._ends = low, high
-        return fold.from_ends(low, high)
+        return fold.from_ends(low, high, split="split" in self._steps)
 
 
 def _held(span: requantize.Range, kept: requantize.Range | None) -> requantize.Range:
@@ -166,7 +167,8 @@ def _means(policy: layers.PolicyLayers, channels: Sequence[Channels]) -> tuple[F
     """Mean input of each layer with weights, one per row of its kernel."""
     # A convolution meets each channel at every place of its kernel; so does a dense layer behind one
     rows = [layer.kernel[..., 0].size for layer in layers.weighted(policy)]
-    return tuple(np.tile(seen.mean, n // seen.mean.size) for n, seen in zip(rows, channels, strict=False))
+    repeats = (max(1, n // seen.mean.size) for n, seen in zip(rows, channels, strict=False))  # a split input has more
+    return tuple(np.tile(seen.mean, n) for n, seen in zip(repeats, channels, strict=False))
 
 
 def _pass(

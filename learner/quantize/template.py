@@ -20,6 +20,13 @@ from learner import layers
 _WEIGHTED = {schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D}
 _PASSED_ON = {schema.BuiltinOperator.RESHAPE}
 """Operators whose output has the scale of their input."""
+_PLAIN = {
+    schema.BuiltinOperator.DEQUANTIZE,
+    schema.BuiltinOperator.SUB,
+    schema.BuiltinOperator.MUL,
+    schema.BuiltinOperator.CONCATENATION,
+}
+"""Operators that have no number of the policy: those of a split input are constants (`fold`)."""
 
 
 class Unmapped(Exception):
@@ -140,9 +147,9 @@ class _Graph:
             output = operator.Outputs(0)
             if code in (operators.MUL, operators.ADD) and places:
                 continue  # the bounds of actions
-            if code == operators.MUL:
+            if code == operators.MUL and gain is None:
                 gain = self._data(operator.Inputs(1), np.float32)
-            elif code == operators.ADD:
+            elif code == operators.ADD and offset is None:
                 offset = self._data(operator.Inputs(1), np.float32)
             elif code == operators.QUANTIZE or code in _PASSED_ON:
                 outputs.append(self._affine(output))
@@ -151,7 +158,7 @@ class _Graph:
                 places.append((operator, outputs))
             elif code == operators.TANH:
                 outputs = []  # fixed: 1/128 and 0
-            elif code != operators.DEQUANTIZE:
+            elif code not in _PLAIN:
                 raise Unmapped(f"the converted graph has an operator that is not known here: {code}")
         if len(places) != layer_count:
             raise Unmapped(f"{layer_count} layers became {len(places)} operators")

@@ -34,7 +34,7 @@ def _policy(case: str) -> tuple[layers.PolicyLayers, specs.EnvSpec]:
     hidden = (512,) if case == "nature" else hidden
     network = networks.QNetwork.build(spec, hidden, case == "dueling", np.random.default_rng(0))
     policy = network.policy_layers(list(network.initial().values()), networks.Normalizer.identity(spec.observation))
-    if case == "tanh":
+    if case in ("tanh", "split"):
         last = policy[-1]
         assert isinstance(last, layers.Dense)
         policy = (*policy[:-1], dataclasses.replace(last, activation="tanh"))
@@ -59,7 +59,7 @@ def _observations(spec: specs.EnvSpec, rng: np.random.Generator, rows: int) -> N
 
 
 def _reference(
-    policy: layers.PolicyLayers, observations: NDArray[Any], per_channel: bool = True
+    policy: layers.PolicyLayers, observations: NDArray[Any], per_channel: bool = True, split: bool = False
 ) -> tuple[bytes, requantize.Ranges]:
     """What TFLiteConverter makes, and the ranges that its calibration handed to its quantization."""
     handed_on: list[bytes] = []
@@ -70,8 +70,8 @@ def _reference(
         return quantized
 
     with mock.patch.object(lite, "_mlir_quantize", watched):
-        model = convert.convert(policy, observations, "int8", per_channel=per_channel)
-    affine = fold.from_ranges(observations) if isinstance(policy[0], layers.Dense) else None
+        model = convert.convert(policy, observations, "int8", per_channel=per_channel, split=split)
+    affine = fold.from_ranges(observations, split=split) if isinstance(policy[0], layers.Dense) else None
     return model, _ranges(handed_on[0], affine)
 
 
@@ -98,7 +98,16 @@ def _ranges(calibrated: bytes, affine: fold.Affine | None) -> requantize.Ranges:
 @pytest.mark.parametrize("per_channel", [True, False], ids=["per-channel", "per-tensor"])
 @pytest.mark.parametrize(
     ("case", "draws"),
-    [("64x2", 50), ("256x2", 50), ("three layers", 50), ("dueling", 50), ("tanh", 50), ("2048x2", 5), ("nature", 5)],
+    [
+        ("64x2", 50),
+        ("256x2", 50),
+        ("three layers", 50),
+        ("dueling", 50),
+        ("tanh", 50),
+        ("split", 20),
+        ("2048x2", 5),
+        ("nature", 5),
+    ],
 )
 def test_the_same_ranges_give_the_converters_bytes(case: str, draws: int, per_channel: bool) -> None:
     architecture, spec = _policy(case)
@@ -107,7 +116,7 @@ def test_the_same_ranges_give_the_converters_bytes(case: str, draws: int, per_ch
     for draw in range(draws):
         policy = _draw(architecture, rng)
         observations = _observations(spec, rng, 16 if case == "nature" else 256)
-        expected, ranges = _reference(policy, observations, per_channel)
+        expected, ranges = _reference(policy, observations, per_channel, split=case == "split")
         assert quantize.quantize(policy, ranges, observations) == expected, f"draw {draw}"
     assert quantize.fallbacks == 0
 
@@ -222,7 +231,7 @@ def _one_layer(*weights: float) -> tuple[template.Template, layers.PolicyLayers,
     policy = (layers.Dense(kernel, np.array([3.0], np.float32), "none"),)
     x = np.ones((4, len(weights)), np.float32)
     ranges, _ = calibrate.measure(policy, x, 4, per_feature=False)
-    return quantizer._build(policy, (len(weights),), per_feature=False, per_channel=True), policy, ranges
+    return quantizer._build(policy, (len(weights),), quantizer._Input(False, False), per_channel=True), policy, ranges
 
 
 def test_biases_take_back_the_mean_of_the_rounding_error() -> None:
