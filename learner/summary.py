@@ -10,6 +10,7 @@ import numpy as np
 
 from broker import messages
 from learner import deltas, energy
+from learner.quantize import compare
 
 if TYPE_CHECKING:
     from learner import training_loop
@@ -41,6 +42,7 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         "precision": precision,
         **_returns(precision, published),
         **_returns("fp32", float32),
+        **_difference(published, float32),
         "score_seed": score.seed if score else None,
         "greedy_agreement": measures.get("agreement"),
         "greedy_agreement_weighted": measures.get("agreement_weighted"),
@@ -89,6 +91,7 @@ def table(summary: dict[str, Any]) -> str:
         ("wall time", f"{wall:.1f} s" + (" from the first process started" if "train_wall_s" in s else "")),
         (f"return, published {precision} policy", _spread(summary, precision)),
         ("return, fp32 on the same seeds", _spread(summary, "fp32")),
+        (f"  {precision} less fp32, paired 95 %", _interval(summary["return_difference_interval"])),
         _fidelity(precision, s),
         ("policy size", f"{precision} {_bytes(s[f'policy_{precision}_bytes'])}, fp32 {_bytes(s['policy_fp32_bytes'])}"),
         (
@@ -136,6 +139,19 @@ def _returns(name: str, report: messages.Report | None) -> dict[str, Any]:
         f"{name}_return_std": float(values.std()) if values is not None else None,
         f"{name}_returns": [float(v) for v in values] if values is not None else None,
     }
+
+
+def _difference(published: messages.Report | None, float32: messages.Report | None) -> dict[str, Any]:
+    """Of the same episodes, published less fp32."""
+    difference = published.episode_return - float32.episode_return if published and float32 else None
+    return {
+        "return_difference": float(difference.mean()) if difference is not None else None,
+        "return_difference_interval": compare.interval(difference) if difference is not None else None,
+    }
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return f"{ends[0]:.1f} to {ends[1]:.1f}" if ends else "-"
 
 
 def _traffic(sent: deltas.Traffic) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""DQN updates per second with everything around them, against the bare compiled update.
+"""Updates of DQN and D4PG per second with everything around them, against the bare compiled update.
 
 `value` counts gradient steps of: sample from replay, hand to TensorFlow, K compiled steps, and with prioritised
 replay the new priorities. `reference` runs the same compiled function over and over on one batch that TensorFlow holds
@@ -14,25 +14,30 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker import specs
 from learner import config, replay
 
 ALTERNATIONS = 9
 CALLS = 8  # of K updates each, per timing
-SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
+_OBSERVATION = specs.ObservationSpec((24,))
+DISCRETE = specs.EnvSpec(_OBSERVATION, specs.ActionSpec("discrete", n=6))
+CONTINUOUS = specs.EnvSpec(_OBSERVATION, specs.ActionSpec("continuous", shape=(6,), low=(-1.0,) * 6, high=(1.0,) * 6))
 TRANSITIONS = 100_000
 
 
 class _Segments:
     """Random experience in segments of 200 steps."""
 
-    def __init__(self, rng: np.random.Generator, transitions: int) -> None:
+    def __init__(self, spec: specs.EnvSpec, rng: np.random.Generator, transitions: int) -> None:
         count = transitions // 200
         self.length = np.full(count, 200, np.int32)
         self.terminated = np.ones(count, np.uint8)
-        self.observation = rng.normal(size=(transitions + count, *SPEC.observation.shape)).astype(np.float32)
-        self.action = rng.integers(0, SPEC.action.n, transitions).astype(np.int32)
+        self.observation = rng.normal(size=(transitions + count, *spec.observation.shape)).astype(np.float32)
+        self.action: NDArray[np.generic] = rng.uniform(-1, 1, (transitions, *spec.action.shape)).astype(np.float32)
+        if spec.action.kind == "discrete":
+            self.action = rng.integers(0, spec.action.n, transitions).astype(np.int32)
         self.reward = rng.normal(size=transitions).astype(np.float32)
 
 
@@ -43,22 +48,26 @@ def run() -> Iterator[dict[str, Any]]:
     with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
         tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
     for name, prioritized in (("uniform", False), ("prioritised", True)):
-        settings = config.DqnConfig(hidden=(256, 256), batch_size=64, prioritized=prioritized)
-        yield _row(f"{name} replay, MLP 256x2, batch 64", settings)
+        dqn = config.DqnConfig(hidden=(256, 256), batch_size=64, prioritized=prioritized)
+        yield _row(f"DQN, {name} replay, MLP 256x2, batch 64", "dqn", DISCRETE, dqn)
+        d4pg = config.D4pgConfig(batch_size=64, prioritized=prioritized)
+        yield _row(f"D4PG, {name} replay, two MLPs 256x2, 51 atoms, batch 64", "d4pg", CONTINUOUS, d4pg)
 
 
-def _row(case: str, settings: config.DqnConfig) -> dict[str, Any]:
+def _row(case: str, name: str, spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> dict[str, Any]:
     import tensorflow as tf
 
-    from learner.algorithms import dqn
+    from learner.algorithms import compiled, registry
 
     rng = np.random.default_rng(0)
     memory = replay.Replay(
-        SPEC, settings.replay_capacity, settings.n_step, settings.gamma, prioritized=settings.prioritized,
+        spec, settings.replay_capacity, settings.n_step, settings.gamma, prioritized=settings.prioritized,
         priority_exponent=settings.priority_exponent, importance_exponent=settings.importance_exponent,
     )  # fmt: skip
-    memory.insert(_Segments(rng, TRANSITIONS))
-    agent = dqn.Dqn(SPEC, settings, seed=0)
+    memory.insert(_Segments(spec, rng, TRANSITIONS))
+    chosen = config.Settings(config.TrainConfig(algorithm=name), settings, config.GateConfig())
+    agent = registry.make(chosen, spec)
+    assert isinstance(agent, compiled.Compiled)
     k, b = settings.updates_per_call, settings.batch_size
     one = memory.sample(k, b, rng)
     prepared = [

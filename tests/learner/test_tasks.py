@@ -24,6 +24,10 @@ def effective(env_id: str, *flags: str) -> config.Settings:
         ("MountainCar-v0", ["dqn"], -110.0),
         ("LunarLander-v3", ["dqn"], 200.0),
         ("Pendulum-v1", ["d4pg", "ddpg"], -170.0),
+        ("MountainCarContinuous-v0", ["ddpg"], 90.0),
+        ("LunarLanderContinuous-v3", ["d4pg"], 200.0),
+        ("dm_control/cartpole-balance-v0", ["d4pg"], 950.0),
+        ("dm_control/cartpole-swingup-v0", ["d4pg"], 800.0),
     ],
 )
 def test_tuned_tasks_are_valid(env_id: str, algorithms: list[str], solved: float) -> None:
