@@ -1,6 +1,7 @@
-"""How far int8 policies act like fp32: `actorq-learner fidelity` for one trained run of each of four tasks.
+"""How far int8 policies act like fp32: `actorq-learner fidelity` for one trained run of each task.
 
-`value` is the share of held-back replay states on which a policy chooses as fp32 does, `reference` that of plain int8.
+`value` is the share of held-back replay states on which a policy chooses as fp32 does; of continuous actions their mean
+error, relative to their range. `reference` is that of plain int8.
 The environment variable ACTORQ_BENCH_RUNS may name a directory of run directories; tasks that have none there are
 trained first.
 """
@@ -24,6 +25,9 @@ EPISODES = {
     # Its landings are chaotic: one other choice in 500 (float16) moves a return by 40. After 100 episodes the interval
     # is wider than what is asked of it, whatever the policy.
     "LunarLander-v3": 400,
+    "Pendulum-v1": 100,
+    "MountainCarContinuous-v0": 100,
+    "LunarLanderContinuous-v3": 400,
 }
 """Of each policy, by task."""
 SHIPPED = "all together (ships)"
@@ -41,7 +45,7 @@ def run() -> Iterator[dict[str, Any]]:
             study = json.loads(done.stdout)
             by_name = {row["recipe"]: row for row in study["rows"]}
             for row in study["rows"]:
-                yield _row(study, row, by_name[PLAIN]["agreement"])
+                yield _row(study, row, by_name[PLAIN])
 
 
 def _find(runs: Path, task: str) -> Path | None:
@@ -56,14 +60,15 @@ def _train(task: str, directory: Path) -> Path:
     return directory / task  # a run that was not solved has a checkpoint too
 
 
-def _row(study: dict[str, Any], row: dict[str, Any], plain: float) -> dict[str, Any]:
+def _row(study: dict[str, Any], row: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    measure = "agreement" if study["actions"] == "discrete" else "error_mean"
     return {
         "benchmark": "fidelity",
         "case": f"{study['env_id']}, {row['recipe']}",
-        "value": round(row["agreement"], 4),
-        "unit": "share of states",
-        "reference": round(plain, 4),
-        "ratio": round(row["agreement"] / plain, 3),
+        "value": round(row[measure], 4),
+        "unit": "share of states" if measure == "agreement" else "share of the action's range",
+        "reference": round(plain[measure], 4),
+        "ratio": round(row[measure] / plain[measure], 3),
         "runs": study["episodes"],
         "spread": round(row["return_high"] - row["return_low"], 1) if "return_mean" in row else None,
         "explain": _explain(study, row) + (_verdict(row) if row["recipe"] == SHIPPED else ""),
@@ -71,11 +76,14 @@ def _row(study: dict[str, Any], row: dict[str, Any], plain: float) -> dict[str, 
 
 
 def _explain(study: dict[str, Any], row: dict[str, Any]) -> str:
-    decided = "-" if row["agreement_decided"] is None else f"{row['agreement_decided']:.4f}"
-    text = (
-        f"{decided} where fp32's best two differ by over 1 % of the advantages' range, {row['decided']:.3f} of "
-        f"{study['states']} states; ties {row['ties']:.4f}, regret {row['regret']:.6f} of that range"
-    )
+    if study["actions"] == "continuous":
+        text = f"of {study['states']} states; 99th percentile {row['error_p99']:.4f}, largest {row['error_max']:.4f}"
+    else:
+        decided = "-" if row["agreement_decided"] is None else f"{row['agreement_decided']:.4f}"
+        text = (
+            f"{decided} where fp32's best two differ by over 1 % of the advantages' range, {row['decided']:.3f} of "
+            f"{study['states']} states; ties {row['ties']:.4f}, regret {row['regret']:.6f} of that range"
+        )
     if "return_mean" not in row:
         return f"{text}; not played: {study['not_played']}"
     return (
@@ -88,14 +96,17 @@ def _explain(study: dict[str, Any], row: dict[str, Any]) -> str:
 
 def _verdict(row: dict[str, Any]) -> str:
     """What is required of the policies that ship, and whether they show it."""
-    missed = [
-        what
-        for what, met in (
+    if "error_mean" in row:
+        wanted = [
+            ("mean error at most 0.01", row["error_mean"] <= 0.01),
+            ("99th percentile at most 0.03", row["error_p99"] <= 0.03),
+        ]
+    else:
+        wanted = [
             ("agreement at least 0.9", row["agreement"] >= 0.9),
             ("at least 0.99 where decided", row["agreement_decided"] is None or row["agreement_decided"] >= 0.99),
             ("ties at most 0.02", row["ties"] <= 0.02),
-            ("non-inferior return", bool(row.get("return_non_inferior"))),
-        )
-        if not met
-    ]
+        ]
+    wanted.append(("non-inferior return", bool(row.get("return_non_inferior"))))
+    missed = [what for what, met in wanted if not met]
     return f"; MISSED: {', '.join(missed)}" if missed else "; all that is required of it is met"
