@@ -67,7 +67,7 @@ class ActionSpec:
             ):
                 raise errors.SpecError(
                     "action bounds must be finite, with low below high",
-                    todo="wrap the environment with gymnasium.wrappers.RescaleAction",
+                    todo="wrap the environment with gymnasium.wrappers.TransformAction and a Box of finite bounds",
                 )
         else:
             raise errors.SpecError(f"unknown kind of action {self.kind!r}", todo="use 'discrete' or 'continuous'")

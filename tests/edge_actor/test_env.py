@@ -39,6 +39,39 @@ def test_dicts_are_flattened_in_the_order_of_their_keys() -> None:
     assert made.reset()[0].tolist() == [0.25, -0.5, 0.0, 1.0]  # a, then b as one-hot
 
 
+def test_an_ordered_dict_keeps_its_order() -> None:
+    assert env.make(f"{HERE}:Ordered").reset()[0].tolist() == [0.0, 1.0, 0.25, -0.5]  # b as one-hot, then a
+
+
+def test_actions_without_bounds_are_refused_by_name() -> None:
+    with pytest.raises(errors.SpecError, match="bounds must be finite") as caught:
+        env.make(f"{HERE}:Unbounded")
+    assert "TransformAction" in caught.value.todo
+
+
+def test_deepmind_control_by_its_own_names() -> None:
+    pytest.importorskip("dm_control")
+    pytest.importorskip("shimmy")
+    made = env.make("dm_control/cartpole-balance-v0")
+    assert made.spec == specs.EnvSpec(
+        specs.ObservationSpec((5,)), specs.ActionSpec("continuous", shape=(1,), low=(-1.0,), high=(1.0,))
+    )
+    first = made.reset(seed=3)[0]
+    assert np.hypot(first[1], first[2]) == pytest.approx(1.0), "position: slider, cosine, sine; then velocity"
+    assert made.reset(seed=3)[0].tolist() == first.tolist()
+    assert made.step(made.to_env(np.float32([5.0])))[1] > 0.5
+    assert env.make("dm_control/cartpole-balance-v0", 2).spec == made.spec
+    made.close()
+
+
+def test_mujoco_through_gymnasium() -> None:
+    pytest.importorskip("mujoco")
+    pytest.importorskip("imageio")
+    made = env.make("Hopper-v5")
+    assert made.spec.describe() == "obs float32[11] -> continuous[3]"
+    env.check_from_network("Hopper-v5")
+
+
 def test_continuous_actions_are_clipped_and_typed() -> None:
     made = env.make(f"{HERE}:Robot")
     assert made.spec.action == specs.ActionSpec("continuous", shape=(2,), low=(-1.0, 0.0), high=(2.0, 1.0))

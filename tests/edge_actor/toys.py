@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import gymnasium
@@ -81,6 +82,20 @@ class ManyActions(Robot):
     """Takes what cannot be carried."""
 
     action_space = spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
+
+
+class Unbounded(Robot):
+    """Takes actions of any size."""
+
+    action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+class Ordered(Robot):
+    """Observes a Dict whose members have an order of their own."""
+
+    observation_space = spaces.Dict(
+        collections.OrderedDict(b=spaces.Discrete(2), a=spaces.Box(-1, 1, (2,), np.float64))
+    )
 
 
 class Broken(Robot):
