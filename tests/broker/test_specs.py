@@ -72,7 +72,7 @@ def test_discrete_actions_need_choices(n: int) -> None:
     [((-1.0,), (math.inf,)), ((math.nan,), (1.0,)), ((1.0,), (1.0,)), ((2.0,), (1.0,))],
 )
 def test_bounds_must_be_finite_and_ordered(low: tuple[float, ...], high: tuple[float, ...]) -> None:
-    with pytest.raises(errors.SpecError, match="RescaleAction"):
+    with pytest.raises(errors.SpecError, match="TransformAction"):
         specs.ActionSpec("continuous", shape=(1,), low=low, high=high)
 
 
