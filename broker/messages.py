@@ -107,8 +107,9 @@ class Vitals:
     """How an actor is doing; every counter since its process started.
 
     `delegate` names the kernels that the acting policy really runs on (empty before the first policy). `refused`
-    counts refusals by reason. `swap_pause_ms` is how long the acting loop stood still for the newest policy. Fields a
-    board cannot read are None.
+    counts refusals by reason. `swap_pause_ms` is how long the acting loop stood still for the newest policy. `power_w`
+    is what the whole board drew since the last heartbeat, `step_energy_j` that energy per step, both by `power_source`:
+    measured, or `power_modelled` from load. Fields a board cannot read are None.
     """
 
     policy_epoch: int = 0
@@ -130,6 +131,10 @@ class Vitals:
     rss_bytes: int | None = None
     memory_available_bytes: int | None = None
     temperature_c: float | None = None
+    power_w: float | None = None
+    step_energy_j: float | None = None
+    power_source: str = ""
+    power_modelled: bool = False
     refused: dict[str, int] = field(default_factory=dict)
 
 
@@ -230,7 +235,8 @@ class Receipt:
 class Command:
     """Learner asks one actor: `evaluate` the policy that is enclosed, `bench`, or `restart`.
 
-    Answered by a Report with the same `command_id`.
+    Answered by Reports with the same `command_id`: `bench` by one per row and one without values at the end, the others
+    by one. `options` are settings of the benchmark by name.
     """
 
     command_id: str
@@ -240,6 +246,7 @@ class Command:
     seed: int = 0
     manifest: Manifest | None = None
     model: NDArray[np.uint8] = field(default_factory=_no_bytes)
+    options: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

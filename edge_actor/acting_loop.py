@@ -81,7 +81,7 @@ class Actor:
         self._metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
         self._commander = command.Commander(self._boot)
         self._reports: collections.deque[messages.Report] = collections.deque()
-        self._beats, self._load = 0, vitals.Load()
+        self._beats, self._load = 0, vitals.Load(settings.heartbeat_s)
         self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
         self._plant: plant.Plant | None = None
         if environment is not None:
@@ -140,6 +140,7 @@ class Actor:
             for part in (self._plant, self._heartbeat, self._swap, self._spool):
                 part.close()
         self._commander.close()
+        self._load.close()
         offline = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=self._beats)
         topic = self._topics.actor_state(self._id)
         self._link.close((topic, self._seal(topic, offline)), timeout_s=1.0)

@@ -4,37 +4,65 @@ from __future__ import annotations
 
 import collections
 import platform
-from pathlib import Path
 
 import psutil
 
 from broker import messages
-from edge_actor import env, inbox, pace, plant, recorder, spool, swap
+from edge_actor import board, env, inbox, pace, plant, power, recorder, spool, swap
 
-_MODEL = Path("/proc/device-tree/model")  # a Raspberry Pi's name of itself
-_TEMPERATURE = Path("/sys/class/thermal/thermal_zone0/temp")
-
-
-def board() -> str:
-    """Name of the machine: a Pi's model, else processor and architecture."""
-    try:
-        return _MODEL.read_text().strip("\0\n ")
-    except OSError:
-        return f"{platform.system()} {platform.machine()}"
+_ENERGY_WINDOW_S = 0.5
 
 
-def temperature_c() -> float | None:
-    """Temperature of the processor, where the board gives one."""
-    try:
-        return int(_TEMPERATURE.read_text()) / 1000.0
-    except (OSError, ValueError):
-        return None
+class Energy:
+    """The board's power, and its energy per step of this actor, between the last two heartbeats.
+
+    All the board draws is counted, so of two actors on one board each tells the whole.
+    """
+
+    def __init__(self, meter: power.Meter | None) -> None:
+        self._meter = meter
+        self._steps = 0
+        self._total = meter.read() if meter else None
+        self.power_w: float | None = None
+        self.step_energy_j: float | None = None
+
+    @property
+    def source(self) -> str:
+        """Who says so; empty where nobody does."""
+        return self._meter.source.name if self._meter else ""
+
+    @property
+    def modelled(self) -> bool:
+        return self._meter is not None and self._meter.source.modelled
+
+    def take(self, steps: int) -> None:
+        """Brings the figures up to date, `steps` into this boot. Beats in quick succession share one reading."""
+        if self._meter is None or self._total is None:
+            return
+        now = self._meter.read()
+        length_s = now.at_s - self._total.at_s
+        if length_s < _ENERGY_WINDOW_S:
+            return
+        joules, done = now.since(self._total), steps - self._steps
+        self._total, self._steps = now, steps
+        self.power_w = None if joules is None else joules / length_s
+        self.step_energy_j = None if joules is None or done <= 0 else joules / done
+
+    def close(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
 
 
 class Load:
-    """Processor and memory. The processor's share is that of the time since the last call."""
+    """Processor, memory and power. The processor's share is that of the time since the last call.
 
-    def __init__(self) -> None:
+    Args:
+        period_s: How often it will be asked.
+    """
+
+    def __init__(self, period_s: float) -> None:
+        source = power.find(period_s=period_s).source
+        self.energy = Energy(power.Meter.of_board(source, period_s) if source else None)
         self._process = psutil.Process()
         self._process.cpu_percent()
 
@@ -48,6 +76,9 @@ class Load:
     def memory_available_bytes(self) -> int:
         return int(psutil.virtual_memory().available)
 
+    def close(self) -> None:
+        self.energy.close()
+
 
 def birth(environment: env.Environment, runtime: str, delegate: str, rate_hz: float) -> messages.Birth:
     """Who this actor is."""
@@ -55,7 +86,7 @@ def birth(environment: env.Environment, runtime: str, delegate: str, rate_hz: fl
         env_id=environment.name,
         spec=environment.spec,
         n_envs=environment.n_envs,
-        board=board(),
+        board=board.model() or f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         runtime=runtime,
         delegate=delegate,
@@ -74,6 +105,8 @@ def take(
     delegate: str,
 ) -> messages.Vitals:
     """Every counter there is, and the kernels that the acting policy runs on."""
+    energy = load.energy
+    energy.take(record.steps)
     epoch, version = record.order
     newest_epoch, newest_version = policies.announced
     return messages.Vitals(
@@ -95,6 +128,10 @@ def take(
         cpu_percent=load.cpu_percent(),
         rss_bytes=load.rss_bytes(),
         memory_available_bytes=load.memory_available_bytes(),
-        temperature_c=temperature_c(),
+        temperature_c=board.temperature_c(),
+        power_w=energy.power_w,
+        step_energy_j=energy.step_energy_j,
+        power_source=energy.source,
+        power_modelled=energy.modelled,
         refused=dict(collections.Counter(said.refused) + collections.Counter(policies.refused)),
     )

@@ -1,0 +1,1 @@
+"""Recorded files of boards."""
