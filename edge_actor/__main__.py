@@ -1,8 +1,9 @@
-"""actorq-actor: acts in an environment for a learner, or scores a policy file."""
+"""actorq-actor: acts in an environment for a learner, scores a policy file, checks and measures this machine."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import sys
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    return _act(args) if args.command == "run" else _evaluate(args)
+    return {"run": _act, "evaluate": _evaluate, "check": _check}[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,6 +37,13 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", allow_abbrev=False, help="act and send experience until Ctrl-C or SIGTERM")
     settings.add_arguments(run, config.ActorConfig)
     run.add_argument("-v", dest="verbose", action="store_true", default=None, help="short for --verbose")
+
+    check = commands.add_parser(
+        "check", allow_abbrev=False, help="say what is right and wrong with this machine", description=_check.__doc__
+    )
+    settings.add_arguments(check, config.ActorConfig)
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+    check.add_argument("-v", dest="verbose", action="store_true", default=None, help="short for --verbose")
 
     score = commands.add_parser("evaluate", allow_abbrev=False, help="play a .tflite policy greedily, and time it")
     score.add_argument("policy", metavar="POLICY.tflite", help=f"its path; or the word {RANDOM}, to score chance")
@@ -67,6 +75,28 @@ def _act(args: argparse.Namespace) -> int:
     cli.on_stop_signal(actor.stop)
     actor.run()
     return errors.EXIT_OK
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Looks at all that `run` would need, with the settings of `run`; each line is ok, warn or fail, with what to do.
+
+    Ends with the code that `run` would end with, or 0 if nothing fails. Works without a bundle too.
+    """
+    chosen = settings.load(config.ActorConfig, args, env_prefix=config.ENV_PREFIX)
+    if settings.dump_if_asked(args, chosen):
+        return errors.EXIT_OK
+    from edge_actor import check
+
+    findings = []
+    for found in check.run(chosen):
+        findings.append(found)
+        if not args.json:
+            print(f"{found.state:5} {found.name:14} {found.what}", flush=True)
+            if found.todo:
+                print(f"{'':5} {'':14} to do: {found.todo}", flush=True)
+    if args.json:
+        print(json.dumps({"ok": not check.exit_code(findings), "findings": [dataclasses.asdict(f) for f in findings]}))
+    return check.exit_code(findings)
 
 
 def _evaluate(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ Chance is the other end of every scale of returns, so it can be scored too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,22 +116,27 @@ def _play(
 
 
 def measure(acting: policy.Policy, rows: list[NDArray[Any]]) -> dict[str, float]:
+    """See `times`."""
+    return times(acting.act, acting.interpreter.invoke, rows)
+
+
+def times(act: Callable[[Any], object], invoke: Callable[[], object], rows: Sequence[NDArray[Any]]) -> dict[str, float]:
     """Times of one inference over `rows`, in microseconds, clock included (0.06 us).
 
-    `invoke` is the interpreter alone; `observation_to_action` all from a row to the action.
+    `invoke` is the network alone; `observation_to_action` all from a row to the action.
     """
-    clock, act, invoke = time.perf_counter_ns, acting.act, acting.interpreter.invoke
-    times: dict[str, list[int]] = {"invoke": [], "observation_to_action": []}
+    clock = time.perf_counter_ns
+    taken: dict[str, list[int]] = {"invoke": [], "observation_to_action": []}
     for row in rows:
         begin = clock()
         act(row)
         middle = clock()
         invoke()
         end = clock()
-        times["observation_to_action"].append(middle - begin)
-        times["invoke"].append(end - middle)
+        taken["observation_to_action"].append(middle - begin)
+        taken["invoke"].append(end - middle)
     return {
         f"{name}_us_p{percent}": round(float(np.percentile(values, percent)) / 1000.0, 3)
-        for name, values in times.items()
+        for name, values in taken.items()
         for percent in (50, 99)
     }

@@ -70,21 +70,45 @@ class Interpreter:
         invoke: Runs the model.
     """
 
-    def __init__(self, model: bytes, batch: int, *, runtime: str = "auto", threads: int = 1) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        batch: int,
+        *,
+        runtime: str = "auto",
+        threads: int = 1,
+        delegated: bool = True,
+        limit_bytes: int = messages.MAX_POLICY_BYTES,
+    ) -> None:
         """Builds it; holds Python's interpreter lock for 0.1 to 5 ms, by size.
+
+        Args:
+            model: A .tflite file.
+            batch: Observations at once.
+            runtime: One of config.RUNTIMES.
+            threads: Of the runtime.
+            delegated: Let XNNPACK take what it can; else the built-in kernels run everything.
+            limit_bytes: The largest model to accept.
 
         Raises:
             RuntimeMissing: There is no runtime.
             PolicyError: The bytes are not a model of one float32 input and one float32 output.
         """
         self.runtime = find(runtime)
-        if len(model) > messages.MAX_POLICY_BYTES:
+        if len(model) > limit_bytes:
             raise errors.PolicyError(f"the model has {len(model)} bytes, more than any actor takes", reason="size")
         if model[4:8] != _MAGIC:
             raise errors.PolicyError("not a TFLite model", reason="model", todo="give a .tflite file")
         try:
             with amx.refused():
-                built = self.runtime.module.Interpreter(model_content=model, num_threads=threads)
+                resolvers = self.runtime.module.OpResolverType
+                built = self.runtime.module.Interpreter(
+                    model_content=model,
+                    num_threads=threads,
+                    experimental_op_resolver_type=resolvers.AUTO
+                    if delegated
+                    else resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+                )
                 inputs, outputs = built.get_input_details(), built.get_output_details()
                 if len(inputs) != 1 or len(outputs) != 1:
                     raise errors.PolicyError(

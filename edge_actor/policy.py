@@ -51,8 +51,10 @@ class Policy:
         threads: int = 1,
         epoch: int = 0,
         version: int = 0,
+        delegated: bool = True,
+        limit_bytes: int = messages.MAX_POLICY_BYTES,
     ) -> None:
-        """Builds and warms it up.
+        """Builds and warms it up; `delegated` and `limit_bytes` as in `interpreter.Interpreter`.
 
         Raises:
             PolicyError: The model cannot be loaded, does not fit the spec, or answers with NaN.
@@ -63,7 +65,9 @@ class Policy:
         self.batch = batch
         self.epoch, self.version = epoch, version
         self.stochastic = self.head in ("categorical", "gaussian")
-        self.interpreter = interpreter.Interpreter(model, batch, runtime=runtime, threads=threads)
+        self.interpreter = interpreter.Interpreter(
+            model, batch, runtime=runtime, threads=threads, delegated=delegated, limit_bytes=limit_bytes
+        )
         outputs = spec.action.size * (2 if self.head == "gaussian" else 1)
         if self.interpreter.input.shape[1:] != spec.observation.shape or self.interpreter.output.shape[1] != outputs:
             raise errors.PolicyError(
