@@ -6,13 +6,16 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker import cli, errors, settings, specs
 from edge_actor import config
+from edge_actor.bench import config as bench_config
 
 if TYPE_CHECKING:
     from edge_actor import evaluate
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    return {"run": _act, "evaluate": _evaluate, "check": _check}[args.command](args)
+    return {"run": _act, "evaluate": _evaluate, "check": _check, "bench": _bench}[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,6 +47,18 @@ def _parser() -> argparse.ArgumentParser:
     settings.add_arguments(check, config.ActorConfig)
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("-v", dest="verbose", action="store_true", default=None, help="short for --verbose")
+
+    bench = commands.add_parser(
+        "bench", allow_abbrev=False, help="measure what policies cost on this board", description=_bench.__doc__
+    )
+    settings.add_arguments(bench, bench_config.BenchConfig)
+    bench.add_argument("--quick", action="store_true", help="seconds instead of minutes, and rougher figures")
+    bench.add_argument("-o", "--output", type=Path, metavar="DIR", help="(default: bench-HOST-TIME)")
+    bench.add_argument(
+        "--draw", type=Path, nargs="+", metavar="ROWS.jsonl", help="measure nothing; one page of earlier rows, in DIR"
+    )
+    bench.add_argument("--json", action="store_true", help="print the rows as JSON lines, each as soon as it is known")
+    bench.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
     score = commands.add_parser("evaluate", allow_abbrev=False, help="play a .tflite policy greedily, and time it")
     score.add_argument("policy", metavar="POLICY.tflite", help=f"its path; or the word {RANDOM}, to score chance")
@@ -97,6 +112,29 @@ def _check(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"ok": not check.exit_code(findings), "findings": [dataclasses.asdict(f) for f in findings]}))
     return check.exit_code(findings)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    """Measures latency, memory and energy of policies by width, precision, kernels, batch and threads; and control rates.
+
+    Needs nothing but this program: no policy, no broker, no learner. DIR gets rows.jsonl and page.html.
+    """
+    tables = [("--quick", bench_config.QUICK)] if args.quick else []
+    chosen = settings.load(bench_config.BenchConfig, args, tables=tables, env_prefix=bench_config.ENV_PREFIX)
+    if settings.dump_if_asked(args, chosen):
+        return errors.EXIT_OK
+    from edge_actor.bench import command, verdict
+
+    directory = args.output or Path(time.strftime(f"bench-{socket.gethostname()}-%Y%m%d-%H%M%S"))
+    if args.draw:
+        found, interrupted = command.read(args.draw), False
+        command.write_page(found, directory / command.PAGE)
+    else:
+        found, interrupted = command.to_directory(chosen, directory, sys.stdout if args.json else None)
+    if not args.json:
+        print(verdict.table(found))
+    print(f"{directory / command.PAGE}", file=sys.stderr)
+    return errors.EXIT_INTERRUPTED if interrupted else errors.EXIT_OK
 
 
 def _evaluate(args: argparse.Namespace) -> int:

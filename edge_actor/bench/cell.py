@@ -1,0 +1,184 @@
+"""One policy in a process of its own: `python -m edge_actor.bench.cell`, requests and answers as lines of JSON.
+
+The first line says which policy. A line {"batches": [...], "seconds": x} is answered with its times, a line
+{"hold_s": x, "rate_hz": y} by acting for so long, flat out or at a rate. Its own process, because memory is told by its
+growth, because numpy's threads are set by its environment, and because no measurement may inherit another's caches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from broker import specs
+from edge_actor import evaluate, interpreter, pace, policy
+from edge_actor.bench import models
+
+_ROWS_BYTES = 1_000_000
+_TIMES = (30, 20_000)
+"""Inferences per figure, at least and at most."""
+_LIMIT_BYTES = 1 << 31
+_ACTS_PER_LOOK = 64
+"""Between two looks at the clock, when acting flat out."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Cell:
+    """A policy, ready to act.
+
+    Args:
+        request: width, layers, cnn, model (a path; empty: numpy), runtime, delegated, threads.
+
+    Attributes:
+        told: Facts about it: load and first invoke, memory, delegate, runtime.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._request = request
+        self._shape = models.Shape(request["width"], request["layers"], request["cnn"])
+        self.told: dict[str, Any] = {}
+        if request["model"]:
+            # Loads all of the runtime's code first, so that what follows is the model's share
+            tiny = models.tflite(models.make(models.Shape(8, 1)), "int8")
+            interpreter.Interpreter(tiny, 1, runtime=request["runtime"], delegated=request["delegated"]).invoke()
+        process = psutil.Process()
+        before = process.memory_info().rss
+        began = time.perf_counter()
+        if request["model"]:
+            self._model = Path(request["model"]).read_bytes()
+            began = time.perf_counter()
+            built = self._built(1)
+            loaded = time.perf_counter()
+            built.invoke()
+            self.told |= {"delegate": built.delegate, "runtime": str(built.runtime)}
+        else:
+            self._numpy = models.make(self._shape)
+            loaded = time.perf_counter()
+            self._numpy(models.observations(self._shape, 1))
+            self.told |= {"delegate": "", "runtime": f"numpy {np.__version__}"}
+        self.told |= {
+            "load_ms": (loaded - began) * 1e3,
+            "first_invoke_us": (time.perf_counter() - loaded) * 1e6,
+            "memory_bytes": process.memory_info().rss - before,
+        }
+
+    def times(self, batch: int, seconds: float) -> dict[str, float]:
+        """Percentiles of invoke only and of observation to action; see `evaluate.times`."""
+        act, invoke, rows = self._ready(batch)
+        act(rows[0])
+        began = time.perf_counter()
+        for row in rows[:3]:
+            act(row)
+        one_s = (time.perf_counter() - began) / min(3, len(rows))
+        count = min(max(int(seconds / (2 * one_s)), _TIMES[0]), _TIMES[1])
+        evaluate.times(act, invoke, rows)  # warm
+        return evaluate.times(act, invoke, list(itertools.islice(itertools.cycle(rows), count)))
+
+    def hold(self, hold_s: float, rate_hz: float) -> dict[str, Any]:
+        """Acts for `hold_s`; at a rate, how late its steps began too."""
+        act, _, rows = self._ready(1)
+        source = itertools.cycle(rows)
+        return _at_rate(act, source, hold_s, rate_hz) if rate_hz else _flat_out(act, source, hold_s)
+
+    def _built(self, batch: int) -> interpreter.Interpreter:
+        request = self._request
+        return interpreter.Interpreter(
+            self._model,
+            batch,
+            runtime=request["runtime"],
+            threads=request["threads"],
+            delegated=request["delegated"],
+            limit_bytes=_LIMIT_BYTES,
+        )
+
+    def _ready(self, batch: int) -> tuple[Callable[[Any], object], Callable[[], object], list[Any]]:
+        """What acts, what only runs the network, and observations [batch, ...]."""
+        row_bytes = 4 * batch * int(np.prod(self._shape.observation))
+        rows = models.observations(self._shape, batch * min(max(_ROWS_BYTES // row_bytes, 4), 256))
+        observations = list(rows.reshape(-1, batch, *self._shape.observation))
+        if not self._request["model"]:
+            network, x = self._numpy, observations[0]
+            if batch > 1:
+                return (lambda row: network(row).argmax(1)), (lambda: network(x)), observations
+            return (lambda row: int(network(row).argmax())), (lambda: network(x)), observations
+        request = self._request
+        acting = policy.Policy(
+            self._model,
+            "q_values",
+            specs.EnvSpec(
+                specs.ObservationSpec(self._shape.observation), specs.ActionSpec("discrete", n=models.ACTIONS)
+            ),
+            batch,
+            runtime=request["runtime"],
+            threads=request["threads"],
+            delegated=request["delegated"],
+            limit_bytes=_LIMIT_BYTES,
+        )
+        return acting.act, acting.interpreter.invoke, observations
+
+
+def _flat_out(act: Callable[[Any], object], rows: Any, hold_s: float) -> dict[str, Any]:
+    done, until = 0, time.monotonic() + hold_s
+    while time.monotonic() < until:
+        for row in itertools.islice(rows, _ACTS_PER_LOOK):
+            act(row)
+        done += _ACTS_PER_LOOK
+    return {"inferences": done}
+
+
+def _at_rate(act: Callable[[Any], object], rows: Any, hold_s: float, rate_hz: float) -> dict[str, Any]:
+    metronome, never = pace.Metronome(rate_hz), threading.Event()
+    late_s: list[float] = []
+    taken_s: list[float] = []
+    until = time.monotonic() + hold_s
+    while time.monotonic() < until:
+        metronome.wait(never)
+        late_s.append(1.0 / rate_hz - metronome.slack_s)
+        began = time.perf_counter()
+        act(next(rows))
+        taken_s.append(time.perf_counter() - began)
+    told: dict[str, Any] = {"inferences": len(late_s), "missed": metronome.missed}
+    for name, values in (("late_us", late_s), ("observation_to_action_us", taken_s)):
+        for percent in (50, 99):
+            told[f"{name}_p{percent}"] = float(np.percentile(values, percent)) * 1e6
+        told[f"{name}_max"] = max(values) * 1e6
+    return told
+
+
+def die_with_parent() -> None:
+    """A killed benchmark leaves no process that would go on computing."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        sys.exit()
+
+
+def main() -> None:
+    """Serves requests until stdin ends."""
+    die_with_parent()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever the runtime prints is no answer
+    cell = Cell(json.loads(sys.stdin.readline()))
+    print(json.dumps(cell.told), file=answers)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "hold_s" in request:
+            told = cell.hold(request["hold_s"], request["rate_hz"])
+        else:
+            told = cell.times(request["batch"], request["seconds"])
+        print(json.dumps(told), file=answers)
+
+
+if __name__ == "__main__":
+    main()
