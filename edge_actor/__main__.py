@@ -115,7 +115,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    """Measures latency, memory and energy of policies by width, precision, kernels, batch and threads; and control rates.
+    """Measures latency, memory and energy of policies by width, precision, kernels, batch and threads; control rates.
 
     Needs nothing but this program: no policy, no broker, no learner. DIR gets rows.jsonl and page.html.
     """

@@ -8,6 +8,7 @@ growth, because numpy's threads are set by its environment, and because no measu
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import json
 import os
@@ -88,9 +89,14 @@ class Cell:
 
     def hold(self, hold_s: float, rate_hz: float) -> dict[str, Any]:
         """Acts for `hold_s`; at a rate, how late its steps began too."""
-        act, _, rows = self._ready(1)
+        act, rows = self._acting
         source = itertools.cycle(rows)
         return _at_rate(act, source, hold_s, rate_hz) if rate_hz else _flat_out(act, source, hold_s)
+
+    @functools.cached_property
+    def _acting(self) -> tuple[Callable[[Any], object], list[Any]]:
+        act, _, rows = self._ready(1)
+        return act, rows
 
     def _built(self, batch: int) -> interpreter.Interpreter:
         request = self._request

@@ -41,8 +41,9 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Points]) 
         parts.append(_text(_LEFT - 6, y + 4, f"{10.0**exponent:,g}", anchor="end"))
     parts += [_text(x_of(x), _HEIGHT - _BOTTOM + 16, f"{x:g}", anchor="middle") for x in xs]
     taken: list[float] = []
-    for index, (name, points) in enumerate(sorted(shown.items(), key=lambda item: -item[1][-1][1])):
-        colour = _COLOURS[index % len(_COLOURS)]
+    colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(series)}
+    for name, points in sorted(shown.items(), key=lambda item: -item[1][-1][1]):
+        colour = colours[name]
         path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for x, y in points:

@@ -16,9 +16,9 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto
 h1, h2, h3 { line-height: 1.2 }
 table { border-collapse: collapse; font-size: 13px; margin: 1em 0; display: block; overflow-x: auto }
 th, td { border-bottom: 1px solid #ddd; padding: 3px 10px; text-align: right; white-space: nowrap }
-th:first-child, td:first-child, td:last-child { text-align: left }
+th:first-child, td:first-child { text-align: left }
 svg { display: block; margin: 1em 0; max-width: 100% }
-svg text { font: 12px system-ui, sans-serif }
+svg text { font-family: system-ui, sans-serif; font-size: 12px }
 .note { color: #555 }
 .modelled { background: #fff3cd; padding: .4em .8em }
 pre { overflow-x: auto; font-size: 11px }
@@ -95,29 +95,13 @@ def _latency(rows: Sequence[Row]) -> str:
             for precision, kernels in keys
         }
         parts.append(chart.lines(f"{layers} layers, invoke only", "width", "us", series))
-    head = [
-        "policy",
-        *(f"{precision} {kernels}" for precision, kernels in keys),
-        "int8 XNNPACK action",
-        "action / invoke",
-        "",
-    ]
+    head = ["policy", "", "action, int8 XNNPACK", "action / invoke", *(" ".join(key) for key in keys)]
     body = []
     for policy, measured in found.items():
-        cells: list[Any] = [policy]
-        for key in keys:
-            row = measured.get(key)
-            cells.append(f"{_n(row['invoke_us_p50'])} ({_n(row['invoke_us_p99'])})" if row else "-")
         first = measured.get(("int8", "XNNPACK"))
-        cells += (
-            [
-                f"{_n(first['observation_to_action_us_p50'])} ({_n(first['observation_to_action_us_p99'])})",
-                f"{first['observation_to_action_us_p50'] / first['invoke_us_p50']:.2f}",
-            ]
-            if first
-            else ["-", "-"]
-        )
-        body.append([*cells, verdict.pays(measured)])
+        action = [_timed(first, "observation_to_action_us"), f"{_ratio(first):.2f}"] if first else ["-", "-"]
+        times = [_timed(measured[key], "invoke_us") if key in measured else "-" for key in keys]
+        body.append([policy, verdict.pays(measured), *action, *times])
     return "".join(parts) + _table(head, body)
 
 
@@ -224,6 +208,15 @@ def _comparison(rows: Sequence[Row], boards: Sequence[str]) -> str:
                     name = f"{' '.join(key)}, {row['host']}"
                     series.setdefault(name, []).append((row["width"], row["invoke_us_p50"]))
     return chart.lines("All boards: 2 layers, invoke only", "width", "us", series)
+
+
+def _timed(row: Row, name: str) -> str:
+    return f"{_n(row[f'{name}_p50'])} ({_n(row[f'{name}_p99'])})"
+
+
+def _ratio(row: Row) -> float:
+    ratio: float = row["observation_to_action_us_p50"] / row["invoke_us_p50"]
+    return ratio
 
 
 def _spread(row: Row, key: str) -> str:

@@ -32,6 +32,7 @@ class Window:
     start: gauge.Mark | None
     end: gauge.Mark | None
     seconds: float
+    held_s: float
     throttled: tuple[int | None, int | None]
 
     def measured(self, measures: gauge.Gauge | None) -> rows.Row:
@@ -43,6 +44,7 @@ class Window:
             "kind": "window",
             **self.row,
             "window_s": self.seconds,
+            "held_s": self.held_s,
             "joules": joules,
             "dropped": dropped if measures else "",
         }
@@ -111,7 +113,7 @@ class Measurement:
         for window in held:
             row = window.measured(self._gauge) | {"kind": "control", "busy": settings.busy}
             joules = None if row["dropped"] else row["joules"]
-            watts = None if joules is None else joules / window.seconds
+            watts = None if joules is None else joules / window.held_s
             self._take(row | {"power_w": watts} | source)
 
     def _load(self, stack: contextlib.ExitStack, precisions: Any) -> dict[Any, child.Child]:
@@ -144,15 +146,14 @@ class Measurement:
         else:
             row |= process.ask({"hold_s": seconds, "rate_hz": rate_hz})
         end, after = self._gauge.mark() if self._gauge else None, board.throttled()
-        return Window(row | rows.moment(), start, end, seconds, (before, after))
+        held_s = end.unix_s - start.unix_s if start and end else seconds
+        return Window(row | rows.moment(), start, end, seconds, held_s, (before, after))
 
 
 def summarize(windows: list[rows.Row]) -> Iterator[rows.Row]:
     """Per policy, precision and rate the median over its windows, with the lowest and the highest."""
     kept = [row for row in windows if not row["dropped"]]
-    idle = rows.median(
-        [{"w": row["joules"] / row["window_s"]} for row in kept if row["policy"] == IDLE] or [{"w": None}]
-    )
+    idle = rows.median([{"w": row["joules"] / row["held_s"]} for row in kept if row["policy"] == IDLE] or [{"w": None}])
 
     def key(row: rows.Row) -> tuple[Any, ...]:
         return row["policy"], row["precision"], row["rate_hz"]
@@ -174,7 +175,7 @@ def summarize(windows: list[rows.Row]) -> Iterator[rows.Row]:
 
 def _figures(row: rows.Row, idle_w: float | None) -> rows.Row:
     """Microjoules per inference, with all and without what the idle board draws."""
-    joules, inferences, seconds = row["joules"], row["inferences"], row["window_s"]
+    joules, inferences, seconds = row["joules"], row["inferences"], row["held_s"]
     return {
         "gross_uj": joules / inferences * 1e6,
         "net_uj": None if idle_w is None else (joules - idle_w * seconds) / inferences * 1e6,
