@@ -74,12 +74,11 @@ class Actor:
         self._inbox = inbox.Inbox(self._verifier, self._boot, on_log)
         self._link = self._connectable(bundle)
         self._stopping = self._reconnected = False
-        self._task = task.Task()
+        self._task, self._commander = task.Task(), command.Commander(self._boot)
         self._assignment: messages.Assignment | None = None
         self._acting: policy.Policy | None = None
         self._grant, self._burst = pace.Grant(), pace.BurstLength()
         self._metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
-        self._commander = command.Commander(self._boot)
         self._reports: collections.deque[messages.Report] = collections.deque()
         self._beats, self._load = 0, vitals.Load(settings.heartbeat_s)
         self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
@@ -137,10 +136,9 @@ class Actor:
         if self._plant is not None:
             self._recorder.flush()
             self._send()
-            for part in (self._plant, self._heartbeat, self._swap, self._spool):
+            for part in (self._plant, self._heartbeat, self._swap, self._spool, self._load):
                 part.close()
         self._commander.close()
-        self._load.close()
         offline = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=self._beats)
         topic = self._topics.actor_state(self._id)
         self._link.close((topic, self._seal(topic, offline)), timeout_s=1.0)
@@ -189,8 +187,8 @@ class Actor:
     def _allowed_rows(self) -> int:
         """Rows that the learner wants to be recorded now; the last one may exceed the grant by n_envs - 1 steps."""
         wanted = self._assignment
-        if wanted is None or (self._metronome is None and self._spool.is_half_full):
-            return 0  # a simulator can wait for the learner; a robot acts on, and its spool drops the oldest
+        if wanted is None or (self._metronome is None and (self._commander.measuring or self._spool.is_half_full)):
+            return 0  # a simulator can wait; a robot acts on, and its spool drops the oldest
         if wanted.lockstep_version and self._recorder.order < (wanted.epoch, wanted.lockstep_version):
             return 0
         record = self._recorder
@@ -281,7 +279,9 @@ class Actor:
 
     def _obey(self, order: messages.Command) -> None:
         assert self._plant is not None
-        if order.kind == "evaluate" and self._settings.one_env:
+        if order.kind == "bench":
+            self._commander.bench(order, self._respond)
+        elif order.kind == "evaluate" and self._settings.one_env:
             self._recorder.trajectory.cut()
             self._recorder.flush()
             self._plant.stop_episode()

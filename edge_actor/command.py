@@ -10,6 +10,7 @@ import numpy as np
 
 from broker import errors, messages
 from edge_actor import clock, env, evaluate, policy, reassembly
+from edge_actor.bench import order as bench_order
 
 Build = Callable[[messages.Manifest, bytes], policy.Policy]
 _REMEMBERED = 4096  # a broker may send any of them again
@@ -20,6 +21,9 @@ class Commander:
     """Carries out commands for one boot, each of them once.
 
     Keeps the environment that evaluations use.
+
+    Attributes:
+        measuring: A benchmark runs, which acting would disturb.
     """
 
     def __init__(self, boot: int) -> None:
@@ -27,6 +31,8 @@ class Commander:
         self._done: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self._environment: env.Environment | None = None
         self._lock = threading.Lock()
+        self._benchmark = bench_order.Benchmark()
+        self.measuring = False
 
     def answer(
         self, order: messages.Command, build: Build, make: Callable[[], env.Environment], stop: Callable[[], bool]
@@ -65,6 +71,24 @@ class Commander:
             target=lambda: respond(self.answer(order, build, make, stop)), name="command", daemon=True
         ).start()
 
+    def bench(self, order: messages.Command, respond: Callable[[messages.Report | None], None]) -> None:
+        """Measures this board, in a thread; `respond` gets a report per row, and one at the end."""
+        if self.measuring:
+            respond(self._refuse(order, "this actor is measuring already"))
+            return
+        if not self._is_new(order):
+            return
+        self.measuring = True
+
+        def measure() -> None:
+            try:
+                self._benchmark.run(order, respond)
+            finally:
+                self.measuring = False
+                respond(None)
+
+        threading.Thread(target=measure, name="bench", daemon=True).start()
+
     def evaluate(
         self, order: messages.Command, build: Build, environment: env.Environment, stop: Callable[[], bool]
     ) -> messages.Report | None:
@@ -95,6 +119,7 @@ class Commander:
         )
 
     def close(self) -> None:
+        self._benchmark.stop()
         with self._lock:
             if self._environment is not None:
                 self._environment.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import re
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    runs = {"demo": _demo, "export": _export, "fidelity": _fidelity, "quantize": _quantize, "train": _train}
+    runs = {
+        "bench": _bench,
+        "demo": _demo,
+        "export": _export,
+        "fidelity": _fidelity,
+        "quantize": _quantize,
+        "train": _train,
+    }
     return runs[args.command](args)
 
 
@@ -52,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_quantize(commands)
     _add_fidelity(commands)
     _add_export(commands)
+    _add_bench(commands)
     for command in (train, demo):
         config.add_arguments(command)
         command.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
@@ -137,6 +147,37 @@ def _add_export(commands: Any) -> None:
     )
     export.add_argument("--json", action="store_true", help="print what was written as one JSON object on stdout")
     export.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
+
+
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        allow_abbrev=False,
+        help="let every actor of a fleet measure its board, and compare them on one page",
+        description=_bench.__doc__,
+    )
+    defaults = config.TrainConfig()
+    bench.add_argument("--fleet", default=defaults.fleet, metavar="NAME", help="(default: %(default)s)")
+    bench.add_argument(
+        "--broker", default="", metavar="HOST[:PORT],...", help="(default: as told to `actorq-broker init`)"
+    )
+    bench.add_argument(
+        "--actors", type=int, default=1, metavar="N", help="to wait for; all that are there are asked (default: 1)"
+    )
+    bench.add_argument("--wait-s", type=float, default=30.0, metavar="X", help="for them (default: %(default)s)")
+    bench.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="actors that measure at the same time (default: 1)"
+    )
+    bench.add_argument("--quick", action="store_true", help="seconds instead of minutes, and rougher figures")
+    bench.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of `actorq-actor bench`, such as parts=latency; may be repeated",
+    )
+    bench.add_argument("-o", "--output", type=Path, metavar="DIR", help="(default: runs/bench-FLEET-TIME)")
+    bench.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -267,6 +308,26 @@ def _export(args: argparse.Namespace) -> int:
             f"whole, {written['size_mb']:.1f} MB\n"
             f"MINARI_DATASETS_PATH={output.resolve()}  minari.load_dataset({name!r})"
         )
+    return errors.EXIT_OK
+
+
+def _bench(args: argparse.Namespace) -> int:
+    """Asks every actor of a fleet to run `actorq-actor bench`, and draws one page that compares their boards.
+
+    No training goes on meanwhile. DIR gets rows.jsonl and page.html.
+    """
+    options = dict(pair.partition("=")[::2] for pair in args.set) | ({"quick": "true"} if args.quick else {})
+    if not all(name and value for name, value in options.items()) or min(args.actors, args.at_once) < 1:
+        raise errors.ConfigError("--set takes NAME=VALUE, --actors and --at-once at least 1")
+    from learner import fleet_bench
+
+    chosen = config.TrainConfig(
+        fleet=args.fleet, broker=tuple(args.broker.split(",")), actors=args.actors, wait_s=args.wait_s
+    )
+    directory = args.output or Path("runs", time.strftime(f"bench-{args.fleet}-%Y%m%d-%H%M%S"))
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    print(fleet_bench.run(chosen, options, directory, at_once=args.at_once, say=say))
+    print(directory / "page.html", file=sys.stderr)
     return errors.EXIT_OK
 
 

@@ -150,8 +150,9 @@ def _at_rate(act: Callable[[Any], object], rows: Any, hold_s: float, rate_hz: fl
     taken_s: list[float] = []
     until = time.monotonic() + hold_s
     while time.monotonic() < until:
+        missed = metronome.missed
         metronome.wait(never)
-        late_s.append(1.0 / rate_hz - metronome.slack_s)
+        late_s.append((1 + metronome.missed - missed) / rate_hz - metronome.slack_s)
         began = time.perf_counter()
         act(next(rows))
         taken_s.append(time.perf_counter() - began)

@@ -12,7 +12,7 @@ from edge_actor.bench import chart, verdict
 from edge_actor.bench.rows import Row
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1300px; margin: 2em auto; padding: 0 1em; color: #222 }
 h1, h2, h3 { line-height: 1.2 }
 table { border-collapse: collapse; font-size: 13px; margin: 1em 0; display: block; overflow-x: auto }
 th, td { border-bottom: 1px solid #ddd; padding: 3px 10px; text-align: right; white-space: nowrap }
@@ -205,7 +205,7 @@ def _comparison(rows: Sequence[Row], boards: Sequence[str]) -> str:
             for key in (("int8", "XNNPACK"), ("float32", "XNNPACK"), ("int8", "built-in")):
                 row = measured.get(key)
                 if row and row["layers"] == 2 and not row["cnn"]:
-                    name = f"{' '.join(key)}, {row['host']}"
+                    name = f"{' '.join(key)}, {row.get('actor') or row['host']}"
                     series.setdefault(name, []).append((row["width"], row["invoke_us_p50"]))
     return chart.lines("All boards: 2 layers, invoke only", "width", "us", series)
 

@@ -29,7 +29,7 @@ def boards(rows: Iterable[Row]) -> list[str]:
 
 def board_of(row: Row) -> str:
     """Who measured a row."""
-    return f"{row['host']} ({row['board']})"
+    return f"{row.get('actor') or row['host']} ({row['board']})"
 
 
 def latency(rows: Iterable[Row], *, batch: int = 1, threads: int = 1) -> dict[str, dict[Key, Row]]:
