@@ -322,7 +322,7 @@ def _bench(args: argparse.Namespace) -> int:
     from learner import fleet_bench
 
     chosen = config.TrainConfig(
-        fleet=args.fleet, broker=tuple(args.broker.split(",")), actors=args.actors, wait_s=args.wait_s
+        fleet=args.fleet, broker=tuple(filter(None, args.broker.split(","))), actors=args.actors, wait_s=args.wait_s
     )
     directory = args.output or Path("runs", time.strftime(f"bench-{args.fleet}-%Y%m%d-%H%M%S"))
     say = functools.partial(print, file=sys.stderr, flush=True)
