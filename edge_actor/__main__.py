@@ -83,10 +83,11 @@ def _act(args: argparse.Namespace) -> int:
     if settings.dump_if_asked(args, chosen):
         return errors.EXIT_OK
     from broker import identity
-    from edge_actor import acting_loop  # here: NumPy, Gymnasium and the runtime would slow --help down
+    from edge_actor import acting_loop, watchdog  # here: NumPy, Gymnasium and the runtime would slow --help down
 
     bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
     actor = acting_loop.Actor(chosen, bundle, lambda line: print(line, file=sys.stderr, flush=True))
+    actor.on_alive = watchdog.Watchdog().alive
     cli.on_stop_signal(actor.stop)
     actor.run()
     return errors.EXIT_OK

@@ -52,6 +52,9 @@ class Actor:
         bundle: Who it is.
         on_log: Takes one line for people.
 
+    Attributes:
+        on_alive: Called from the loop, at least once per turn, as long as it is not stuck.
+
     Raises:
         EnvironmentFailure: `settings.env` cannot be made.
         RuntimeMissing: There is no TFLite runtime.
@@ -63,6 +66,7 @@ class Actor:
                 f"the bundle is for fleet {bundle.fleet!r}, not {settings.fleet!r}", where=settings.bundle
             )
         self._settings, self._on_log = settings, on_log
+        self.on_alive: Callable[[], None] = lambda: None
         self._runtime = interpreter.find(settings.runtime)
         self._id, self._topics = bundle.actor_id, topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
@@ -98,7 +102,7 @@ class Actor:
         """
         try:
             self.start()
-            while not self._stopping:
+            while not self._told_to_stop():
                 self.turn()
         finally:
             self.close()
@@ -208,7 +212,7 @@ class Actor:
         except Exception as error:  # whatever an environment raises: it is counted, said, and tried again
             record.cut()
             self._recorder.flush()
-            self._plant.rebuild(error, lambda: self._stopping, self._inbox.wake)
+            self._plant.rebuild(error, self._told_to_stop, self._inbox.wake)
             if self._metronome is not None:
                 self._metronome.restart()
 
@@ -287,7 +291,7 @@ class Actor:
             self._plant.stop_episode()
             self._respond(self._commander.evaluate(order, self._builder(1), self._plant.environment, self._paced_stop))
         elif self._metronome is None:
-            self._respond(self._commander.answer(order, self._builder(1), self._make_one, lambda: self._stopping))
+            self._respond(self._commander.answer(order, self._builder(1), self._make_one, self._told_to_stop))
         else:
             self._commander.start(order, self._builder(1), self._make_one, lambda: self._stopping, self._respond)
 
@@ -299,6 +303,11 @@ class Actor:
         """For an evaluation on the only environment there is: it holds the control rate too."""
         while self._metronome is not None and not self._stopping and not self._metronome.wait(self._inbox.wake):
             self._inbox.wake.clear()
+        return self._told_to_stop()
+
+    def _told_to_stop(self) -> bool:
+        """Asked in every turn, and by whatever a turn waits for."""
+        self.on_alive()
         return self._stopping
 
     # -- making things ----------------------------------------------------------------------------------------------

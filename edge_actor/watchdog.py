@@ -1,0 +1,44 @@
+"""Tells systemd that the actor serves, and that its loop is alive (sd_notify(3), Type=notify and WatchdogSec=).
+
+The acting loop itself says so, not a thread beside it: an environment that blocks for ever looks well from a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+
+_SHARE = 4  # words in one WatchdogSec; systemd's manual asks for at least 2
+
+
+class Watchdog:
+    """Speaks to the socket that systemd names; without one (started by hand) it says nothing."""
+
+    def __init__(self) -> None:
+        address = os.environ.pop("NOTIFY_SOCKET", "")  # popped: no child of ours is to speak for us
+        limit_us = os.environ.pop("WATCHDOG_USEC", "0")
+        meant = os.environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self._period_s = int(limit_us) / 1e6 / _SHARE if limit_us.isdecimal() and meant else 0.0
+        self._next = 0.0
+        self._ready = False
+        self._socket: socket.socket | None = None
+        if address[:1] in ("/", "@"):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+            self._address = "\0" + address[1:] if address[0] == "@" else address
+
+    def alive(self) -> None:
+        """To be called again and again by what must not hang; costs 0.1 us where there is nothing to say.
+
+        The first call says that the actor is ready.
+        """
+        if self._socket is None:
+            return
+        now = time.monotonic()
+        if not self._ready or (self._period_s and now >= self._next):
+            # A systemd that takes nothing now is told at the next call.
+            with contextlib.suppress(OSError):
+                self._socket.sendto(b"WATCHDOG=1" if self._ready else b"READY=1", self._address)
+                self._ready, self._next = True, now + self._period_s
