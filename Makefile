@@ -12,7 +12,7 @@ SHELL_SCRIPTS = .ci/run $(shell find . \( -name .git -o -name .venv -o -name run
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench chaos test-trixie clean
+.PHONY: help demo test check bench chaos test-trixie test-setup test-pi test-pi-all clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.11] [ARGS="..."] [ONLY=name]'
@@ -40,6 +40,17 @@ chaos: .venv/.dev ## kill, cut and fill everything for DURATION_S seconds, and s
 
 test-trixie: ## as root: the actor's tests on Python 3.13, in a Debian Trixie root made by debootstrap
 	tests/trixie/run.sh $(ARGS)
+
+test-setup: .venv/.runtime ## as root: what must fail in setup_pi.sh, and its way back, in a Debian root at this machine's speed
+	tests/pi/run.sh bookworm amd64
+
+test-pi: .venv/.dev ## as root: set-up and actor on an emulated Raspberry Pi 4 (Bookworm, arm64), with a learner outside
+	tests/pi/run.sh bookworm arm64 cortex-a72
+
+test-pi-all: test-pi test-setup ## as root: the other cores (A53, A76), Trixie, and the 32-bit system too
+	tests/pi/run.sh bookworm arm64 cortex-a53 cortex-a76
+	tests/pi/run.sh trixie arm64 cortex-a53 cortex-a72 cortex-a76
+	tests/pi/run.sh bookworm armhf cortex-a7
 
 clean: ## remove .venv, caches and build output; runs/ stays
 	rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -4,18 +4,12 @@
 # alone, and the tests see only what was installed, not the source tree.
 #
 #   tests/trixie/run.sh [PYTEST ARGUMENT ...]     as root; needs debootstrap and git
-#
-# ACTORQ_CACHE    where the root and the wheels are kept      ~/.cache/actorq-fleet
-# DEBIAN_MIRROR   where debootstrap takes packages from       http://deb.debian.org/debian
+# ACTORQ_CACHE, DEBIAN_MIRROR: see tests/roots.sh.
 set -euo pipefail
 
 SUITE=trixie
 # mosquitto, because the tests of broker/ want a real one; sitting on Trixie's is a test in itself.
 PACKAGES=python3,python3-venv,mosquitto
-CACHE=${ACTORQ_CACHE:-$HOME/.cache/actorq-fleet}
-MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
-REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 say() { printf 'trixie: %s\n' "$*" >&2; }
 
@@ -24,37 +18,8 @@ fail() {
 	exit "${2:-1}"
 }
 
-require() {
-	[ "$(id -u)" = 0 ] || fail 'needs root, for debootstrap, chroot and mounts: sudo make test-trixie' 2
-	[ "$(uname -m)" = x86_64 ] || fail "this root is x86-64, and this machine is $(uname -m)" 2
-	local program
-	for program in debootstrap git unshare; do
-		command -v "$program" > /dev/null || fail "$program is missing: apt install debootstrap git util-linux" 2
-	done
-	[ -r "$KEYRING" ] || fail "$KEYRING is missing: apt install debian-archive-keyring" 2
-	git -C "$REPOSITORY" rev-parse --git-dir > /dev/null || fail 'needs a git checkout, to know which files count' 2
-}
-
-digest() { sha256sum | cut -c 1-12; }
-
-# A root is moved into place only when it is complete, so one that is there can be used.
-make_root() {
-	ROOT=$CACHE/$SUITE-amd64-$(printf '%s' "$PACKAGES" | digest)
-	[ -d "$ROOT" ] && return
-	say "making a Debian $SUITE root in $ROOT (once; about 50 MB, half a minute or more)"
-	local unfinished
-	mkdir -p "$CACHE"
-	unfinished=$(mktemp -d "$ROOT.XXXXXX")
-	if ! debootstrap --variant=minbase --arch=amd64 --include="$PACKAGES" --keyring="$KEYRING" \
-		"$SUITE" "$unfinished" "$MIRROR" > "$CACHE/debootstrap.log" 2>&1; then
-		tail -n 20 "$CACHE/debootstrap.log" >&2
-		rm -rf "$unfinished"
-		fail "debootstrap failed; its whole output is in $CACHE/debootstrap.log"
-	fi
-	rm -rf "$unfinished"/var/cache/apt/* "$unfinished"/var/lib/apt/lists/*
-	chmod 755 "$unfinished"
-	mv "$unfinished" "$ROOT"
-}
+# shellcheck source=tests/roots.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../roots.sh"
 
 # The root's own Python, run from outside the chroot: pip then chooses wheels and judges markers for Python
 # 3.13 (pip download --python-version judges markers by the Python it runs on), and still finds this machine's
@@ -95,15 +60,6 @@ fetch_wheels() {
 		fail 'the wheels could not be downloaded'
 	fi
 	mv "$unfinished" "$WHEELS"
-}
-
-# The files that git would commit, as they are in the working tree now, as a tar archive.
-sources() {
-	cd "$REPOSITORY"
-	git ls-files -co --exclude-standard -z | while IFS= read -r -d '' file; do
-		# A file that was deleted but not yet committed is still listed.
-		[ ! -e "$file" ] || printf '%s\0' "$file"
-	done | tar --create --null --no-recursion --files-from=-
 }
 
 # Runs first outside the chroot, with the root, the wheels and pytest's arguments, and the sources on stdin.
@@ -155,7 +111,7 @@ run_inside() {
 }
 
 require
-make_root
+make_root "$SUITE" amd64 "$PACKAGES"
 fetch_wheels
 say "root and wheels ready after $SECONDS s"
 run_inside "$@"

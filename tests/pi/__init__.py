@@ -1,0 +1,1 @@
+"""The actor on ARM: Debian roots under qemu, set up by setup_pi.sh as a user would."""

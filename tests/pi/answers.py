@@ -1,0 +1,83 @@
+"""What policies answer here: a digest of the outputs' bytes per model, to be compared between machines.
+
+`make DIRECTORY` adds int8 models (needs TensorFlow), `give [--runtime R] [DIRECTORY]` prints answers to the same 500
+observations as JSON, `compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.edge_actor.models import files
+
+_WIDTHS = (64, 256, 1024)
+_OBSERVATIONS = 500
+_SPREAD = (1.0, 1.0, 0.1, 1.0)  # of CartPole's position, speed, angle, its speed
+_KINDS = 10  # fewer different outputs would mean a policy that ignores what it sees
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("make", "give", "compare"))
+    parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument("--runtime", default="auto")
+    args = parser.parse_intermixed_args()
+    if args.verb == "make":
+        _make(args.paths[0])
+    elif args.verb == "give":
+        print(json.dumps(_give(args.paths, args.runtime), indent=1))
+    else:
+        return _compare(*(json.loads(path.read_text()) for path in args.paths))
+    return 0
+
+
+def _make(directory: Path) -> None:
+    from tests.edge_actor.models import make  # here: it needs TensorFlow, which an actor's machine has not
+
+    for width in _WIDTHS:
+        (directory / f"balancing-{width}-int8.tflite").write_bytes(make.balancing(width, "int8"))
+
+
+def _give(directories: list[Path], runtime: str) -> dict[str, dict[str, str]]:
+    from edge_actor import interpreter
+
+    observations = np.random.default_rng(0).normal(size=(_OBSERVATIONS, 4)).astype(np.float32) * np.array(
+        _SPREAD, np.float32
+    )
+    answers = {}
+    for path in (files.INT8, files.FLOAT32, *(p for d in directories for p in sorted(d.glob("*.tflite")))):
+        built = interpreter.Interpreter(path.read_bytes(), 1, runtime=runtime)
+        outputs = np.empty((_OBSERVATIONS, built.output.shape[1]), np.float32)
+        for row, observation in enumerate(observations):
+            built.input[0] = observation
+            built.invoke()
+            outputs[row] = built.output[0]
+        assert len(np.unique(outputs)) >= _KINDS, path
+        answers[path.stem] = {
+            "runtime": str(built.runtime),
+            "kernels": built.delegate,
+            "sha256": hashlib.sha256(outputs.tobytes()).hexdigest(),
+        }
+    return answers
+
+
+def _compare(here: dict[str, Any], there: dict[str, Any]) -> int:
+    different = [name for name in here if "int8" in name and here[name] != there.get(name)]
+    for name in different:
+        print(f"{name}: here {here[name]}, there {there.get(name)}", file=sys.stderr)
+    if not different:
+        same = [name for name in here if "int8" in name]
+        kernels = sorted({f"{there[name]['runtime']} {there[name]['kernels']}" for name in same})
+        print(f"{len(same)} int8 models x {_OBSERVATIONS} observations alike in every bit: {', '.join(kernels)}")
+    return bool(different)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
