@@ -6,6 +6,8 @@ Called by board.sh, whose function on_board runs a command on the board.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,22 +32,15 @@ def main(directory: Path, board: Path) -> None:
         moved = on_board("ACTORQ_BUNDLE=/srv/fleet.json", "/srv/checkout/firmware_notes/setup_pi.sh")
         said = subprocess.run(moved, check=True, capture_output=True, text=True).stdout
         assert "changed: /etc/actorq/bundle.json\n" in said, said  # and nothing else: the program stayed
-        actor = subprocess.Popen(on_board("actorq-actor", "run"), stderr=subprocess.PIPE, text=True)
+        actor = subprocess.Popen(on_board("actorq-actor", "run"), stderr=subprocess.PIPE, text=True, process_group=0)
         try:
-            run = [
-                "--run-dir",
-                str(directory / "run"),
-                "--max-env-steps",
-                str(_STEPS),
-                "--solved-return",
-                "inf",
-                "--json",
-            ]
+            stop = ["--max-env-steps", str(_STEPS), "--solved-return", "inf"]
+            run = [*stop, "--run-dir", str(directory / "run"), "--json"]
             learner = fleet.start_learner([*QUICK, *run, "--publish-period-updates", "100", "--evaluate-episodes", "2"])
             output, _ = learner.communicate(timeout=_SOON_S)
             assert learner.returncode == errors.EXIT_OK, learner.returncode
         finally:
-            actor.terminate()
+            os.killpg(actor.pid, signal.SIGTERM)  # the shell and what it started
             _, log = actor.communicate()
     summary = json.loads(output)
     print(f"the actor said:\n{log}", file=sys.stderr)

@@ -81,7 +81,7 @@ refusals() {
 		fail 'set-up without a network'
 	say 'set up without a network'
 	refused 'rate_hz must be a number' set_up ACTORQ_ACTOR_RATE_HZ=fast
-	refused 'No matching distribution' set_up ACTORQ_PACKAGES=actorq-no-such-package
+	refused 'actorq-no-such-package' set_up ACTORQ_PACKAGES=actorq-no-such-package
 	set_up ACTORQ_ACTOR_RATE_HZ=50 "ACTORQ_DEVICES=/dev/ttyUSB0 char-i2c" > "$WORK/said" || fail 'other settings'
 	grep -qx "ACTORQ_ACTOR_RATE_HZ='50'" "$BOARD/etc/actorq/actor.env" || fail 'the setting is missing'
 	grep -qx 'DeviceAllow=char-i2c rw' "$BOARD/etc/systemd/system/actorq-actor.service" || fail 'the device is missing'
