@@ -502,7 +502,7 @@ set_up() {
 	restart_if_changed
 	UNDO=()
 	remove_older_programs
-	"$COMMAND" --help | grep -q '\bcheck\b' || return 0
+	grep -qw check < <("$COMMAND" --help) || return 0
 	"$COMMAND" check || say 'set up; what the check found above is left to do'
 }
 
