@@ -39,6 +39,7 @@ PACE = ("--message-steps", "100", "--samples-per-insert", "32", "--max-env-steps
 LEARNING = ("--learning-starts", "200", "--epsilon-decay-steps", "1000", "--hidden", "32", "--no-energy")
 SMALL_DISK_MB = 2
 SETTLE_S = 120.0
+PROGRESS_S = 60.0
 
 
 class Fleet:
@@ -169,8 +170,17 @@ class Chaos:
             self._pause(0.3, 5.0)
             self._heal()
             self._pause(0.5, 6.0)
+            if self._rng.random() < 0.7:  # else the next fault meets what has not recovered from this one
+                self._await_progress()
             self._measure()
         self._heal()
+
+    def _await_progress(self) -> None:
+        """Faults on a fleet that has never got going again would test nothing."""
+        before, deadline = self._fleet.audit.rows(), time.monotonic() + PROGRESS_S
+        while self._fleet.audit.rows() == before and time.monotonic() < deadline:
+            self._fleet.revive()
+            time.sleep(0.1)
 
     def _heal(self) -> None:
         for link in (link for links in self._fleet.links.values() for link in links):
