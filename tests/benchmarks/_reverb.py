@@ -6,6 +6,7 @@ make bench ONLY=ingest ACTORQ_BENCH_REVERB=rv/bin/python
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -23,7 +24,9 @@ def write(port: int, items: int, ready: object, go: object) -> None:
     import reverb
 
     observation, action, reward = np.ones(24, np.float32), np.int32(1), np.float32(1.0)
-    with reverb.Client(f"localhost:{port}").trajectory_writer(STEPS, get_signature_timeout_ms=10_000) as writer:
+    with reverb.Client(f"localhost:{port}").trajectory_writer(num_keep_alive_refs=STEPS) as writer:
+        for column in ("observation", "action", "reward"):
+            writer.configure((column,), num_keep_alive_refs=STEPS, max_chunk_length=STEPS)
         ready.release()  # type: ignore[attr-defined]
         go.wait()  # type: ignore[attr-defined]
         for _ in range(items):
@@ -69,8 +72,8 @@ def main() -> None:
         json.dumps(
             {
                 "rate": ITEMS * STEPS / wall_s,
-                "explain": f"Reverb {reverb.__version__}, TrajectoryWriter, {WRITERS} processes, chunks and items of "
-                f"{STEPS} steps, {ITEMS} items in {wall_s:.0f} s, in memory, without TLS",
+                "explain": f"Reverb {importlib.metadata.version('dm-reverb')}, TrajectoryWriter, {WRITERS} processes, "
+                f"chunks and items of {STEPS} steps, {ITEMS} items in {wall_s:.0f} s, in memory, without TLS",
             }
         )
     )
