@@ -226,7 +226,7 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _rotate(args: argparse.Namespace) -> int:
-    args.output.mkdir(parents=True, exist_ok=True, mode=0o700)
+    identity.make_directory(args.output)
     bundles = identity.Fleet.open(args.fleet, create=False).rotate()
     for bundle in bundles:
         file = args.output / f"{bundle.actor_id}.json"

@@ -33,12 +33,18 @@ def home() -> Path:
     return Path(os.environ.get("ACTORQ_HOME") or Path.home() / ".actorq")
 
 
+def make_directory(path: Path) -> None:
+    """Makes a directory, and what is missing above it, for its owner alone: pathlib gives the mode to the last only."""
+    for missing in reversed([one for one in (path, *path.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
     """Replaces `path` so that a reader finds the old or the new bytes and no others.
 
     With `sync` a machine that lost power does, too; that costs milliseconds.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -87,7 +93,7 @@ def next_count(path: Path, first: int = 1) -> int:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One process at a time; makes the directory."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(path.parent)
     with open(os.open(path.with_name(f".{path.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

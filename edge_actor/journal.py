@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker import errors
+from broker import errors, identity
 
 _MAGIC = b"AQ01"
 _FIELDS = struct.Struct("<4sIQQQII")
@@ -255,7 +255,7 @@ def _is_ours(directory: Path) -> bool:
 def _locked(directory: Path) -> int:
     """Makes the directory, and returns a descriptor of it that holds its lock; BlockingIOError if another one does."""
     while True:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        identity.make_directory(directory)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
