@@ -28,7 +28,7 @@ class Console:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        print(f"{chr(10) if self._line_open else ''}{line}", file=self._stream, flush=True)
+        print(f"{chr(10) if self._line_open else ''}{printable(line)}", file=self._stream, flush=True)
         self._line_open = False
 
     def show(self, wall_s: float, row: dict[str, float | None]) -> None:
@@ -50,6 +50,11 @@ class Console:
         if self._line_open:
             print(file=self._stream)
             self._line_open = False
+
+
+def printable(line: str) -> str:
+    """One line that a terminal only shows: actors name their environments, and may not clear a screen by that."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
 
 
 def _short(value: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from broker import messages
-from learner import deltas, energy
+from learner import console, deltas, energy
 from learner.quantize import compare
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def table(summary: dict[str, Any]) -> str:
         ("  its source", s["energy_source"]),
     ]
     width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+    return "\n".join(console.printable(f"{label:<{width}}  {value}") for label, value in rows)
 
 
 def _fidelity(precision: str, s: dict[str, Any]) -> tuple[str, str]:
