@@ -12,7 +12,7 @@ SHELL_SCRIPTS = .ci/run $(shell find . \( -name .git -o -name .venv -o -name run
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench chaos test-trixie test-setup test-pi test-pi-all clean
+.PHONY: help demo test check bench chaos fuzz test-trixie test-setup test-pi test-pi-all clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.11] [ARGS="..."] [ONLY=name]'
@@ -37,6 +37,9 @@ bench: .venv/.dev ## run the benchmarks, one JSON object per line (ONLY=actor ru
 
 chaos: .venv/.dev ## kill, cut and fill everything for DURATION_S seconds, and show that nothing is lost
 	$(BIN)/python -m tests.system.chaos --duration-s $(DURATION_S) $(ARGS)
+
+fuzz: .venv/.dev ## 100 000 mutated payloads at each topic of learner and actor (FUZZ_PAYLOADS=n); about 20 minutes
+	FUZZ_PAYLOADS=$${FUZZ_PAYLOADS:-100000} $(BIN)/python -m pytest tests/system/test_fuzz.py $(ARGS)
 
 test-trixie: ## as root: the actor's tests on Python 3.13, in a Debian Trixie root made by debootstrap
 	tests/trixie/run.sh $(ARGS)

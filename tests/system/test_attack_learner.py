@@ -5,93 +5,27 @@ Each is refused, counted in the summary, kept in the dead letters where it came 
 
 from __future__ import annotations
 
-import json
 import random
-import signal
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from broker import codec, errors, identity, messages, signing, topics
-from learner import dead_letters, ledger, local_fleet
-from tests import conftest as brokers
+from broker import codec, messages, signing
+from learner import dead_letters, local_fleet
 from tests.broker import plain_client
 from tests.learner import fleet_examples
-from tests.system.conftest import QUICK
+from tests.system import at_work
 
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto]
 
 
-class Training:
-    """A learner and its actor `pi`; the attacker reads and writes all, and holds the keys of `rogue`, enrolled too."""
-
-    def __init__(self, fleet: local_fleet.LocalFleet, run: Path) -> None:
-        self.fleet, self.run = fleet, run
-        self.names = topics.Topics(fleet.name)
-        keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
-        self.rogue = signing.ActorMac(keys.enroll("rogue").mac_key)
-        fleet.start_actor("pi", ["--env", "CartPole-v1", "--heartbeat-s", "0.3"])
-        self.pi = signing.ActorMac(keys.bundle("pi").mac_key)
-        limits = ["--max-env-steps", "100000000", "--solved-return", "inf", "--json"]
-        fleet.start_learner([*QUICK, "--run-dir", str(run), "--message-steps", "256", *limits])
-        self.attacker = plain_client.PlainClient(int(fleet.broker["port"]), "attacker")
-        self.goes_on()
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The newest row."""
-        file = self.run / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        row: dict[str, Any] = json.loads(lines[-1]) if lines else {"updates": 0, "messages_refused": 0, "env_steps": 0}
-        return row
-
-    def goes_on(self) -> None:
-        """It learns, and from new experience."""
-        before = self.metrics
-        assert self.fleet.children["learner"].poll() is None
-        brokers.wait_until(
-            lambda: all(self.metrics[key] > before[key] for key in ("updates", "env_steps")), "it learns on", 60.0
-        )
-
-    def capture(self, leaf: str, count: int) -> list[bytes]:
-        """Genuine payloads of `pi`."""
-        topic = self.names.actor("pi", leaf)
-        listener = plain_client.PlainClient(int(self.fleet.broker["port"]), "listener")
-        with listener:
-            listener.subscribe(topic)
-            return [listener.next()[1] for _ in range(count)]
-
-    def await_refused(self, count: int) -> None:
-        brokers.wait_until(lambda: self.metrics["messages_refused"] >= count, f"{count} refused", 60.0)
-
-    def end(self) -> Counter[str]:
-        """Stops the learner; what it refused."""
-        learner = self.fleet.children["learner"]
-        learner.send_signal(signal.SIGTERM)
-        output, _ = learner.communicate(timeout=60.0)
-        assert learner.returncode == errors.EXIT_INTERRUPTED
-        assert self.fleet.children["pi"].poll() is None, self.fleet.log_tail("pi")
-        return Counter(json.loads(output)["messages_refused"])
-
-    def book(self, query: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.run / ledger.NAME)) as book:
-            return book.execute(query).fetchall()
-
-    @property
-    def letters(self) -> list[dict[str, Any]]:
-        lines = (self.run / dead_letters.NAME).read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-
 @pytest.fixture
-def training(start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path) -> Iterator[Training]:
-    made = Training(start_fleet("mosquitto"), run_root / "run")
+def training(start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path) -> Iterator[at_work.Training]:
+    made = at_work.Training(start_fleet("mosquitto"), run_root / "run")
     yield made
     made.attacker.__exit__(None, None, None)
 
@@ -103,7 +37,7 @@ def forgeries(genuine: bytes, topic: str, mac: signing.ActorMac, others: signing
     return [*flipped, genuine[:-1], genuine + b"\0", b"", b"AQ", body, others.seal(topic, body)]
 
 
-def test_a_broker_that_alters_invents_moves_replays_and_delays(training: Training) -> None:
+def test_a_broker_that_alters_invents_moves_replays_and_delays(training: at_work.Training) -> None:
     """Experience, states and reports; and a rival learner that does not exist."""
     names, publish = training.names, training.attacker.publish
     expected: Counter[str] = Counter()
@@ -163,7 +97,7 @@ POISON: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def test_an_enrolled_actor_that_sends_poison(training: Training) -> None:
+def test_an_enrolled_actor_that_sends_poison(training: at_work.Training) -> None:
     """Each is counted, a dead letter with its reason, receipted lest it come for ever, and never learned from."""
     topic = training.names.experience("rogue")
     expected = Counter(reason for reason, _ in POISON.values())
@@ -179,7 +113,7 @@ def test_an_enrolled_actor_that_sends_poison(training: Training) -> None:
         receipts = []
         while not receipts or receipts[-1].seq < len(POISON) + 1:
             where, payload, _ = rogue.next()
-            verifier = signing.LearnerVerifier(fleet_key(training))
+            verifier = signing.LearnerVerifier(training.learner_key)
             receipts.append(codec.decode(messages.Receipt, verifier.open(where, payload)))
     # What says nothing of its place cannot be receipted: nobody knows what it was
     forged = codec.encode(fleet_examples.experience(seq=len(POISON) + 2))
@@ -198,12 +132,7 @@ def test_an_enrolled_actor_that_sends_poison(training: Training) -> None:
     assert training.book("SELECT 1 FROM messages JOIN payloads USING (id) WHERE actor = 'rogue'") == []
 
 
-def fleet_key(training: Training) -> bytes:
-    directory = training.fleet.directory / "home" / "fleets" / training.fleet.name
-    return identity.Fleet.open(training.fleet.name, directory).sealer.public_key
-
-
-def test_an_enrolled_actor_that_lies_about_itself_and_floods(training: Training) -> None:
+def test_an_enrolled_actor_that_lies_about_itself_and_floods(training: at_work.Training) -> None:
     names, port = training.names, int(training.fleet.broker["port"])
     topic = names.actor_state("rogue")
     with plain_client.PlainClient(port, "rogue") as rogue:
@@ -213,7 +142,7 @@ def test_an_enrolled_actor_that_lies_about_itself_and_floods(training: Training)
             state = fleet_examples.state(birth=birth, boot=(1 << 63) - 1, heartbeat=heartbeat)
             rogue.publish(topic, training.rogue.seal(topic, codec.encode(state)))
         where, payload, _ = rogue.next()
-        body = signing.LearnerVerifier(fleet_key(training)).open(where, payload)
+        body = signing.LearnerVerifier(training.learner_key).open(where, payload)
         assert "the fleet trains on" in codec.decode(messages.Assignment, body).refused
 
         # It answers for others, as if their policies were the best there ever were
@@ -241,11 +170,11 @@ def test_an_enrolled_actor_that_lies_about_itself_and_floods(training: Training)
     assert {actor for (actor,) in training.book("SELECT DISTINCT actor FROM messages")} == {"pi"}
 
 
-def session_of(training: Training) -> str:
+def session_of(training: at_work.Training) -> str:
     """The learner's session, which is no secret."""
     with plain_client.PlainClient(int(training.fleet.broker["port"]), "reader") as reader:
         reader.subscribe(training.names.learner_state)
         where, payload, _ = reader.next()
     return codec.decode(
-        messages.LearnerState, signing.LearnerVerifier(fleet_key(training)).open(where, payload)
+        messages.LearnerState, signing.LearnerVerifier(training.learner_key).open(where, payload)
     ).session
