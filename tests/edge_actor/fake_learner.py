@@ -76,6 +76,7 @@ class FakeLearner:
         states: Every state of the actor that came.
         reports: Every report.
         receipts: Whether experience is receipted.
+        beats: Whether it says that it is alive, each time the actor does.
     """
 
     def __init__(self, broker: str, fleet: identity.Fleet, actor_id: str) -> None:
@@ -86,7 +87,7 @@ class FakeLearner:
         self.topics = topics.Topics(fleet.name)
         self.experience: list[messages.Experience] = []
         self.states: list[messages.ActorState] = []
-        self.receipts = True
+        self.receipts = self.beats = True
         self.reports: queue.SimpleQueue[messages.Report] = queue.SimpleQueue()
         self.link = link.Link([broker], "learner", username=identity.LEARNER_USER, password=fleet.password)
         self.link.subscribe(self.topics.experience(actor_id), self._on_experience)
@@ -148,6 +149,8 @@ class FakeLearner:
 
     def _on_state(self, topic: str, payload: bytes, retained: bool) -> None:
         self.states.append(codec.decode(messages.ActorState, self._mac.open(topic, payload)))
+        if not self.beats:
+            return
         alive = messages.LearnerState(True, "learner-1", 1, len(self.states), fingerprint="any")
         self.link.publish(self.topics.learner_state, self._sealer.seal(self.topics.learner_state, codec.encode(alive)))
 

@@ -130,6 +130,7 @@ def test_mix_and_match(stage: hostile.Stage) -> None:
 
 def test_freeze_of_policies_shows_in_the_state(stage: hostile.Stage) -> None:
     """The learner's state passes, its policies do not."""
+    stage.learner.beats = False
     stage.start(*AT_A_RATE)
     stage.publish(1)
     stage.learner.say(stage.names.learner_state, messages.LearnerState(True, "l", 1, 1, version=7))
@@ -140,6 +141,7 @@ def test_freeze_of_policies_shows_in_the_state(stage: hostile.Stage) -> None:
 
 def test_freeze_of_everything_is_noticed(stage: hostile.Stage) -> None:
     """The same old words again and again, all of them genuine."""
+    stage.learner.beats = False
     stage.start(*AT_A_RATE)
     policy = stage.publish(1)
     told = [stage.sealed(stage.names.learner_state, messages.LearnerState(True, "l", 1, beat)) for beat in (1, 2, 3)]
