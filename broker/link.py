@@ -45,7 +45,7 @@ class Link:
         client_id: MQTT client id; a suffix per connection is added, so that a late session cannot push out a new one.
         username: With `password`, for brokers that want them.
         tls: For brokers that are reached over TLS.
-        will: Topic and payload that the broker publishes (retained, QoS 1) when this side vanishes.
+        will: Topic and payload (a function: made for each connection) that the broker retains when this side vanishes.
         listens_first: Send what is retained only after hearing what is retained at the topics subscribed to.
         has_room: While it is false, what the broker sends is left in the socket, so that TCP holds the broker back.
         on_connect: Called on the network thread after everything retained was sent.
@@ -153,10 +153,8 @@ class Link:
                 self._send_overdue()
 
     def mute(self) -> None:
-        """Publishes nothing from now on, whatever is asked."""
-        with self._lock:
-            self._muted = True
-            self._outbox.forget()
+        """Retains nothing from now on: it is somebody else's. Takes no lock, so that handlers may call it."""
+        self._muted = True
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
         """Sends once at QoS 1 without waiting.
@@ -194,7 +192,7 @@ class Link:
         """The network thread shall serve the socket again, at once."""
         self._turns.rest()
 
-    def close(self, farewell: tuple[str, bytes] | None = None, timeout_s: float = 2.0) -> None:
+    def close(self, farewell: tuple[str, outbox.Payload] | None = None, timeout_s: float = 2.0) -> None:
         """Sends a last retained message, waits until all is acknowledged, and disconnects."""
         deadline = time.monotonic() + timeout_s
         self.rest()
@@ -272,7 +270,7 @@ class Link:
             self._client, self._turn_poll = client, select.poll()  # a poll object serves one thread
             self.address = str(where)
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        while generation == self._generation:
+        while generation == self._generation and (self._ready.is_set() or not self._stopping.is_set()):
             self._turned_at = time.monotonic()
             if not self._ready.is_set() and time.monotonic() > deadline:
                 raise OSError(self._refusal or "no answer to CONNECT or SUBSCRIBE")
@@ -360,6 +358,8 @@ class Link:
 
     def _bear(self) -> None:
         """All subscriptions stand: send what is retained, the birth last."""
+        if self._stopping.is_set():
+            return
         self._ready.set()
         self.connections += 1
         self._outbox.repeat()
@@ -373,8 +373,7 @@ class Link:
     def _published(self, client: mqtt.Client, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
         self._outbox.in_flight.discard(mid)
         self._send_overdue()
-        if not self._outbox.pending:
-            self._drained.notify_all()
+        self._drained.notify_all()
 
     def _message(self, client: mqtt.Client, userdata: Any, message: mqtt.MQTTMessage) -> None:
         self.bytes_received += len(message.payload)
@@ -391,7 +390,7 @@ class Link:
             self._send(*due, retain=True)
 
     def _send(self, topic: str, payload: bytes, *, retain: bool) -> bool:
-        if self._client is None or self._muted:
+        if self._client is None or (retain and self._muted):
             return False
         info = self._client.publish(topic, payload, qos=1, retain=retain)
         if info.rc != mqtt.MQTT_ERR_SUCCESS:

@@ -142,7 +142,8 @@ class Vitals:
 class ActorState:
     """Actor's birth certificate, heartbeat and will. Retained.
 
-    `heartbeat` counts up within a session; a birth counts only while it does.
+    `heartbeat` counts up within a boot, over all its connections (edge_actor/presence.py); a birth counts only while it
+    does, and of two states the one with the higher (boot, heartbeat) is true.
     """
 
     online: bool

@@ -59,8 +59,3 @@ class Outbox:
         """The connection is gone, with all that was in flight."""
         self.in_flight.clear()
         self._overdue.clear()
-
-    def forget(self) -> None:
-        """Drops what is retained."""
-        self._retained.clear()
-        self._overdue.clear()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from edge_actor import (
     plant,
     policy,
     policy_store,
+    presence,
     recorder,
     rollout,
     spool,
@@ -73,8 +73,9 @@ class Actor:
         environment = self._make(settings.env, settings.envs) if settings.env else None
         # A lost counter begins with the time: what is retained for an earlier boot must never fit a later one
         self._boot = identity.next_count(self._state_dir / "boot", first=int(time.time()))
-        self._session = secrets.token_hex(8)
         self._mac, self._verifier = signing.ActorMac(bundle.mac_key), signing.LearnerVerifier(bundle.learner_key)
+        seal = functools.partial(self._seal, self._topics.actor_state(self._id))
+        self._presence = presence.Presence(self._boot, seal)
         self._inbox = inbox.Inbox(self._verifier, self._boot, on_log)
         self._link = self._connectable(bundle)
         self._stopping = self._reconnected = False
@@ -84,7 +85,7 @@ class Actor:
         self._grant, self._burst = pace.Grant(), pace.BurstLength()
         self._metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
         self._reports: collections.deque[messages.Report] = collections.deque()
-        self._beats, self._load = 0, vitals.Load(settings.heartbeat_s)
+        self._load = vitals.Load(settings.heartbeat_s)
         self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
         self._plant: plant.Plant | None = None
         if environment is not None:
@@ -143,9 +144,7 @@ class Actor:
             for part in (self._plant, self._heartbeat, self._swap, self._spool, self._load):
                 part.close()
         self._commander.close()
-        offline = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=self._beats)
-        topic = self._topics.actor_state(self._id)
-        self._link.close((topic, self._seal(topic, offline)), timeout_s=1.0)
+        self._link.close((self._topics.actor_state(self._id), self._presence.farewell), timeout_s=1.0)
 
     # -- one turn of the loop ---------------------------------------------------------------------------------------
 
@@ -265,8 +264,9 @@ class Actor:
                 self._spool.hear(word.session)
 
     def _assign(self, assignment: messages.Assignment) -> None:
-        if assignment.boot != self._boot:
-            return
+        known = self._assignment
+        if assignment.boot != self._boot or (known is not None and assignment.epoch < known.epoch):
+            return  # the latter of a learner that has been taken over
         if assignment.refused:
             raise errors.ActorRefused(
                 f"the learner refused this actor: {assignment.refused}",
@@ -313,15 +313,13 @@ class Actor:
     # -- making things ----------------------------------------------------------------------------------------------
 
     def _connectable(self, bundle: identity.Bundle) -> link.Link:
-        topic = self._topics.actor_state(self._id)
-        will = messages.ActorState(online=False, session=self._session, boot=self._boot, heartbeat=0)
         made = link.Link(
             self._settings.broker or bundle.brokers,
             self._id,
             username=self._id,
             password=bundle.password,
             tls=bundle.tls(),
-            will=(topic, self._seal(topic, will)),
+            will=(self._topics.actor_state(self._id), self._presence.will),
             on_connect=self._on_connect,
             on_log=self._on_log,
         )
@@ -395,16 +393,8 @@ class Actor:
 
     def _state(self) -> bytes:
         assert self._plant is not None
-        self._beats += 1
         self._inbox.listen()
         delegate = self._acting.delegate if self._acting else ""
         counters = (self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load)
-        state = messages.ActorState(
-            online=True,
-            session=self._session,
-            boot=self._boot,
-            heartbeat=self._beats,
-            birth=vitals.birth(self._plant.environment, str(self._runtime), delegate, self._settings.rate_hz),
-            vitals=vitals.take(*counters, delegate),
-        )
-        return self._seal(self._topics.actor_state(self._id), state)
+        born = vitals.birth(self._plant.environment, str(self._runtime), delegate, self._settings.rate_hz)
+        return self._presence.online(born, vitals.take(*counters, delegate))

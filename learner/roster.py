@@ -68,13 +68,14 @@ class Roster:
         return self._spec
 
     def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> Actor:
-        """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live."""
+        """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live.
+
+        The one with the highest boot and heartbeat is true: what comes later with a lower one is the will of a process
+        or connection that has been replaced, or took another way.
+        """
         actor = self.actors.setdefault(actor_id, Actor(actor_id, slot=len(self.actors)))
-        if state.boot < actor.boot:
-            return actor  # a late will or heartbeat of a process that is gone
-        before = actor.state
-        if not state.online and before is not None and before.online and before.session != state.session:
-            return actor  # the will of a connection that a newer one has replaced
+        if actor.state is not None and (state.boot, state.heartbeat) <= (actor.boot, actor.state.heartbeat):
+            return actor
         is_new = state.boot != actor.boot
         if is_new:
             actor.boot, actor.recorded, actor.assignment, actor.refused = state.boot, 0, None, ""

@@ -51,17 +51,27 @@ def test_silence_and_goodbye_end_an_actor() -> None:
     found.observe("b", fleet_examples.state(session="b"), retained=False, now_s=5.0)
     found.expire(roster.SILENCE_S + 1.0)
     assert [actor.actor_id for actor in found.working()] == ["b"]
-    found.observe("b", fleet_examples.state(session="b", online=False), retained=False, now_s=6.0)
+    found.observe("b", fleet_examples.state(session="b", heartbeat=2, online=False), retained=False, now_s=6.0)
     assert found.working() == []
     assert said[-2:] == ["actor a fell silent", "actor b went offline"]
 
 
-def test_the_will_of_a_replaced_connection_is_ignored() -> None:
+def test_what_is_late_changes_nothing() -> None:
     found, _ = make()
-    found.observe("a", fleet_examples.state(session="new", boot=2), retained=False, now_s=0.0)
-    found.observe("a", fleet_examples.state(session="old", boot=1, online=False), retained=False, now_s=0.1)
-    found.observe("a", fleet_examples.state(session="other", boot=2, online=False), retained=False, now_s=0.2)
+    found.observe("a", fleet_examples.state(boot=2, heartbeat=9), retained=False, now_s=0.0)
+    late = [
+        fleet_examples.state(boot=1, heartbeat=99, online=False),  # the will of a process that is gone
+        fleet_examples.state(boot=2, heartbeat=5, online=False),  # of a connection that has been replaced
+        fleet_examples.state(boot=2, heartbeat=8),
+    ]
+    for state in late:
+        found.observe("a", state, retained=False, now_s=roster.SILENCE_S)
     assert len(found.working()) == 1
+    found.expire(roster.SILENCE_S + 1.0)
+    assert found.working() == [], "nor is it a sign of life"
+    found.observe("a", fleet_examples.state(boot=2, heartbeat=10, online=False), retained=False, now_s=0.0)
+    found.observe("a", fleet_examples.state(boot=2, heartbeat=7), retained=False, now_s=0.0)
+    assert found.working() == []
 
 
 def test_the_pace_is_shared_equally_and_never_taken_back() -> None:
