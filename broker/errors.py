@@ -5,7 +5,7 @@
     ├── EnvironmentFailure          11   environment unknown, not importable, or broken
     ├── SpecError                   12   spaces we cannot carry, or two that do not match
     ├── BrokerUnreachable           13   no broker answered
-    ├── FleetBusy                   14   another learner is live on the fleet
+    ├── FleetBusy                   14   another learner is live on the fleet, or has taken it over
     ├── IdentityError               15   keys or enrolment bundle missing or unusable
     ├── PolicyError                 16   a policy file or message that must not run
     ├── RunError                    17   run directory or checkpoint missing or broken
@@ -78,7 +78,7 @@ class BrokerUnreachable(ActorqError):
 
 
 class FleetBusy(ActorqError):
-    """Another live learner owns the fleet."""
+    """Another live learner owns the fleet: it was there before, or has taken it over."""
 
     exit_code = 14
 

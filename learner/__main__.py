@@ -45,6 +45,11 @@ def _parser() -> argparse.ArgumentParser:
         "train", allow_abbrev=False, help="train on the actors of a fleet", description=_train.__doc__
     )
     train.add_argument("--resume", type=Path, metavar="RUN", help="go on from the newest checkpoint of a run directory")
+    train.add_argument(
+        "--take-over",
+        action="store_true",
+        help="take the actors of a learner that is live on the fleet; that one saves and ends",
+    )
     demo = commands.add_parser(
         "demo",
         allow_abbrev=False,
@@ -200,7 +205,9 @@ def _train(args: argparse.Namespace) -> int:
         return initial if args.resume else config.effective(args, env_id)
 
     try:
-        summary, path = train.run(initial, configure, resume=args.resume, stop=stop, screen=console.Console())
+        summary, path = train.run(
+            initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, screen=console.Console()
+        )
     except session.Stopped:
         print("interrupted before training began", file=sys.stderr)
         return errors.EXIT_INTERRUPTED

@@ -1,7 +1,11 @@
 """The learner's presence on the fleet: claims it, announces itself, seals what goes out, opens what comes in.
 
-The network thread only puts payloads into a queue. `drain` hands them on in the caller's thread, one after the other;
-what is not a genuine message of the fleet is counted in `refused` and goes no further.
+Network threads only put payloads into a queue. `drain` hands them on in the caller's thread, one after the other; what
+is not a genuine message of the fleet is counted in `refused` and goes no further.
+
+One learner to a fleet: the one with the highest epoch. One that hears of a higher epoch than its own says nothing any
+more that a broker would retain, from that moment on, and ends. It hears of it before it speaks: whenever it connects,
+what is retained comes first. One that hears of a lower epoch repeats what it has said, for that may be overwritten.
 """
 
 from __future__ import annotations
@@ -44,9 +48,10 @@ class Session:
     Args:
         settings: Fleet, brokers and task.
         say: Takes one line for people.
+        take_over: Claim the fleet though another learner is live; that one ends.
     """
 
-    def __init__(self, settings: config.TrainConfig, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: config.TrainConfig, say: Callable[[str], None], *, take_over: bool = False) -> None:
         self.fleet = identity.Fleet.open(settings.fleet)
         self.id = secrets.token_hex(8)
         self.epoch = self.fleet.next_epoch()
@@ -61,7 +66,9 @@ class Session:
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
         self._inbox = inbox.Inbox()
         self._claimed = False
-        self._left_over = False
+        self._take_over = take_over
+        self._left_over = self._contested = False
+        self._rival: messages.LearnerState | None = None
         self._fingerprint = ""
         self._version = 0
         self._heartbeat = 0
@@ -74,11 +81,13 @@ class Session:
             password=self.fleet.password,
             tls=self.fleet.tls(),
             will=(state_topic, self._sealed(state_topic, self._state(online=False))),
+            listens_first=True,
             has_room=self._inbox.has_room,
             on_log=say,
         )
-        for topic in (state_topic, *(self.topics.every_actor(leaf) for leaf in ("state", "experience", "report"))):
-            self.brokers.subscribe(topic, self._inbox.put)
+        self.brokers.subscribe(state_topic, self._hear_learner)
+        for leaf in ("state", "experience", "report"):
+            self.brokers.subscribe(self.topics.every_actor(leaf), self._inbox.put)
 
     def join(self) -> list[Arrival]:
         """Connects and claims the fleet; returns what arrived meanwhile.
@@ -92,7 +101,7 @@ class Session:
         deadline = time.monotonic() + _RETAINED_S
         while (left := deadline - time.monotonic()) > 0:
             arrivals += self.drain(left)
-            if self._left_over:  # someone said "online": if alive, it will say so again
+            if self._left_over and not self._take_over:  # someone said "online": if alive, it will say so again
                 self._left_over = False
                 deadline = time.monotonic() + _SILENCE_S
         self._claimed = True
@@ -138,7 +147,10 @@ class Session:
         self.retain(self.topics.learner_state, self._state(online=True))
 
     def beat(self) -> None:
-        """Announces again when the heartbeat is due."""
+        """Announces again when the heartbeat is due; and all the rest, if another learner may have overwritten it."""
+        if self._contested:
+            self._contested = False
+            self.brokers.repeat()
         if time.monotonic() - self._announced_at > HEARTBEAT_S:
             self.announce(self._fingerprint, self._version)
 
@@ -165,13 +177,17 @@ class Session:
         """What has arrived; waits up to `wait_s` for the first message.
 
         Raises:
-            FleetBusy: Another learner turned out to be alive on the fleet.
+            FleetBusy: Another learner is alive on the fleet, or has taken it over.
         """
+        if self._rival is not None:
+            raise self._busy(self._rival)
         while (raw := self._inbox.get(wait_s)) is not None:
             wait_s = 0.0
             arrival = self._open(*raw)
             if arrival is not None:
                 yield arrival
+        if self._rival is not None:
+            raise self._busy(self._rival)
 
     def close(self) -> None:
         """Says goodbye, if the fleet was ours, and disconnects."""
@@ -183,10 +199,7 @@ class Session:
         leaf = topic.rpartition("/")[2]
         try:
             if topic == self.topics.learner_state:
-                self._watch_for_rival(
-                    codec.decode(messages.LearnerState, self._verifier.open(topic, payload)), retained
-                )
-                return None
+                self._learner(topic, payload)  # raises: `_hear_learner` has kept the good ones
             actor_id = self.topics.actor_id(topic)
             if leaf == "experience":
                 return Arrival(actor_id, topic, payload, retained)
@@ -221,17 +234,45 @@ class Session:
             with contextlib.suppress(errors.IdentityError):  # a broken file is this actor's trouble alone
                 self.macs[name] = signing.ActorMac(self.fleet.bundle(name).mac_key)
 
-    def _watch_for_rival(self, state: messages.LearnerState, retained: bool) -> None:
-        if state.session == self.id or not state.online:
+    def _learner(self, topic: str, payload: bytes) -> messages.LearnerState:
+        return codec.decode(messages.LearnerState, self._verifier.open(topic, payload))
+
+    def _hear_learner(self, topic: str, payload: bytes, retained: bool) -> None:
+        """On a network thread, so that nothing more goes out once another learner has the fleet."""
+        try:
+            state = self._learner(topic, payload)
+        except errors.MessageError:
+            self._inbox.put(topic, payload, retained)  # to be counted
             return
-        if retained:
+        if state.session == self.id:
+            return
+        if self._claimed and state.epoch < self.epoch:
+            self._contested = True
+        elif not state.online:
+            return
+        elif self._claimed or (state.epoch > self.epoch and not retained):
+            self._rival = state
+            self.brokers.mute()
+        elif retained:
             self._left_over = True
-        elif not self._claimed or state.epoch > self.epoch:
-            raise errors.FleetBusy(
+        elif not self._take_over:
+            self._rival = state
+
+    def _busy(self, rival: messages.LearnerState) -> errors.FleetBusy:
+        where = f"fleet {self.topics.fleet!r} at {self.brokers.address}"
+        if not self._claimed:
+            return errors.FleetBusy(
                 "another learner is live on this fleet",
-                where=f"fleet {self.topics.fleet!r} at {self.brokers.address}",
-                todo="stop it first, or give this one a fleet of its own with --fleet",
+                where=where,
+                todo="stop it; or take its actors with --take-over; or give this one a fleet of its own with --fleet",
             )
+        # Not retained. It is the last that we say, so that our successor repeats whatever we may have overwritten
+        self.tell(self.topics.learner_state, messages.LearnerState(False, self.id, self.epoch, self._heartbeat + 1))
+        return errors.FleetBusy(
+            "another learner has taken this fleet over",
+            where=f"{where}, epoch {rival.epoch} after our {self.epoch}",
+            todo="what was trained is saved; go on with --resume RUN, when that learner is gone or with --take-over",
+        )
 
     def _state(self, *, online: bool) -> messages.LearnerState:
         return messages.LearnerState(

@@ -21,6 +21,7 @@ def run(
     configure: Callable[[str], config.Settings],
     *,
     resume: Path | None,
+    take_over: bool,
     stop: threading.Event,
     screen: console.Console,
 ) -> tuple[dict[str, Any], Path]:
@@ -30,6 +31,7 @@ def run(
         initial: Settings for finding the fleet and its actors.
         configure: Effective settings once the environment is known.
         resume: Run directory to go on with.
+        take_over: Claim the fleet though another learner is live; that one ends.
         stop: Set from outside to end the session early.
         screen: For people.
 
@@ -45,7 +47,7 @@ def run(
         if directory and saved is None:
             raise errors.RunError("the run has no checkpoint yet", where=str(resume), todo="start a new run")
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
-        here = session.Session(initial.train, screen.say)
+        here = session.Session(initial.train, screen.say, take_over=take_over)
         try:
             actors = here.gather(roster.Roster(here.id, here.epoch, initial.train.env, screen.say), stop)
             settings = configure(actors.env_id)
