@@ -42,6 +42,13 @@ class Books:
             found.update((life, int(number)) for number in experience.reward)
         return found
 
+    def numbers(self) -> Counter[int]:
+        """How often each step is in the ledger, of whichever life."""
+        found: Counter[int] = Counter()
+        for (_, number), times in self.in_ledger().items():
+            found[number] += times
+        return found
+
     def steps(self) -> int:
         """Steps in the ledger, each counted once."""
         return int(self.ask("SELECT coalesce(sum(steps), 0) FROM messages")[0][0])
