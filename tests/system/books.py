@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Books:
         found: Counter[tuple[int, int]] = Counter()
         for (body,) in self.ask("SELECT body FROM payloads ORDER BY id"):
             experience = codec.decode(messages.Experience, body)
-            life = int(experience.observation[0, 0])  # type: ignore[call-overload]
+            life = int(experience.observation.item(0))
             found.update((life, int(number)) for number in experience.reward)
         return found
 
@@ -64,9 +65,9 @@ class Books:
         wanted = self.rows() + more
         conftest.wait_until(lambda: self.rows() >= wanted, f"{wanted} messages are in the ledger", timeout_s)
 
-    def ask(self, query: str) -> list[tuple[bytes]]:
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
         with contextlib.closing(sqlite3.connect(self._file, timeout=10.0)) as file:
             try:
                 return file.execute(query).fetchall()
             except sqlite3.OperationalError:  # made a moment ago, and still without tables
-                return [(0,)]  # type: ignore[list-item]
+                return [(0,)]

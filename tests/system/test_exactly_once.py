@@ -56,7 +56,7 @@ class Actor:
         observation = np.zeros((STEPS + 1, 4), np.float32)
         self.spool.add(
             trajectory.Segments(
-                length=np.int32([STEPS]),
+                length=np.array([STEPS], np.int32),
                 env_index=ints,
                 terminated=flags,
                 truncated=flags,
@@ -64,7 +64,7 @@ class Actor:
                 episode_length=ints,
                 observation=observation,
                 action=np.zeros(STEPS, np.int32),
-                reward=np.float32(numbers),
+                reward=np.array(numbers, np.float32),
                 log_prob=np.zeros(0, np.float32),
                 finished=np.zeros(0, np.float32),
             ),

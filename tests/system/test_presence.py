@@ -64,12 +64,6 @@ class Actor:
         for gate in self.gates:
             self._site.proxy.cut(gate, broker_hears_after_s=late_s)
 
-    def start(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def leave(self) -> None: ...
-
 
 class Simulated(Actor):
     """The real link, presence and heartbeat, without an environment."""

@@ -47,7 +47,7 @@ class Listener:
         """Epoch of what is retained at each topic; call it first."""
         self._client.subscribe("end")
         self._client.publish("end", b"")
-        found = {}
+        found: dict[str, int] = {}
         while (received := self._client.next())[0] != "end":
             topic, payload, is_retained = received
             if is_retained:
@@ -80,7 +80,7 @@ def relay() -> Iterator[proxy.Proxy]:
 
 
 def rows(kept: books.Books, where: str = "") -> Counter[tuple[int, int]]:
-    return Counter(kept.ask(f"SELECT boot, seq FROM messages {where}") if kept.rows() else ())  # type: ignore[arg-type]
+    return Counter(kept.ask(f"SELECT boot, seq FROM messages {where}") if kept.rows() else ())
 
 
 @pytest.mark.parametrize("first_is", ["live", "cut off", "standing still"])
