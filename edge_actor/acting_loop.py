@@ -264,9 +264,8 @@ class Actor:
                 self._spool.hear(word.session)
 
     def _assign(self, assignment: messages.Assignment) -> None:
-        known = self._assignment
-        if assignment.boot != self._boot or (known is not None and assignment.epoch < known.epoch):
-            return  # the latter of a learner that has been taken over
+        if assignment.boot != self._boot:
+            return
         if assignment.refused:
             raise errors.ActorRefused(
                 f"the learner refused this actor: {assignment.refused}",

@@ -13,7 +13,7 @@ from broker import codec, errors, identity, messages, signing, topics
 from learner import local_fleet
 from tests import conftest
 from tests.broker import plain_client
-from tests.system import books, proxy
+from tests.system import books, gates
 from tests.system.conftest import QUICK
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -73,8 +73,8 @@ class Listener:
 
 
 @pytest.fixture
-def relay() -> Iterator[proxy.Proxy]:
-    made = proxy.Proxy()
+def relay() -> Iterator[gates.Gates]:
+    made = gates.Gates()
     yield made
     made.stop()
 
@@ -89,7 +89,7 @@ def test_the_newcomer_has_the_fleet_and_the_first_ends(
     start_fleet: Callable[..., local_fleet.LocalFleet],
     run_root: Path,
     monkeypatch: pytest.MonkeyPatch,
-    relay: proxy.Proxy,
+    relay: gates.Gates,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     log = run_root / "log"
