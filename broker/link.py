@@ -211,9 +211,7 @@ class Link:
     def _spawn(self) -> None:
         self._generation += 1
         self._turned_at = time.monotonic()
-        self._thread = threading.Thread(
-            target=self._run, args=(self._generation,), name=f"mqtt-{self._generation}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(self._generation,), name="mqtt", daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:

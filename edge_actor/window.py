@@ -39,7 +39,7 @@ class Window:
     def hear(self, session: str) -> bool:
         """A learner that takes experience spoke; true if it is another one than before."""
         self._heard_at = self._clock()
-        is_new, self._learner = session != self._learner, session
+        is_new, self._learner = self._learner not in ("", session), session
         return is_new
 
     def open(self) -> None:

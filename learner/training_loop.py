@@ -66,12 +66,9 @@ class TrainingLoop:
         stop: threading.Event,
     ) -> None:
         train, algorithm = settings.train, settings.algorithm
-        self.settings = train
-        self.algorithm_settings = algorithm
+        self.settings, self.algorithm_settings = train, algorithm
         self.directory = directory
-        self.session = here
-        self.roster = actors
-        self.spec = actors.the_spec
+        self.session, self.roster, self.spec = here, actors, actors.the_spec
         self.scoring = scoring.Scoring(here.command, train, here.id)
         self.progress = progress.Progress()
         self.rng = np.random.default_rng(train.seed)
@@ -93,10 +90,8 @@ class TrainingLoop:
         self.update_metrics: dict[str, float] = {}
         self.solved: scoring.Score | None = None
         self.last_score: scoring.Score | None = None
-        self.wall_s = 0.0
-        self.finished_unix_s = 0.0
-        self._started = started_s
-        self._stop = stop
+        self.wall_s = self.finished_unix_s = 0.0
+        self._started, self._stop = started_s, stop
         self._lockstep_goal = train.learning_starts
         self._first_epoch = here.epoch
         version = self._restore_counters(saved) if saved else 0
@@ -133,10 +128,9 @@ class TrainingLoop:
         )
         self.publisher.prepare(self.algorithm.policy_layers())
         self.metrics = metrics.Metrics(directory.path, screen, started_s)
-        self._screen = screen
         self._scored = self.algorithm.state()  # behind the policy that is being scored
         self._published_updates = self.algorithm.updates
-        self._saved_at = time.monotonic()
+        self._screen, self._saved_at = screen, time.monotonic()
         self.progress.restart_rates(self.algorithm.updates, self.env_steps)
 
     @property

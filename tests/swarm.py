@@ -150,6 +150,7 @@ class SimulatedActor:
 
     def close(self) -> None:
         """Says goodbye."""
+        self._beats += 1  # the state with the highest number counts
         self.client.publish(self._topics.actor_state(self._id), self._state(online=False), qos=1, retain=True)
         self.client.disconnect()
 

@@ -149,7 +149,9 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     n = int(roster.MESSAGES_PER_S * 5)
     actors = [found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0) for i in range(n)]
     assert found.period_s == 5.0
-    given = found.assign(actors[0], steps_left=n, env_steps=0, lockstep_version=0, settings=SETTINGS, now_s=1.0)
+    given = found.assign(
+        actors[0], steps_left=n, env_steps=0, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=1.0
+    )
     assert given is not None and given.message_period_s == 5.0
     assert found.look(1.0) and not found.look(2.0) and found.look(2.25)
     found.observe("late", fleet_examples.state(session="late"), retained=False, now_s=2.3)
