@@ -91,9 +91,12 @@ class LocalFleet:
         """Where an actor keeps what it accepted."""
         return Path(self._spools.name) / actor_id
 
-    def start_learner(self, arguments: Sequence[str], name: str = "learner") -> subprocess.Popen[str]:
-        """Starts a learner whose stderr is ours and whose stdout is a pipe."""
-        command = ["learner", "train", "--fleet", self.name, "--broker", ",".join(self.addresses), *arguments]
+    def start_learner(
+        self, arguments: Sequence[str], name: str = "learner", brokers: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Starts a learner on the fleet's brokers or on these; its stderr is ours, its stdout a pipe."""
+        where = ",".join(brokers or self.addresses)
+        command = ["learner", "train", "--fleet", self.name, "--broker", where, *arguments]
         return self._spawn(name, command, pipe=True, log=False)
 
     def start_broker(self, index: int) -> None:

@@ -99,7 +99,7 @@ def test_the_newcomer_has_the_fleet_and_the_first_ends(
     gate = relay.gate(int(fleet.broker["port"]))
     one, two = (books.Books(log, run_root / run) for run in ("one", "two"))
     fleet.start_actor("pi", ["--env", books.ENV])
-    first = fleet.start_learner([*FLAGS, "--run-dir", str(run_root / "one"), "--broker", f"127.0.0.1:{gate.port}"])
+    first = fleet.start_learner([*FLAGS, "--run-dir", str(run_root / "one")], brokers=[f"127.0.0.1:{gate.port}"])
     one.await_rows(50)
     if first_is == "cut off":
         gate.close(True)
