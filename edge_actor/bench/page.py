@@ -150,14 +150,14 @@ def _energy(rows: Sequence[Row]) -> str:
     flat = {
         f"{row['policy']} {row['precision']} {row['kernels']}": row["net_uj"] for row in found if not row["rate_hz"]
     }
-    shown = {name: value for name, value in flat.items() if value is not None}
+    shown = {name: value for name, value in flat.items() if value is not None and value > 0}
     parts.append(chart.bars("Energy per inference above idle, flat out", "uJ", shown))
     body = [
         [
             f"{row['policy']} {row['precision']} {row['kernels']}",
             f"{row['rate_hz']:g} Hz" if row["rate_hz"] else "flat out",
-            _spread(row, "gross_uj"),
-            _spread(row, "net_uj"),
+            f"{_n(row['gross_uj'])} ({_n(row.get('gross_uj_low'))} to {_n(row.get('gross_uj_high'))})",
+            verdict.above_idle(row),
             _n(row.get("power_w")),
             _n(row["idle_w"]),
             f"{row['windows']} of {row['windows'] + row['windows_dropped']} x {row['window_s']:g} s",
@@ -217,12 +217,6 @@ def _timed(row: Row, name: str) -> str:
 def _ratio(row: Row) -> float:
     ratio: float = row["observation_to_action_us_p50"] / row["invoke_us_p50"]
     return ratio
-
-
-def _spread(row: Row, key: str) -> str:
-    if row[key] is None:
-        return "-"
-    return f"{_n(row[key])} ({_n(row[f'{key}_low'])} to {_n(row[f'{key}_high'])})"
 
 
 def _n(value: Any) -> str:

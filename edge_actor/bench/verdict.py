@@ -59,6 +59,15 @@ def pays(measured: dict[Key, Row]) -> str:
     return f"int8 pays: {ratio:.2f}x" if ratio >= _PAYS else f"int8 does not pay: {ratio:.2f}x"
 
 
+def above_idle(row: Row) -> str:
+    """Microjoules per inference beyond what the idle board draws, or that it cannot be told from that."""
+    if row["net_uj"] is None:
+        return "-"
+    if row["net_uj_low"] <= 0:
+        return "lost in the noise of idle"
+    return f"{number(row['net_uj'])} ({number(row['net_uj_low'])} to {number(row['net_uj_high'])})"
+
+
 def table(rows: Sequence[Row]) -> str:
     """The rows as text: medians in microseconds of invoke only at batch 1 on one thread, and what else was measured."""
     lines: list[str] = []
@@ -109,7 +118,7 @@ def _energy_lines(rows: Sequence[Row]) -> list[str]:
             rate = f"at {row['rate_hz']:g} Hz" if row["rate_hz"] else "flat out"
             lines.append(
                 f"energy {row['policy']} {row['precision']} on {row['kernels']} {rate}: "
-                f"{number(row['gross_uj'])} uJ per inference, {number(row['net_uj'])} above idle; "
+                f"{number(row['gross_uj'])} uJ per inference, above idle {above_idle(row)}; "
                 f"{row['windows']} windows, {row['windows_dropped']} dropped; {row['power_source']}"
                 + (" (MODELLED: this ratio is the ratio of times)" if row["power_modelled"] else "")
             )

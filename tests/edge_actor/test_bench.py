@@ -181,11 +181,15 @@ def test_energy_per_inference_gross_and_above_idle() -> None:
     assert row["gross_uj"] == pytest.approx(32_000) and row["net_uj"] == pytest.approx(12_000)
     assert (row["net_uj_low"], row["net_uj_high"]) == (pytest.approx(10_000), pytest.approx(14_000))
     assert (row["windows"], row["windows_dropped"]) == (3, 2)
+    assert verdict.above_idle(row) == "12,000 (10,000 to 14,000)"
+    (near,) = windows.summarize([*idle, *(window("256x2", joules, 1000) for joules in (19.5, 20.5))])
+    assert verdict.above_idle(near) == "lost in the noise of idle"
 
 
 def test_windows_that_are_all_dropped_tell_nothing() -> None:
     (row,) = windows.summarize([window("256x2", None, 10, "readings are missing")])
     assert (row["gross_uj"], row["net_uj"], row["windows"], row["windows_dropped"]) == (None, None, 0, 1)
+    assert verdict.above_idle(row) == "-"
 
 
 def test_a_window_whose_throttle_bits_changed_is_dropped() -> None:
