@@ -19,6 +19,7 @@ from broker import errors
 from edge_actor.bench import chart, child, command, gauge, latency, models, page, rows, verdict, windows
 from edge_actor.bench.config import BenchConfig
 from tests import conftest
+from tests.edge_actor import test_interpreter
 from tests.edge_actor.boards import trees
 
 COMMAND = [
@@ -43,6 +44,7 @@ def run(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.system
 def test_it_measures_everything_and_needs_nothing(tmp_path: Path) -> None:
+    test_interpreter.need("ai-edge-litert")
     done = run(directory=tmp_path)
     assert done.returncode == 0, done.stderr
     found = command.read([tmp_path / command.ROWS])

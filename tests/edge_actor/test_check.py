@@ -15,6 +15,7 @@ import pytest
 from broker import errors, identity
 from edge_actor import check, config, interpreter
 from tests import conftest
+from tests.edge_actor import test_interpreter
 from tests.edge_actor.boards import trees
 
 
@@ -29,6 +30,7 @@ def settings(tmp_path: Path, **changes: str) -> config.ActorConfig:
 
 
 def test_a_board_without_a_bundle(tmp_path: Path) -> None:
+    test_interpreter.need("ai-edge-litert")
     root = trees.plant("4b", tmp_path / "root")
     trees.put(root, "proc/meminfo", "MemTotal: 3883348 kB\nMemFree: 1 kB\nMemAvailable:    3407460 kB\n")
     report = found(settings(tmp_path), root)
