@@ -28,6 +28,7 @@ _ROLL_CALL_S = 5.0
 class _Actor:
     boot: int
     heard_s: float
+    acting_hz: float
     command_id: str = ""
     ended: str | None = None  # how: empty when all went well
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -163,7 +164,7 @@ class _Collector:
                 self._end(name, actor, message.error)
                 return
             try:
-                row = {**json.loads(message.labels[_ROW]), "actor": name}
+                row = {**json.loads(message.labels[_ROW]), "actor": name, "acting_hz": actor.acting_hz}
             except (ValueError, TypeError) as error:
                 self._say(f"{name} sent a row that is none: {error}")
                 return
@@ -175,7 +176,8 @@ class _Collector:
         actor = self.actors.get(name)
         if actor is None:
             if state.online:
-                self.actors[name] = _Actor(state.boot, time.monotonic())
+                rate_hz = state.birth.rate_hz if state.birth else 0.0
+                self.actors[name] = _Actor(state.boot, time.monotonic(), rate_hz)
                 self._say(f"{name} is here: {state.birth.board if state.birth else 'board unknown'}")
             return
         actor.heard_s = time.monotonic()

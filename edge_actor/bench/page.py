@@ -73,6 +73,7 @@ def _facts(rows: Sequence[Row]) -> str:
     cells += [f"Temperature: {min(heat):.0f} to {max(heat):.0f} °C"] if heat else []
     bits = sorted({row["throttled"] for row in rows if row.get("throttled") is not None})
     cells += [f"Throttle bits seen: {', '.join(map(hex, bits))}"] if bits else []
+    cells += [f"acting at {one['acting_hz']:g} Hz meanwhile"] if one.get("acting_hz") else []
     loads = [row["load_1m"] for row in rows if "load_1m" in row]
     cells += [f"Load average: {min(loads):.1f} to {max(loads):.1f}"] if loads else []
     return f'<p class="note">{" · ".join(cells)}</p>'

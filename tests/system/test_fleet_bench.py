@@ -38,6 +38,7 @@ def test_a_fleet_measures_itself(start_fleet: Callable[..., local_fleet.LocalFle
         for what in (("int8", "XNNPACK"), ("float32", "XNNPACK"), ("int8", "built-in"), ("float32", "built-in"))
         + (("float32", "numpy"),)
     }
+    assert {(row["actor"], row["acting_hz"]) for row in found} == {("fast", 0.0), ("steady", 20.0)}
     assert "All boards" in (tmp_path / "page.html").read_text()
     assert "fast (" in done.stdout and "steady (" in done.stdout and "int8 " in done.stdout
     assert not fleet.ended()  # the actors go on
