@@ -47,13 +47,17 @@ def test_what_cannot_be_meant_is_answered(options: dict[str, str], says: str) ->
     assert says in end.error and not end.labels
 
 
+def is_measuring(commander: command.Commander) -> bool:
+    return commander.measuring
+
+
 def test_an_actor_that_ends_takes_its_benchmark_along() -> None:
     commander = command.Commander(boot=3)
     reports: queue.SimpleQueue[messages.Report | None] = queue.SimpleQueue()
     commander.bench(messages.Command("other", "bench", boot=2), reports.put)  # for another boot
     assert reports.empty()
     commander.bench(ordered(parts="control", control_s="60"), reports.put)
-    assert commander.measuring
+    assert is_measuring(commander)
     commander.bench(messages.Command("c-2", "bench", boot=3), reports.put)
     busy = reports.get(timeout=5.0)
     assert busy is not None and busy.error == "this actor is measuring already"
@@ -63,5 +67,5 @@ def test_an_actor_that_ends_takes_its_benchmark_along() -> None:
     commander.close()
     end = reports.get(timeout=20.0)
     assert end is not None and "it ended with 130" in end.error
-    assert reports.get(timeout=5.0) is None and not commander.measuring
+    assert reports.get(timeout=5.0) is None and not is_measuring(commander)
     conftest.wait_until(lambda: not any(process.is_running() for process in children), "no process is left")
