@@ -125,6 +125,19 @@ def throttled(root: Path = ROOT) -> int | None:
     return None
 
 
+def memory_available_bytes(root: Path = ROOT) -> int | None:
+    """What a process may still take: of the board, or of its control group (v2) where that leaves less."""
+    free = []
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    if match:
+        free.append(1024 * int(match[1]))
+    group = root / "sys/fs/cgroup" / _read(root / "proc/self/cgroup").rpartition("::/")[2]
+    most, used = _number(group / "memory.max"), _number(group / "memory.current")
+    if most is not None and used is not None:
+        free.append(max(0, int(most - used)))
+    return min(free, default=None)
+
+
 def throttle_words(bits: int, *, since_boot: bool) -> list[str]:
     """What is set in `throttled`: now, or at some time since the start."""
     shift = _SINCE_BOOT if since_boot else 0

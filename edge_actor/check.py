@@ -6,7 +6,6 @@ or safety; a failure means that `run` would end or act wrongly.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import shutil
@@ -20,13 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from broker import errors, identity, link, topics
-from edge_actor import board, config, evaluate, interpreter, journal, power
+from broker import address, certificates, errors, identity, link, topics
+from edge_actor import board, clock, config, evaluate, interpreter, journal, power
 from edge_actor.bench import models
 
 _HOT_C = 80.0  # a Pi slows down from there on
 _MEMORY_BYTES = 150_000_000  # an actor, and a policy of the largest size being built
-_UNSYNCHRONISED = 5  # adjtimex: TIME_ERROR
 _BUILT_S = Path(__file__).stat().st_mtime
 _BROKER_S = 5.0
 _TIMED = 500
@@ -165,18 +163,11 @@ def _clock() -> Finding:
             "a Pi without a clock chip must wait for time-sync.target: certificates and policies are not valid yet",
             errors.ActorqError.exit_code,
         )
-    if _synchronised() is False:
-        return Finding("clock", "warn", f"{now}, not synchronised", "enable it: timedatectl set-ntp true")
+    if clock.now_s() is None:
+        return Finding(
+            "clock", "warn", f"{now}, not synchronised: nothing expires here", "enable it: timedatectl set-ntp true"
+        )
     return Finding("clock", "ok", now)
-
-
-def _synchronised() -> bool | None:
-    """What the kernel says; None where it does not."""
-    try:
-        answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))  # all 0: only asks
-    except (OSError, AttributeError):
-        return None
-    return None if answer < 0 else answer != _UNSYNCHRONISED
 
 
 def _heat(root: Path) -> Finding:
@@ -197,8 +188,8 @@ def _heat(root: Path) -> Finding:
 
 
 def _memory(root: Path) -> Iterator[Finding]:
-    available = _kilobytes(root / "proc/meminfo", "MemAvailable:") * 1024
-    if available:
+    available = board.memory_available_bytes(root)
+    if available is not None:
         tight = available < _MEMORY_BYTES
         todo = f"free some: an actor with a large policy takes up to {_MEMORY_BYTES / 1e6:.0f} MB" if tight else ""
         yield Finding("memory", "warn" if tight else "ok", f"{available / 1e6:.0f} MB available", todo)
@@ -229,6 +220,15 @@ def _bundle(settings: config.ActorConfig) -> tuple[identity.Bundle | None, Findi
         return bundle, Finding("bundle", "fail", wrong, "enrol it there", errors.ConfigError.exit_code)
     if path.stat().st_mode & 0o077:
         return bundle, Finding("bundle", "warn", f"{what}: others may read its keys", f"chmod 600 {path}")
+    try:
+        bundle.tls()
+        soon = certificates.ends_soon(bundle.credential.encode())
+    except (errors.IdentityError, ValueError) as error:
+        return bundle, Finding(
+            "bundle", "fail", f"{what}: its certificate: {error}", "enrol it again", errors.IdentityError.exit_code
+        )
+    if soon:
+        return bundle, Finding("bundle", "warn", f"{what}: its certificate ends within months", "enrol it again")
     return bundle, Finding("bundle", "ok", what)
 
 
@@ -261,13 +261,13 @@ def _spool(settings: config.ActorConfig, bundle: identity.Bundle | None) -> Find
 
 def _broker(settings: config.ActorConfig, bundle: identity.Bundle) -> Iterator[Finding]:
     """Each broker by itself, as this actor: reachable, its certificate, our password."""
-    for address in settings.broker or bundle.brokers:
+    for broker in settings.broker or bundle.brokers:
         began = time.monotonic()
         connection: link.Link | None = None
         try:
-            tls: dict[str, Any] = {"tls": bundle.tls()} if hasattr(bundle, "tls") else {}
+            where = address.Address.parse(broker)
             connection = link.Link(
-                [address], bundle.actor_id, username=bundle.actor_id, password=bundle.password, **tls
+                [broker], bundle.actor_id, username=bundle.actor_id, password=bundle.password, tls=bundle.tls()
             )
             connection.subscribe(topics.Topics(bundle.fleet).learner_state, lambda topic, payload, retained: None)
             connection.start()
@@ -278,8 +278,9 @@ def _broker(settings: config.ActorConfig, bundle: identity.Bundle) -> Iterator[F
         finally:
             if connection is not None:
                 connection.close()
+        how = "over TLS, with its certificate" if where.tls else "without TLS, on this machine"
         milliseconds = (time.monotonic() - began) * 1e3
-        yield Finding("broker", "ok", f"{address} let {bundle.actor_id} in, {milliseconds:.0f} ms")
+        yield Finding("broker", "ok", f"{where} let {bundle.actor_id} in {how}, {milliseconds:.0f} ms")
 
 
 def _power(root: Path) -> Iterator[Finding]:
@@ -298,11 +299,6 @@ def _power(root: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding("power", "ok", what)
-
-
-def _kilobytes(path: Path, key: str) -> int:
-    words = _text(path).split()
-    return int(words[words.index(key) + 1]) if key in words else 0
 
 
 def _text(path: Path) -> str:

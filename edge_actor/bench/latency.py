@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from broker import errors, messages
+from edge_actor import board
 from edge_actor.bench import child, models, rows
 from edge_actor.bench.config import BenchConfig
 
@@ -119,8 +118,8 @@ def _measure(settings: BenchConfig, shape: models.Shape, cell: Cell, file: Path,
 
 def _too_large(needed_bytes: int) -> str:
     """Why so much cannot be had; empty if it can."""
-    available = psutil.virtual_memory().available
-    if needed_bytes <= _MEMORY_SHARE * available:
+    available = board.memory_available_bytes()
+    if available is None or needed_bytes <= _MEMORY_SHARE * available:
         return ""
     return f"takes about {needed_bytes / 1e6:.0f} MB, and {available / 1e6:.0f} are available"
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from broker import errors
+from edge_actor import board
 from edge_actor.bench import cell, chart, child, command, gauge, latency, models, page, rows, verdict, windows
 from edge_actor.bench.config import BenchConfig
 from tests import conftest
@@ -148,8 +149,7 @@ def test_a_row_is_called_by_what_ran_it(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_does_not_fit_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = psutil.virtual_memory()._replace(available=1_000_000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(board, "memory_available_bytes", lambda: 1_000_000)
     settings = BenchConfig(widths=(64, 256), layers=(2,), cnn=False, repeats=1, seconds=0.01, threads=(1,))
     found: list[rows.Row] = []
     latency.run(settings, tmp_path, found.append, lambda doing: None)

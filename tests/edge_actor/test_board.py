@@ -50,6 +50,19 @@ def test_nonsense_is_no_reading(tmp_path: Path) -> None:
     assert board.state(root) == board.State(None, 2400.0, None)
 
 
+def test_memory_is_what_the_board_and_the_control_group_leave(tmp_path: Path) -> None:
+    assert board.memory_available_bytes(tmp_path) is None
+    trees.put(tmp_path, "proc/meminfo", "MemTotal: 500000 kB\nMemAvailable:   300000 kB\n")
+    assert board.memory_available_bytes(tmp_path) == 307_200_000
+    trees.put(tmp_path, "proc/self/cgroup", "0::/system.slice/actorq-actor.service\n")
+    group = "sys/fs/cgroup/system.slice/actorq-actor.service"
+    trees.put(tmp_path, f"{group}/memory.current", "60000000\n")
+    trees.put(tmp_path, f"{group}/memory.max", "max\n")
+    assert board.memory_available_bytes(tmp_path) == 307_200_000
+    trees.put(tmp_path, f"{group}/memory.max", "160000000\n")
+    assert board.memory_available_bytes(tmp_path) == 100_000_000
+
+
 def test_throttle_bits_in_words() -> None:
     assert board.throttle_words(0x50005, since_boot=False) == ["under-voltage", "throttled"]
     assert board.throttle_words(0x80008, since_boot=True) == ["soft temperature limit"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from broker import errors, identity
+from broker.mosquitto import access, process
 from edge_actor import check, config, interpreter
 from tests import conftest
 from tests.edge_actor import test_interpreter
@@ -103,6 +105,23 @@ def test_a_bundle_that_is_none_or_not_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.mosquitto
+def test_a_broker_over_tls(tmp_path: Path) -> None:
+    conftest.require("mosquitto")
+    fleet, bundle = identity.Fleet.open("lab", tmp_path / "fleet"), tmp_path / "pi.json"
+    fleet.enroll("pi")
+    other = identity.Fleet.open("other", tmp_path / "other")
+    admission = access.Admission(fleet.users(), fleet.authority.certificate, fleet.broker_credential())
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab", admission=admission) as mosquitto:
+        where = f"mqtts://127.0.0.1:{mosquitto.port}"
+        dataclasses.replace(fleet.bundle("pi"), brokers=(where,)).write(bundle)
+        report = found(settings(tmp_path, bundle=str(bundle)), tmp_path)
+        assert "let pi in over TLS, with its certificate" in report["broker"].what
+        assert report["bundle"].state == "ok"
+        other.enroll("pi", [where]).write(bundle)  # of an authority that this broker does not have
+        assert found(settings(tmp_path, bundle=str(bundle)), tmp_path)["broker"].state == "fail"
+
+
+@pytest.mark.mosquitto
 @pytest.mark.system
 def test_the_command_against_a_broker(mosquitto: conftest.BrokerProcess, tmp_path: Path) -> None:
     bundle = tmp_path / "pi.json"
@@ -111,7 +130,7 @@ def test_the_command_against_a_broker(mosquitto: conftest.BrokerProcess, tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     report = json.loads(done.stdout)
     lines = {finding["name"]: finding for finding in report["findings"]}
-    assert lines["broker"]["what"].startswith(f"{mosquitto.address} let pi in"), lines
+    assert lines["broker"]["what"].startswith(f"{mosquitto.address} let pi in without TLS, on this machine"), lines
     assert lines["bundle"]["state"] == "ok"
     assert done.returncode == 0 and report["ok"] is True
     mosquitto.kill()
