@@ -53,6 +53,33 @@ beside() {
 	rm "$BOARD$1"
 }
 
+# What flash.sh writes, on the boot partition of a board whose first boot it is; then what the first boot leaves to do.
+first_boot() {
+	local service=/etc/systemd/system/actorq-first-boot.service command
+	echo 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJt0HCnkUmPb lab@desktop' > "$WORK/key.pub"
+	(cd "$WORK/source" && "$PYTHON" -m tests.pi.images trixie "$WORK/trixie.img")
+	PATH=$(dirname "$PYTHON"):$PATH "$WORK/source/firmware_notes/flash.sh" "$WORK/trixie.img" "$WORK/card.img" \
+		--bundle "$BOARD/srv/kitchen.json" --ssh-key "$WORK/key.pub" --set ACTORQ_ACTOR_RATE_HZ=50 || fail 'flash.sh'
+	mkdir -p "$BOARD/boot/firmware"
+	MTOOLS_SKIP_CHECK=1 mcopy -s -i "$WORK/card.img@@8M" '::*' "$BOARD/boot/firmware"
+	on_board sh /boot/firmware/actorq/first_boot.sh || fail 'first_boot.sh'
+	! grep -rqs -e mac_key -e AAAAC3NzaC1lZDI1NTE5 "$BOARD/boot/firmware" || fail 'secrets are left on the boot partition'
+	on_board systemctl --quiet is-enabled actorq-first-boot.service || fail 'the service of the first boot is not enabled'
+	on_board systemd-analyze verify "$service" || fail 'that service is not as systemd wants it'
+	command=$(sed -n 's/^ExecStart=//p' "$BOARD$service")
+	# shellcheck disable=SC2046,SC2086  # words, as systemd splits them
+	on_board $(sed -n "s/^Environment='\(.*\)'$/\1/p" "$BOARD$service") $command || fail "$command"
+	sed -n 's/^ExecStartPost=//p' "$BOARD$service" | while read -r command; do
+		# shellcheck disable=SC2086
+		on_board $command < /dev/null
+	done
+	grep -qx "ACTORQ_ACTOR_RATE_HZ='50'" "$BOARD/etc/actorq/actor.env" || fail 'the setting from flash.sh is missing'
+	on_board actorq-uninstall --purge
+	rm -rf "$BOARD/boot/firmware" "$BOARD/etc/systemd/system/multi-user.target.wants"
+	contents | diff "$WORK/pristine" - || fail 'the first boot left these'
+	say 'first boot from a card of flash.sh: set up, no secrets left'
+}
+
 refusals() {
 	enrol kitchen > /dev/null
 	contents > "$WORK/pristine"
@@ -91,4 +118,5 @@ refusals() {
 	rm -rf "$BOARD/etc/systemd/system/multi-user.target.wants"
 	contents | diff "$WORK/pristine" - || fail 'the uninstaller left these'
 	say 'uninstalled: the board is as it was'
+	first_boot
 }

@@ -1,9 +1,4 @@
-"""flash.sh on small images with the layout of the real ones.
-
-That is what pi-gen makes (export-image/prerun.sh): an MBR, from 8 MiB on a FAT partition of type 0x0c, behind it
-ext4 of type 0x83. On the FAT partition cmdline.txt, config.txt and issue.txt; Bookworm's cmdline.txt names
-raspberrypi-sys-mods/firstboot as init; Trixie since 2025-11-24 has meta-data, user-data and network-config.
-"""
+"""flash.sh on small images with the layout of the real ones (images.py)."""
 
 from __future__ import annotations
 
@@ -11,19 +6,15 @@ import json
 import lzma
 import os
 import shutil
-import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from broker import identity
+from tests.pi import images
 
 FLASH = Path(__file__).parents[2] / "firmware_notes" / "flash.sh"
-OFFSET = 8 << 20
-BOOT_BYTES = 12 << 20
-CMDLINE = "console=serial0,115200 console=tty1 root=PARTUUID=4e639091-02 rootfstype=ext4 fsck.repair=yes rootwait"
-BOOKWORM = f"{CMDLINE} quiet init=/usr/lib/raspberrypi-sys-mods/firstboot"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJt0HCnkUmPb lab@desktop"
 SECRETS = {"ACTORQ_WIFI_PASSWORD": "ThisIsAPassword"}
 PSK = "0dc0d6eb90555ed6419756b9a15ec3e3209b63df707dd508d14581f8982721af"
@@ -48,32 +39,6 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def image(path: Path, files: dict[str, str], *, kind: int = 0x0C) -> Path:
-    """A disk image with these files, and some more, on its boot partition."""
-    entries = struct.pack("<4xB3xII", kind, OFFSET // 512, BOOT_BYTES // 512)
-    entries += struct.pack("<4xB3xII", 0x83, (OFFSET + BOOT_BYTES) // 512, 2048)
-    with path.open("wb") as disk:
-        disk.write(b"\0" * 446 + entries + b"\0" * 32 + b"\x55\xaa")
-        disk.truncate(OFFSET + BOOT_BYTES + (1 << 20))
-        disk.seek(OFFSET + BOOT_BYTES)
-        disk.write(b"rootfs")
-    boot = f"{path}@@{OFFSET}"
-    subprocess.run(["mformat", "-i", boot, "-v", "bootfs", "-T", str(BOOT_BYTES // 512), "::"], check=True)
-    for name, text in {"config.txt": "arm_64bit=1\n", "issue.txt": "Raspberry Pi reference\n", **files}.items():
-        put = ["mcopy", "-i", boot, "-", f"::{name}"]
-        subprocess.run(put, input=text, text=True, check=True)
-    return path
-
-
-def bookworm(path: Path) -> Path:
-    return image(path, {"cmdline.txt": f"{BOOKWORM}\n"})
-
-
-def trixie(path: Path) -> Path:
-    seed = {"user-data": "#cloud-config\n", "meta-data": "instance_id: rpios-image\n", "network-config": "# nothing\n"}
-    return image(path, {"cmdline.txt": f"{CMDLINE} resize\n", **seed})
-
-
 def flash(desk: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     usual = ["--bundle", desk / "pi.bundle", "--ssh-key", desk / "key.pub", "--wheel", next(desk.glob("*.whl"))]
     command = [str(FLASH), *map(str, arguments), *map(str, usual)]
@@ -83,8 +48,8 @@ def flash(desk: Path, *arguments: str | Path, **environment: str) -> subprocess.
 
 
 def on_boot(disk: Path, name: str) -> str:
-    done = subprocess.run(["mtype", "-i", f"{disk}@@{OFFSET}", f"::{name}"], capture_output=True, text=True, check=True)
-    return done.stdout
+    command = ["mtype", "-i", f"{disk}@@{images.OFFSET}", f"::{name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 WIFI = ("--wifi", "ThisIsASSID", "--country", "GB", "--set", "ACTORQ_ACTOR_ENV=CartPole-v1")
@@ -92,12 +57,12 @@ WIFI = ("--wifi", "ThisIsASSID", "--country", "GB", "--set", "ACTORQ_ACTOR_ENV=C
 
 def test_trixie_gets_cloud_init(desk: Path) -> None:
     target = desk / "card.img"
-    done = flash(desk, trixie(desk / "trixie.img"), target, *WIFI, **SECRETS)
+    done = flash(desk, images.trixie(desk / "trixie.img"), target, *WIFI, **SECRETS)
     assert done.returncode == 0, done.stderr
-    assert target.read_bytes()[OFFSET + BOOT_BYTES :][:6] == b"rootfs"
+    assert target.read_bytes()[images.OFFSET + images.BOOT_BYTES :][:6] == b"rootfs"
     assert target.stat().st_mode & 0o077 == 0
     instance = on_boot(target, "meta-data").split("instance-id: ")[1].strip()
-    assert on_boot(target, "cmdline.txt") == f"{CMDLINE} resize ds=nocloud;i={instance}\n"
+    assert on_boot(target, "cmdline.txt") == f"{images.CMDLINE} resize ds=nocloud;i={instance}\n"
     user, network = on_boot(target, "user-data"), on_boot(target, "network-config")
     assert user.startswith("#cloud-config\nhostname: pi-kitchen\n")
     assert f'ssh_authorized_keys: ["{KEY}"]' in user
@@ -111,12 +76,12 @@ def test_trixie_gets_cloud_init(desk: Path) -> None:
 
 def test_bookworm_gets_firstrun_from_a_packed_image(desk: Path) -> None:
     packed = desk / "bookworm.img.xz"
-    packed.write_bytes(lzma.compress(bookworm(desk / "bookworm.img").read_bytes(), preset=0))
+    packed.write_bytes(lzma.compress(images.bookworm(desk / "bookworm.img").read_bytes(), preset=0))
     target = desk / "card.img"
     done = flash(desk, packed, target, *WIFI, **SECRETS)
     assert done.returncode == 0, done.stderr
     cmdline = on_boot(target, "cmdline.txt")
-    assert cmdline.startswith(f"{BOOKWORM} systemd.run=/boot/firmware/firstrun.sh ")
+    assert cmdline.startswith(f"{images.BOOKWORM} systemd.run=/boot/firmware/firstrun.sh ")
     assert cmdline.count("\n") == 1
     script = on_boot(target, "firstrun.sh")
     assert f"imager_custom set_wlan 'ThisIsASSID' '{PSK}' 'GB'\n" in script
@@ -128,7 +93,7 @@ def test_bookworm_gets_firstrun_from_a_packed_image(desk: Path) -> None:
 def test_cloud_config_is_what_cloud_init_reads(desk: Path) -> None:
     yaml = pytest.importorskip("yaml")
     target = desk / "card.img"
-    assert flash(desk, trixie(desk / "trixie.img"), target, *WIFI, "--user", "lab", **SECRETS).returncode == 0
+    assert flash(desk, images.trixie(desk / "trixie.img"), target, *WIFI, "--user", "lab", **SECRETS).returncode == 0
     user = yaml.safe_load(on_boot(target, "user-data"))
     assert user["user"]["name"] == "lab"
     assert user["user"]["ssh_authorized_keys"] == [KEY]
@@ -139,7 +104,7 @@ def test_cloud_config_is_what_cloud_init_reads(desk: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(desk: Path) -> None:
-    source = bookworm(desk / "bookworm.img")
+    source = images.bookworm(desk / "bookworm.img")
     before = source.read_bytes()
     done = flash(desk, source, desk / "card.img", "--dry-run")
     assert done.returncode == 0, done.stderr
@@ -156,11 +121,11 @@ def refused(done: subprocess.CompletedProcess[str], words: str) -> None:
 
 
 def test_an_image_that_cannot_be_told_is_refused(desk: Path) -> None:
-    booted = image(desk / "booted.img", {"cmdline.txt": CMDLINE})
+    booted = images.image(desk / "booted.img", {"cmdline.txt": images.CMDLINE})
     refused(flash(desk, booted, desk / "card.img"), "neither cloud-init nor firstrun.sh")
-    other = image(desk / "other.img", {"cmdline.txt": BOOKWORM}, kind=0x83)
+    other = images.image(desk / "other.img", {"cmdline.txt": images.BOOKWORM}, kind=0x83)
     refused(flash(desk, other, desk / "card.img"), "no disk image with a FAT boot partition")
-    ubuntu = image(desk / "ubuntu.img", {})
+    ubuntu = images.image(desk / "ubuntu.img", {})
     refused(flash(desk, ubuntu, desk / "card.img"), "not for a Raspberry Pi")
     assert not (desk / "card.img").exists()
 
@@ -178,11 +143,11 @@ def test_an_image_that_cannot_be_told_is_refused(desk: Path) -> None:
     ],
 )
 def test_bad_input_is_refused(desk: Path, arguments: list[str], words: str) -> None:
-    refused(flash(desk, bookworm(desk / "bookworm.img"), desk / "card.img", *arguments), words)
+    refused(flash(desk, images.bookworm(desk / "bookworm.img"), desk / "card.img", *arguments), words)
 
 
 def test_a_short_wifi_password_a_wrong_bundle_and_a_private_key_are_refused(desk: Path) -> None:
-    source = bookworm(desk / "bookworm.img")
+    source = images.bookworm(desk / "bookworm.img")
     refused(flash(desk, source, desk / "card.img", *WIFI, ACTORQ_WIFI_PASSWORD="short"), "8 to 63 characters")
     (desk / "key.pub").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl\n")
     refused(flash(desk, source, desk / "card.img"), "is not one public SSH key")
@@ -192,7 +157,7 @@ def test_a_short_wifi_password_a_wrong_bundle_and_a_private_key_are_refused(desk
 
 
 def test_a_mounted_or_missing_disk_is_never_written(desk: Path) -> None:
-    source = bookworm(desk / "bookworm.img")
+    source = images.bookworm(desk / "bookworm.img")
     refused(flash(desk, source, "/dev/no-such-card"), "is not there")
     refused(flash(desk, source, source), "are the same file")
     refused(flash(desk, source, desk), "neither a disk nor a file")
