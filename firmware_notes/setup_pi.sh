@@ -262,12 +262,12 @@ try_program() {
 
 CHANGED=()
 
-# Writes stdin to $1 with mode $2 and group $3, unless it is there already.
+# Writes stdin to $1 with mode $2 and owner:group $3, unless it is there already.
 lay_down() {
 	local path=$1 fresh
 	fresh=$(mktemp "$SCRATCH/fresh.XXXXXX")
 	cat > "$fresh"
-	[ ! -e "$path" ] || ! cmp -s "$fresh" "$path" || [ "$(stat -c '%a %G' "$path")" != "${2#0} $3" ] || return 0
+	[ ! -e "$path" ] || ! cmp -s "$fresh" "$path" || [ "$(stat -c '%a %U:%G' "$path")" != "${2#0} $3" ] || return 0
 	CHANGED+=("$path")
 	if [ -e "$path" ]; then
 		cp -p "$path" "$fresh.old"
@@ -276,7 +276,7 @@ lay_down() {
 		undo "rm -f '$path'; rmdir '$(dirname "$path")'"
 	fi
 	mkdir -p "$(dirname "$path")"
-	chown "root:$3" "$fresh"
+	chown "$3" "$fresh"
 	chmod "$2" "$fresh"
 	# Beside its place first: a board that loses power finds the old file or the new one.
 	cp -p "$fresh" "$path.new"
@@ -382,7 +382,7 @@ wait_for_the_clock() {
 	local service=systemd-time-wait-sync.service
 	[ -e "/lib/systemd/system/$service" ] || return 0
 	[ -e "$CLOCK_WAIT" ] || ! systemctl --quiet is-enabled "$service" 2> /dev/null || return 0
-	lay_down "$CLOCK_WAIT" 0644 root <<- END
+	lay_down "$CLOCK_WAIT" 0644 root:root <<- END
 		# Made $MARK
 		[Service]
 		TimeoutStartSec=60
@@ -433,7 +433,7 @@ switch_program() {
 	before=$(readlink "$PROGRAM/venv" || true)
 	for name in ACTORQ_PACKAGES ACTORQ_DEVICES ACTORQ_GROUPS; do
 		choice "$name" > "$SCRATCH/choice"
-		lay_down "$PROGRAM/choices/$name" 0644 root < "$SCRATCH/choice"
+		lay_down "$PROGRAM/choices/$name" 0644 root:root < "$SCRATCH/choice"
 	done
 	[ "$before" != "$(basename "$VENV")" ] || return 0
 	CHANGED+=("$VENV")
@@ -452,25 +452,27 @@ supplementary_groups() { { getent group video "${WANTED_GROUPS[@]}" || true; } |
 
 lay_everything_down() {
 	user
-	lay_down "$SETTINGS/bundle.json" 0640 actorq < "$BUNDLE"
-	lay_down "$SETTINGS/actor.env" 0640 actorq < "$SCRATCH/actor.env"
+	lay_down "$SETTINGS/bundle.json" 0400 actorq:actorq < "$BUNDLE"
+	lay_down "$SETTINGS/actor.env" 0640 root:actorq < "$SCRATCH/actor.env"
 	switch_program
 	SUPPLEMENTARY=$(supplementary_groups)
 	# Not pipes: what changed and how to undo it has to stay known.
-	lay_down "$UNIT" 0644 root < <(unit)
-	lay_down "$COMMAND" 0755 root < <(command_for_people)
-	lay_down "$UNINSTALL" 0755 root < <(uninstaller)
+	lay_down "$UNIT" 0644 root:root < <(unit)
+	lay_down "$COMMAND" 0755 root:root < <(command_for_people)
+	lay_down "$UNINSTALL" 0755 root:root < <(uninstaller)
 	install -d -m 0700 -o actorq -g actorq "$STATE"
 	wait_for_the_clock
 	enable actorq-actor.service
 }
 
-restart_if_changed() {
+check_and_restart() {
 	if [ "${#CHANGED[@]}" = 0 ]; then
 		say 'nothing changed'
 		return
 	fi
 	say "changed: ${CHANGED[*]}"
+	# Before the restart: it connects as this actor, and a broker lets in one of a name.
+	"$COMMAND" check || say 'set up; what the check found above is left to do'
 	# Inside an image or a chroot there is no systemd to talk to: the next boot starts the service.
 	[ -d /run/systemd/system ] || return 0
 	systemctl daemon-reload
@@ -499,11 +501,9 @@ set_up() {
 	make_program
 	try_program
 	lay_everything_down
-	restart_if_changed
 	UNDO=()
+	check_and_restart
 	remove_older_programs
-	grep -qw check < <("$COMMAND" --help) || return 0
-	"$COMMAND" check || say 'set up; what the check found above is left to do'
 }
 
 download() {

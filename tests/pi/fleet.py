@@ -25,7 +25,7 @@ def on_board(*command: str) -> list[str]:
 
 
 def main(directory: Path, board: Path) -> None:
-    with local_fleet.LocalFleet(directory / "fleet") as fleet:
+    with local_fleet.LocalFleet(directory / "fleet", tls=True) as fleet:
         fleet.start_actor("pi-kitchen", ["--dump-config"]).wait()  # enrols it
         bundle = board / "srv" / "fleet.json"
         bundle.write_bytes((fleet.directory / "home" / "pi-kitchen.json").read_bytes())
@@ -46,9 +46,10 @@ def main(directory: Path, board: Path) -> None:
     print(f"the actor said:\n{log}", file=sys.stderr)
     assert summary["env_steps"] >= _STEPS
     assert summary["publish_to_acting_count"] > 0, "none of its policies acted"
-    assert not summary["refused"], summary["refused"]
-    shown = ("env_steps", "updates", "policy_version", "publish_to_acting_count", "runtime", "delegate")
-    print("fleet: " + ", ".join(f"{name} {summary[name]}" for name in shown if name in summary))
+    assert not summary["messages_refused"], summary
+    assert not summary["steps_missed"], summary
+    shown = ("env_steps", "policy_version", "publish_to_acting_count", "int8_return_mean", "runtime", "delegate")
+    print("fleet, over TLS: " + ", ".join(f"{name} {summary[name]}" for name in shown))
 
 
 if __name__ == "__main__":
