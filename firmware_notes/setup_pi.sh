@@ -195,10 +195,14 @@ why_not() {
 # brings the second runtime too.
 requirements() { printf '%s\n' psutil gymnasium "$RUNTIME" "${PACKAGES[@]}"; }
 
-# What was tested, without the pins of what comes from Debian here.
+# What was tested; on 32-bit without the pins of what comes from Debian, and a cryptography that takes Bookworm's cffi.
 constraints() {
-	[ -n "$CONSTRAINTS" ] || return 0
-	if [ "$ARCHITECTURE" = armhf ]; then grep -v -i '^\(numpy\|psutil\|cffi\|zstandard\)==' "$CONSTRAINTS"; else cat "$CONSTRAINTS"; fi
+	if [ "$ARCHITECTURE" != armhf ]; then
+		[ -z "$CONSTRAINTS" ] || cat "$CONSTRAINTS"
+		return
+	fi
+	[ -z "$CONSTRAINTS" ] || grep -v -i '^\(numpy\|psutil\|cffi\|pycparser\|zstandard\|cryptography\)==' "$CONSTRAINTS"
+	echo 'cryptography<47'
 }
 
 # The same for the same program, on any run.
