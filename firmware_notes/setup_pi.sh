@@ -419,7 +419,8 @@ uninstaller() {
 		#!/bin/sh
 		# Made $MARK. With --purge: identity, settings and policies too.
 		[ "\$(id -u)" = 0 ] || { echo 'actorq: error: this needs root' >&2; exit 1; }
-		systemctl --quiet disable --now actorq-actor.service
+		[ ! -d /run/systemd/system ] || systemctl --quiet stop actorq-actor.service
+		systemctl --quiet disable actorq-actor.service
 		rm -rf $UNIT $PROGRAM $COMMAND $UNINSTALL
 		if [ -e $CLOCK_WAIT ]; then
 		  systemctl --quiet disable systemd-time-wait-sync.service
