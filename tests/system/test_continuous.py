@@ -44,7 +44,7 @@ def test_a_killed_run_goes_on_with_targets_moments_and_noise(
     assert saved is not None
     groups = {name.split("/")[0] for name in saved.parts["algorithm"]}
     assert groups == {"weights", "targets", "adam_m", "adam_v", "normalizer", "updates"}
-    goal = int(saved.meta["limiter"]["inserted"]) + 4000
+    goal = int(saved.meta["limiter"]["inserted"]) + 8000  # more than grants let the actors be ahead of the updates
     fleet.start_learner(["--resume", str(run), "--max-env-steps", str(goal), "--evaluate-episodes", "3", "--json"])
     fleet.children["learner"].wait(120.0)
     summary = json.loads(fleet.learner_output())
@@ -53,7 +53,7 @@ def test_a_killed_run_goes_on_with_targets_moments_and_noise(
     assert summary["policy_version"] > saved.meta["version"]
     assert 0.0 <= summary["action_error_mean"] <= summary["action_error_p99"] < 0.1
     assert summary["delegate"] == "XNNPACK"
-    assert summary["messages_refused"].keys() <= {"duplicate"}, "every action lies within the bounds"
+    assert "action" not in summary["messages_refused"], "every action lies within the bounds"
 
     # The ladder: the first actor's steps jump, the last one's hardly do
     jumps: dict[str, list[float]] = {"a0": [], "a1": []}
