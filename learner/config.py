@@ -177,7 +177,8 @@ def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table) -
 
     Args:
         args: What `add_arguments` parsed.
-        env_id: The environment; empty while it is not known.
+        env_id: The environment; empty while it is not known. Unless `weakest` names the algorithm, that is not known
+            either: its settings are then provisional, and none is refused as another algorithm's.
         weakest: Tables that are weaker than tasks.toml.
 
     Raises:
@@ -185,12 +186,15 @@ def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table) -
     """
     every = _classes(*ALGORITHMS.values())
     tables = [*weakest, (f"tasks.toml [{env_id}]", tasks.settings(env_id))]
-    name = settings.resolve(every, args, tables=tables, env_prefix=ENV_PREFIX)["algorithm"]
+    values = settings.resolve(every, args, tables=tables, env_prefix=ENV_PREFIX)
+    name = values["algorithm"]
     if name not in ALGORITHMS:
         raise errors.ConfigError(
             f"algorithm {name!r} is unknown", where="algorithm", todo=f"use one of {', '.join(ALGORITHMS)}"
         )
     chosen = _classes(ALGORITHMS[name])
+    if not env_id and not any("algorithm" in table for _, table in weakest):
+        return check(Settings(*(settings.build(cls, values) for cls in chosen)))
     known = {field.name for cls in chosen for field in dataclasses.fields(cls)}
     given = {field.name for cls in every for field in dataclasses.fields(cls) if getattr(args, field.name) is not None}
     if foreign := sorted(given - known):

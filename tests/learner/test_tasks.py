@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,10 @@ from broker import errors
 from learner import config, tasks
 
 
-def effective(env_id: str, *flags: str) -> config.Settings:
+def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None) -> config.Settings:
     parser = argparse.ArgumentParser()
     config.add_arguments(parser)
-    return config.effective(parser.parse_args(flags), env_id)
+    return config.effective(parser.parse_args(flags), env_id, ("a test", weakest or {}))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,16 @@ def test_an_unknown_task_trains_on_the_defaults() -> None:
 def test_what_is_tuned_for_one_algorithm_is_not_taken_for_another() -> None:
     assert tasks.settings("CartPole-v1", "dqn")["n_step"] == 10
     assert effective("CartPole-v1", "--algorithm", "d4pg").algorithm == config.D4pgConfig()
+
+
+def test_while_the_task_is_not_known_no_setting_is_refused_as_another_algorithm_s() -> None:
+    assert effective("", "--noise-std", "0.2").train.algorithm == "dqn"
+    tuned = effective("Pendulum-v1", "--noise-std", "0.2").algorithm
+    assert isinstance(tuned, config.D4pgConfig)
+    assert tuned.noise_std == 0.2
+    assert effective("", "--noise-std", "0.2", weakest={"algorithm": "ddpg"}).algorithm.noise.std == 0.2
+    with pytest.raises(errors.ConfigError, match="dqn has no --noise-std"):
+        effective("", "--noise-std", "0.2", weakest={"algorithm": "dqn"})
 
 
 def test_settings_of_another_algorithm_and_unknown_algorithms_are_refused() -> None:
