@@ -74,6 +74,8 @@ class Spool:
         self._failing = False
         self._failed_at = 0  # seq
         self._sent = self._sent_bytes = 0  # of the held messages, from the left
+        self._left = self._left_bytes = 0  # of those dropped, which are on their way all the same
+        self._left_last = (0, 0)
         self._seq = 0
         self._ledger = ""
         self.steps = 0
@@ -91,7 +93,7 @@ class Spool:
         """Something waits for `pump`."""
         return (
             self._sent < len(self._held)
-            and self._window.has_room(self._sent, self._sent_bytes)
+            and self._window.has_room(self._sent + self._left, self._sent_bytes + self._left_bytes)
             and not self._must_wait(self._sent)
         )
 
@@ -134,7 +136,7 @@ class Spool:
 
     def pump(self, publish: Callable[[bytes], bool]) -> None:
         """Sends what was not sent yet, until `publish` refuses or the window is full."""
-        if self._sent and self._window.is_overdue:
+        if self._sent + self._left and self._window.is_overdue:
             self.rewind()
             self._window.narrow()
         while self.unsent:
@@ -144,14 +146,14 @@ class Spool:
                 continue
             if not publish(self._seal(body)):
                 return
-            if self._sent == 0:
+            if self._sent + self._left == 0:
                 self._window.restart()
             self._sent += 1
             self._sent_bytes += held.size_bytes
 
     def rewind(self) -> None:
         """Sends everything that is held once more: the connection is new, or the ledger is."""
-        self._sent = self._sent_bytes = 0
+        self._sent = self._sent_bytes = self._left = self._left_bytes = 0
         self._window.restart()
 
     def hear(self, learner: str) -> None:
@@ -165,6 +167,9 @@ class Spool:
             if self._ledger:
                 self.rewind()
             self._ledger = receipt.ledger
+        if self._left and (receipt.boot, receipt.seq) >= self._left_last and receipt.boot == self._left_last[0]:
+            self._left = self._left_bytes = 0
+            self._window.open()
         while self._held and self._held[0].boot == receipt.boot and self._held[0].seq <= receipt.seq:
             self._pop()
             self._window.open()
@@ -240,7 +245,12 @@ class Spool:
         return self._files.size_bytes < before
 
     def _drop(self) -> None:
-        self.steps_dropped += self._pop().steps
+        was_sent, held = self._sent > 0, self._pop()
+        self.steps_dropped += held.steps
+        if was_sent:
+            self._left += 1
+            self._left_bytes += held.size_bytes
+            self._left_last = (held.boot, held.seq)
 
     def _pop(self) -> _Held:
         held = self._held.popleft()

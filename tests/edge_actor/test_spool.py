@@ -159,6 +159,19 @@ def test_the_window_bounds_the_bytes_in_flight_but_for_one_message(boot: Boot, m
     assert len(broker.got) == before + 1
 
 
+def test_what_is_dropped_is_on_its_way_all_the_same(boot: Boot) -> None:
+    """Else a spool that drops its oldest would send on and on to a learner that stands still."""
+    made, broker = boot(0, limit_bytes=20 * BODY), Broker()
+    for _ in range(2 * window.LIMIT):
+        made.add(taken(), assigned_epoch=4, epoch=3, version=9)
+        made.pump(broker.publish)
+    assert made.steps_dropped > 0
+    assert broker.got == list(range(1, window.LIMIT + 1))
+    made.acknowledge(messages.Receipt("a", 7, window.LIMIT))
+    made.pump(broker.publish)
+    assert broker.messages[window.LIMIT].seq == broker.messages[window.LIMIT].oldest > window.LIMIT
+
+
 def test_to_a_silent_learner_nothing_is_sent_again_and_to_one_that_lives_one_by_one(boot: Boot) -> None:
     clock, broker = Clock(), Broker()
     made = boot(8, clock=clock)
