@@ -109,10 +109,12 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_leaves_no_process(tmp_path:
     assert bench.stderr is not None
     try:
         assert next(line for line in bench.stderr if "control" in line)
-        conftest.wait_until(lambda: len(psutil.Process(bench.pid).children()) == 3, "int8, float32 and a busy core")
+        conftest.wait_until(
+            lambda: len(psutil.Process(bench.pid).children()) == 3, "int8, float32 and a busy core", 90.0
+        )
         children = psutil.Process(bench.pid).children()
         bench.send_signal(signal.SIGINT)
-        assert bench.wait(20.0) == errors.EXIT_INTERRUPTED
+        assert bench.wait(60.0) == errors.EXIT_INTERRUPTED
         assert not any(process.is_running() for process in children)
     finally:
         bench.kill()
@@ -126,11 +128,11 @@ def test_children_do_not_outlive_a_killed_benchmark(tmp_path: Path) -> None:
     bench = subprocess.Popen(
         [*COMMAND, "--parts", "control", "--control-s", "60", "-o", str(tmp_path)], stderr=subprocess.DEVNULL
     )
-    conftest.wait_until(lambda: len(psutil.Process(bench.pid).children()) == 3, "all run", 30.0)
+    conftest.wait_until(lambda: len(psutil.Process(bench.pid).children()) == 3, "all run", 90.0)
     children = psutil.Process(bench.pid).children()
     bench.kill()
     bench.wait()
-    conftest.wait_until(lambda: not any(process.is_running() for process in children), "they are gone")
+    conftest.wait_until(lambda: not any(process.is_running() for process in children), "they are gone", 30.0)
 
 
 def test_a_row_is_called_by_what_ran_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

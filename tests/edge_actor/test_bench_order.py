@@ -59,13 +59,13 @@ def test_an_actor_that_ends_takes_its_benchmark_along() -> None:
     commander.bench(ordered(parts="control", control_s="60"), reports.put)
     assert is_measuring(commander)
     commander.bench(messages.Command("c-2", "bench", boot=3), reports.put)
-    busy = reports.get(timeout=5.0)
+    busy = reports.get(timeout=30.0)
     assert busy is not None and busy.error == "this actor is measuring already"
     me = psutil.Process()
-    conftest.wait_until(lambda: len(me.children(recursive=True)) == 3, "the benchmark, its policy, a busy core", 30.0)
+    conftest.wait_until(lambda: len(me.children(recursive=True)) == 3, "the benchmark, its policy, a busy core", 90.0)
     children = me.children(recursive=True)
     commander.close()
-    end = reports.get(timeout=20.0)
+    end = reports.get(timeout=60.0)
     assert end is not None and "it ended with 130" in end.error
-    assert reports.get(timeout=5.0) is None and not is_measuring(commander)
-    conftest.wait_until(lambda: not any(process.is_running() for process in children), "no process is left")
+    assert reports.get(timeout=30.0) is None and not is_measuring(commander)
+    conftest.wait_until(lambda: not any(process.is_running() for process in children), "no process is left", 30.0)

@@ -86,11 +86,11 @@ def test_a_pi_5_asks_its_pmic_in_one_loop_that_ends_with_us(tmp_path: Path, prog
     assert isinstance(source, power_sensors.Pmic)
     assert "lower bound" in source.note
     meter = power.Meter(source)
-    conftest.wait_until(lambda: meter.read().covered_s, "the first answer")
+    conftest.wait_until(lambda: meter.read().covered_s, "the first answer", 30.0)
     total = meter.read()
     assert total.joules / total.covered_s == pytest.approx(RAILS_W, rel=1e-3)
     source.close()
-    conftest.wait_until(lambda: not alive(int((tmp_path / "loop").read_text())), "the loop has ended")
+    conftest.wait_until(lambda: not alive(int((tmp_path / "loop").read_text())), "the loop has ended", 30.0)
 
 
 def test_the_pmic_loop_does_not_outlive_a_killed_actor(tmp_path: Path, programs: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_pmic_loop_does_not_outlive_a_killed_actor(tmp_path: Path, programs:
     code += "s = p.pmic(None, '5', 0.1)\nwhile s.read_w() is None: time.sleep(0.01)\n"
     code += "os.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    conftest.wait_until(lambda: not alive(int((tmp_path / "loop").read_text())), "the loop has ended")
+    conftest.wait_until(lambda: not alive(int((tmp_path / "loop").read_text())), "the loop has ended", 30.0)
 
 
 def alive(pid: int) -> bool:
