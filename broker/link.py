@@ -77,8 +77,7 @@ class Link:
         self._client_id = client_id
         self._credentials = (username, password)
         self._will = will
-        self._listens_first = listens_first
-        self._has_room = has_room
+        self._listens_first, self._has_room = listens_first, has_room
         self._on_connect = on_connect
         self._on_log = on_log or (lambda line: None)
         self._handlers: list[tuple[str, Handler]] = []
@@ -180,10 +179,8 @@ class Link:
         """
         self._turns.take()
         client = self._client
-        if client is None or not self._ready.is_set():
-            return
         try:
-            if not self._exchange(client, self._turn_poll, wait_ms=0):
+            if client is not None and self._ready.is_set() and not self._exchange(client, self._turn_poll, wait_ms=0):
                 self._turns.rest()
         except Exception:  # bytes that are no MQTT: the network thread meets them again, says so, and reconnects
             self._turns.rest()

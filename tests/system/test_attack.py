@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from broker import codec, delta, messages
-from edge_actor import authority
+from edge_actor import authority, clock
 from tests import conftest
 from tests.broker import raw_broker
 from tests.edge_actor import fake_learner
@@ -72,6 +72,19 @@ def test_rollback_also_after_a_reboot(stage: hostile.Stage) -> None:
     assert stage.vitals.policy_version == 0, "no policy at all rather than an old one"
     stage.attacker.publish(topic, second)
     stage.await_acting(2)
+    stage.goes_on()
+
+
+def test_an_expired_policy(stage: hostile.Stage) -> None:
+    """Kept back until it has expired. Where nobody knows the date it acts: a Pi without a clock must go on."""
+    stage.start(*AT_A_RATE)
+    stage.publish(1)
+    stage.learner.publish(stage.policy(2, expires_s=1_000_000_000.0))
+    if clock.now_s() is None:
+        stage.await_acting(2)
+    else:
+        stage.await_refused(expired=1)
+        assert stage.vitals.policy_version == 1
     stage.goes_on()
 
 
@@ -235,7 +248,7 @@ def test_invented_and_replayed_commands(stage: hostile.Stage) -> None:
     for payload in bad:
         stage.attacker.publish(topic, payload)
     stage.await_refused(signature=len(bad))
-    stage.learner.command(messages.Command("twice", "bench", stage.boot))
+    stage.learner.command(messages.Command("twice", "restart", stage.boot))
     assert stage.learner.reports.get(timeout=20.0).command_id == "twice", "nothing else was answered"
     assert stage.learner.reports.empty()
     stage.goes_on()
