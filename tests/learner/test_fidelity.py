@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker import codec, errors, settings
+from broker import codec, errors, settings, specs
 from learner import __main__ as command_line
 from learner import checkpoint, config, fidelity, ledger, play, recipes
-from learner.algorithms import dqn
+from learner.algorithms import d4pg, dqn
 from learner.quantize import gate
 from tests.learner import fleet_examples
 
@@ -42,6 +42,30 @@ def make_run(path: Path, *, dueling: bool = True, replay: bool = True, states: i
         body = codec.encode(fleet_examples.experience((states - 1,), observation=observations))
         book.begin([ledger.Entry("pi", 1, 1, 0, states - 1, 1, len(body), ledger.OK, body)], forget_before=0)
         book.wait()
+    book.close()
+    return path
+
+
+def make_pendulum_run(path: Path) -> Path:
+    """A run of D4PG whose policy is random and steep."""
+    bounds = {"shape": (1,), "low": (-2.0,), "high": (2.0,)}
+    spec = specs.EnvSpec(specs.ObservationSpec((3,)), specs.ActionSpec("continuous", **bounds))
+    algorithm = config.D4pgConfig(hidden=(32, 16), critic_hidden=(8,))
+    agent = d4pg.D4pg(spec, algorithm, seed=0)
+    rng = np.random.default_rng(0)
+    observations = (rng.normal(size=(400, 3)) * [1, 1, 8]).astype(np.float32)
+    agent.normalize(observations)
+    state = agent.state()
+    state["weights/actor/2/kernel"] = rng.normal(size=(16, 1)).astype(np.float32)
+    (path / "checkpoints").mkdir(parents=True)
+    (path / "config.toml").write_text(settings.dump(config.TrainConfig(algorithm="d4pg"), algorithm))
+    facts = {"env_id": "Pendulum-v1", "fingerprint": spec.fingerprint}
+    checkpoint.save(path / "checkpoints", 7, facts, {"algorithm": state})
+    book = ledger.Ledger(path / ledger.NAME, about={"spec": json.dumps(dataclasses.asdict(spec))})
+    action = np.zeros((399, 1), np.float32)
+    body = codec.encode(fleet_examples.experience((399,), observation=observations, action=action))
+    book.begin([ledger.Entry("pi", 1, 1, 0, 399, 1, len(body), ledger.OK, body)], forget_before=0)
+    book.wait()
     book.close()
     return path
 
@@ -87,6 +111,24 @@ def test_actors_play_the_policies_in_the_same_episodes(tmp_path: Path) -> None:
     text = fidelity.table(study)
     assert all(len(line) <= 120 for line in text.splitlines())
     assert f"random {study['random_return']:.1f}" in text
+
+
+def test_continuous_actions_are_compared_by_their_error_and_played(tmp_path: Path) -> None:
+    run = make_pendulum_run(tmp_path / "run")
+    study = fidelity.study(run, episodes=2, say=silent)
+    rows = {row["recipe"]: row for row in study["rows"]}
+    assert list(rows) == [recipe.name for recipe in recipes.ACTIONS]
+    assert rows["fp32"]["error_mean"] == 0.0
+    assert rows["float16"]["error_max"] < 0.01
+    plain, ships = rows["plain int8"], rows["all together (ships)"]
+    assert ships["error_mean"] < 0.5 * plain["error_mean"]
+    assert ships["error_p99"] < 0.5 * plain["error_p99"]
+    assert rows["+ split input"]["error_mean"] < rows["+ bounded tanh"]["error_mean"]
+    assert len(ships["error_means"]) == 1
+    assert ships["delegate"] == "XNNPACK"
+    text = fidelity.table(study)
+    assert all(len(line) <= 120 for line in text.splitlines())
+    assert "in % of its range" in text
 
 
 def test_where_the_environment_is_not_here_the_rest_is_still_said(tmp_path: Path) -> None:
