@@ -30,6 +30,7 @@ def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None) -
         ("dm_control/cartpole-balance-v0", ["d4pg"], 950.0),
         ("dm_control/cartpole-swingup-v0", ["d4pg"], 800.0),
         ("dm_control/reacher-easy-v0", ["d4pg"], 900.0),
+        ("dm_control/walker-stand-v0", ["d4pg"], 900.0),
     ],
 )
 def test_tuned_tasks_are_valid(env_id: str, algorithms: list[str], solved: float) -> None:
