@@ -1,20 +1,26 @@
 """What policies answer here: a digest of the outputs' bytes per model, to be compared between machines.
 
-`make DIRECTORY` adds int8 models (needs TensorFlow), `give [--runtime R] [DIRECTORY]` prints answers to the same 500
-observations as JSON, `compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels.
+`make DIRECTORY` adds int8 models (needs TensorFlow), `give [DIRECTORY]` prints answers to the same 500 observations as JSON,
+`compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels. `give --reference` asks tflite-runtime's
+reference kernels: those of 32-bit ARM answer like them in every bit, the optimised ones of x86 differ in 1 % of outputs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import hashlib
 import json
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from edge_actor import interpreter
 from tests.edge_actor.models import files
 
 _WIDTHS = (64, 256, 1024)
@@ -27,12 +33,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("make", "give", "compare"))
     parser.add_argument("paths", nargs="*", type=Path)
-    parser.add_argument("--runtime", default="auto")
+    parser.add_argument("--reference", action="store_true")
     args = parser.parse_intermixed_args()
     if args.verb == "make":
         _make(args.paths[0])
     elif args.verb == "give":
-        print(json.dumps(_give(args.paths, args.runtime), indent=1))
+        print(json.dumps(_give(args.paths, args.reference), indent=1))
     else:
         return _compare(*(json.loads(path.read_text()) for path in args.paths))
     return 0
@@ -45,15 +51,15 @@ def _make(directory: Path) -> None:
         (directory / f"balancing-{width}-int8.tflite").write_bytes(make.balancing(width, "int8"))
 
 
-def _give(directories: list[Path], runtime: str) -> dict[str, dict[str, str]]:
-    from edge_actor import interpreter
-
-    observations = np.random.default_rng(0).normal(size=(_OBSERVATIONS, 4)).astype(np.float32) * np.array(
-        _SPREAD, np.float32
-    )
+def _give(directories: list[Path], reference: bool) -> dict[str, dict[str, str]]:
+    observations = np.random.default_rng(0).normal(size=(_OBSERVATIONS, 4)).astype(np.float32)
+    observations *= np.array(_SPREAD, np.float32)
     answers = {}
     for path in (files.INT8, files.FLOAT32, *(p for d in directories for p in sorted(d.glob("*.tflite")))):
-        built = interpreter.Interpreter(path.read_bytes(), 1, runtime=runtime)
+        with contextlib.ExitStack() as stack:
+            if reference:
+                stack.enter_context(_reference_kernels())
+            built = interpreter.Interpreter(path.read_bytes(), 1, runtime="tflite-runtime" if reference else "auto")
         outputs = np.empty((_OBSERVATIONS, built.output.shape[1]), np.float32)
         for row, observation in enumerate(observations):
             built.input[0] = observation
@@ -66,6 +72,13 @@ def _give(directories: list[Path], runtime: str) -> dict[str, dict[str, str]]:
             "sha256": hashlib.sha256(outputs.tobytes()).hexdigest(),
         }
     return answers
+
+
+def _reference_kernels() -> AbstractContextManager[object]:
+    """Has tflite-runtime build interpreters on its reference kernels."""
+    module = interpreter.find("tflite-runtime").module
+    build = functools.partial(module.Interpreter, experimental_op_resolver_type=module.OpResolverType.BUILTIN_REF)
+    return mock.patch.object(module, "Interpreter", build)
 
 
 def _compare(here: dict[str, Any], there: dict[str, Any]) -> int:

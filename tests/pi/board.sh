@@ -85,10 +85,10 @@ install_test_tools() {
 python_on_board() { on_board PYTHONPATH=/srv/tools PYTHONDONTWRITEBYTECODE=1 "${@:2}" sh -c "cd /srv/checks && exec /opt/actorq/venv/bin/python $1"; }
 
 make_answers() {
-	local runtime=ai-edge-litert
-	[ "$ARCHITECTURE" != armhf ] || runtime=tflite-runtime
+	local options=()
+	[ "$ARCHITECTURE" != armhf ] || options=(--reference)
 	mkdir "$WORK/models"
-	(cd "$WORK/source" && "$PYTHON" -m tests.pi.answers make "$WORK/models" && "$PYTHON" -m tests.pi.answers give --runtime "$runtime" \
+	(cd "$WORK/source" && "$PYTHON" -m tests.pi.answers make "$WORK/models" && "$PYTHON" -m tests.pi.answers give "${options[@]}" \
 		"$WORK/models" > "$WORK/here.json") 2> "$WORK/log" || fail "$(tail "$WORK/log")"
 	cp -r "$WORK/models" "$BOARD/srv/models"
 }
