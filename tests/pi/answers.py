@@ -1,15 +1,15 @@
 """What policies answer here: a digest of the outputs' bytes per model, to be compared between machines.
 
-`make DIRECTORY` adds int8 models (needs TensorFlow), `give [DIRECTORY]` prints answers to the same 500 observations as JSON,
-`compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels. `give --reference` asks tflite-runtime's
-reference kernels: those of 32-bit ARM answer like them in every bit, the optimised ones of x86 differ in 1 % of outputs.
+`make DIRECTORY` adds int8 models (needs TensorFlow), `give [DIRECTORY]` prints answers to the same 500 observations,
+`compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels. `give --reference` asks
+tflite-runtime's reference kernels: those of 32-bit ARM answer like them in every bit, where the optimised ones of x86
+differ in 1 % of outputs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import hashlib
 import json
 import sys
@@ -77,8 +77,12 @@ def _give(directories: list[Path], reference: bool) -> dict[str, dict[str, str]]
 def _reference_kernels() -> AbstractContextManager[object]:
     """Has tflite-runtime build interpreters on its reference kernels."""
     module = interpreter.find("tflite-runtime").module
-    build = functools.partial(module.Interpreter, experimental_op_resolver_type=module.OpResolverType.BUILTIN_REF)
-    return mock.patch.object(module, "Interpreter", build)
+    build, kernels = module.Interpreter, module.OpResolverType.BUILTIN_REF
+
+    def on_reference(**options: Any) -> Any:
+        return build(**options | {"experimental_op_resolver_type": kernels})
+
+    return mock.patch.object(module, "Interpreter", on_reference)
 
 
 def _compare(here: dict[str, Any], there: dict[str, Any]) -> int:
