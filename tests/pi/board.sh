@@ -111,9 +111,10 @@ newer_cpuinfo_is_fatal() {
 	say "the control: cpuinfo of a cortex-a76 on a $CORE ends with SIGILL"
 }
 
-# Not: what needs Mosquitto on the board (the broker is elsewhere), and the one test of speed. The profile has no deadlines.
+# Not: what needs Mosquitto on the board (the broker is elsewhere), and what measures speed. The profile has no deadlines.
 actor_tests() {
-	python_on_board '-m pytest -q -p no:cacheprovider -m "not mosquitto" -k "not help_is_quick" --hypothesis-profile=ci tests/edge_actor' || fail "the actor's tests on $CORE"
+	python_on_board '-m pytest -q -p no:cacheprovider -m "not mosquitto" -k "not help_is_quick" --hypothesis-profile=ci \
+		--ignore=tests/edge_actor/test_bench.py tests/edge_actor' || fail "the actor's tests on $CORE"
 }
 
 joins_the_fleet() {
