@@ -12,7 +12,7 @@ SHELL_SCRIPTS = .ci/run $(shell find . \( -name .git -o -name .venv -o -name run
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench chaos fuzz test-trixie test-setup test-pi test-pi-all clean
+.PHONY: help demo test check bench chaos fuzz test-trixie test-setup test-pi test-pi-all test-boot clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.11] [ARGS="..."] [ONLY=name]'
@@ -54,6 +54,9 @@ test-pi-all: test-pi test-setup ## as root: the other cores (A53, A76), Trixie, 
 	tests/pi/run.sh bookworm arm64 cortex-a53 cortex-a76
 	tests/pi/run.sh trixie arm64 cortex-a53 cortex-a72 cortex-a76
 	tests/pi/run.sh bookworm armhf cortex-a7
+
+test-boot: .venv/.dev ## as root: a card of flash.sh boots in qemu, from its first boot to experience, with the plug pulled
+	tests/pi/run.sh bookworm arm64 boot
 
 clean: ## remove .venv, caches and build output; runs/ stays
 	rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

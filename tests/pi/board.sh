@@ -22,7 +22,6 @@ mount_board() {
 	mount --rbind /dev "$BOARD/dev"
 	# The host's memory and spools are not this board's.
 	mount -t tmpfs tmpfs "$BOARD/dev/shm"
-	mount -t tmpfs tmpfs "$BOARD/tmp"
 	mount -t tmpfs tmpfs "$BOARD/run"
 	mkdir -p "$BOARD/srv" "$BOARD/root/.cache/pip"
 	# This machine's way to the network, so that pip and apt work as they would on a board of this network.
@@ -131,6 +130,13 @@ if [ "$ARCHITECTURE" = amd64 ]; then
 	# shellcheck source=tests/pi/refusals.sh
 	. "$WORK/source/tests/pi/refusals.sh"
 	refusals
+	exit
+fi
+if [ "$1" = boot ]; then
+	# shellcheck source=tests/pi/boot.sh
+	. "$WORK/source/tests/pi/boot.sh"
+	use_core cortex-a72
+	boots
 	exit
 fi
 use_core "$1"

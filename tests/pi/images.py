@@ -18,17 +18,19 @@ CMDLINE = "console=serial0,115200 console=tty1 root=PARTUUID=4e639091-02 rootfst
 BOOKWORM = f"{CMDLINE} quiet init=/usr/lib/raspberrypi-sys-mods/firstboot"
 
 
-def image(path: Path, files: dict[str, str], *, kind: int = 0x0C) -> Path:
+def image(
+    path: Path, files: dict[str, str], *, kind: int = 0x0C, boot_bytes: int = BOOT_BYTES, root_bytes: int = 1 << 20
+) -> Path:
     """A disk image with these files, and some more, on its boot partition."""
-    entries = struct.pack("<4xB3xII", kind, OFFSET // 512, BOOT_BYTES // 512)
-    entries += struct.pack("<4xB3xII", 0x83, (OFFSET + BOOT_BYTES) // 512, 2048)
+    entries = struct.pack("<4xB3xII", kind, OFFSET // 512, boot_bytes // 512)
+    entries += struct.pack("<4xB3xII", 0x83, (OFFSET + boot_bytes) // 512, root_bytes // 512)
     with path.open("wb") as disk:
         disk.write(b"\0" * 446 + entries + b"\0" * 32 + b"\x55\xaa")
-        disk.truncate(OFFSET + BOOT_BYTES + (1 << 20))
-        disk.seek(OFFSET + BOOT_BYTES)
+        disk.truncate(OFFSET + boot_bytes + root_bytes)
+        disk.seek(OFFSET + boot_bytes)
         disk.write(b"rootfs")
     boot = f"{path}@@{OFFSET}"
-    subprocess.run(["mformat", "-i", boot, "-v", "bootfs", "-T", str(BOOT_BYTES // 512), "::"], check=True)
+    subprocess.run(["mformat", "-i", boot, "-v", "bootfs", "-T", str(boot_bytes // 512), "::"], check=True)
     for name, text in {"config.txt": "arm_64bit=1\n", "issue.txt": "Raspberry Pi reference\n", **files}.items():
         put = ["mcopy", "-i", boot, "-", f"::{name}"]
         subprocess.run(put, input=text, text=True, check=True)
