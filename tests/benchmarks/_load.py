@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from broker import identity
+from broker import identity, listener
 
 FLEET = "bench"
 ROOT = Path(__file__).parents[2]
@@ -30,14 +30,13 @@ class Site:
         self.children: list[subprocess.Popen[str]] = []
         self._fleet_directory = self.directory / "home" / "fleets" / FLEET
         fleet = identity.Fleet.open(FLEET, self._fleet_directory)
-        # The broker follows the fleet's directory, so who is enrolled before it starts is there at once
-        broker = ["broker", "up", "--fleet", FLEET, "--tls", "--port", "0", "--kind", "mosquitto", "--json"]
-        fleet.enroll("actor-0000", ["127.0.0.1:1"])
-        self.broker = self.spawn(broker)
-        ready = json.loads(self.line(self.broker))
-        self.address, self.broker_pid = f"mqtts://127.0.0.1:{ready['port']}", int(ready["pid"])
+        port = listener.reserve("127.0.0.1", 0)
+        self.address = f"mqtts://127.0.0.1:{port}"
         for index in range(actors):
             fleet.enroll(f"actor-{index:04}", [self.address])
+        broker = ["broker", "up", "--fleet", FLEET, "--tls", "--port", str(port), "--kind", "mosquitto", "--json"]
+        self.broker = self.spawn(broker)
+        self.broker_pid = int(json.loads(self.line(self.broker))["pid"])
 
     def __enter__(self) -> Site:
         return self

@@ -18,7 +18,7 @@ from typing import Any
 from tests.benchmarks import _load
 
 ACTORS = 500
-SIZES = (60, 120, 240, 480, 960, 1920)
+SIZES = (60, 120, 240, 480, 960)
 PHASE_S = 25.0
 SAMPLES_PER_S = 60_000
 """What a learner of this size takes from replay on this class of machine: 940 updates of 64."""
