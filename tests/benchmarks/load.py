@@ -1,6 +1,6 @@
 """A large fleet on one machine: every actor with a TLS connection of its own, and a learner that trains meanwhile.
 
-What the fleet costs the learner is measured in one process: it trains on the messages of one actor that sends 4096
+What the fleet costs the learner is measured in one process: it trains on the messages of one actor that sends 512
 steps at once, then on those of the whole fleet, then on the one actor's again. In all of them it trains as fast as it
 can, because the fleet offers a little more than it takes.
 """
@@ -43,11 +43,11 @@ def _compared(actors: int, rate: float) -> Iterator[dict[str, Any]]:
         learner = _learner(site, actors * rate)
         alone, crowded, reports = [], [], []
         for _ in range(2):
-            alone.append(_phase(site, ("--first", "0", "--count", "1", "--message-steps", "4096"))[0])
+            alone.append(_phase(site, ("--first", "0", "--count", "1", "--message-steps", "512"))[0])
             updates, report = _phase(site, ("--first", "1", "--rate", str(rate)))
             crowded.append(updates)
             reports.append(report)
-        alone.append(_phase(site, ("--first", "0", "--count", "1", "--message-steps", "4096"))[0])
+        alone.append(_phase(site, ("--first", "0", "--count", "1", "--message-steps", "512"))[0])
         memory = _memory(site, learner)
         site.stop_learner(learner)
     reference, value = statistics.mean(alone), statistics.mean(crowded)
