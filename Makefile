@@ -79,5 +79,5 @@ clean: ## remove .venv, caches and build output; runs/ stays
 
 .venv/.dev: .venv/.runtime
 	@echo 'Installing the test tools into .venv.' >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,actor,local,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,actor,local,mujoco,dev]'
 	@touch $@
