@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from broker.mosquitto import process
@@ -106,6 +107,14 @@ def answers(port: int) -> bool:
         with socket.create_connection(("127.0.0.1", port), 1.0):
             return True
     except OSError:
+        return False
+
+
+def runs(child: psutil.Process) -> bool:
+    """Whether it has not ended; one whose parent is gone stays a zombie where the tests are process 1 of a container."""
+    try:
+        return child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from broker import errors
 from edge_actor.bench import models
 
-_SPIN = "from edge_actor.bench import cell\ncell.die_with_parent()\nwhile True: pass"
+_SPIN = "import sys\nfrom edge_actor.bench import cell\ncell.die_with_parent(int(sys.argv[1]))\nwhile True: pass"
 
 
 class Child:
@@ -38,7 +38,7 @@ class Child:
         self._log = log
         with open(log, "w") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "edge_actor.bench.cell"],
+                [sys.executable, "-m", "edge_actor.bench.cell", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -89,7 +89,8 @@ class Child:
 @contextlib.contextmanager
 def busy(cores: int) -> Iterator[None]:
     """Within, so many processes compute all the time."""
-    spinning = [subprocess.Popen([sys.executable, "-c", _SPIN], stdin=subprocess.DEVNULL) for _ in range(cores)]
+    command = [sys.executable, "-c", _SPIN, str(os.getpid())]
+    spinning = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(cores)]
     try:
         yield
     finally:

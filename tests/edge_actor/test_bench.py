@@ -115,7 +115,7 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_leaves_no_process(tmp_path:
         children = psutil.Process(bench.pid).children()
         bench.send_signal(signal.SIGINT)
         assert bench.wait(60.0) == errors.EXIT_INTERRUPTED
-        assert not any(process.is_running() for process in children)
+        assert not any(map(conftest.runs, children))
     finally:
         bench.kill()
         bench.stderr.close()
@@ -132,7 +132,7 @@ def test_children_do_not_outlive_a_killed_benchmark(tmp_path: Path) -> None:
     children = psutil.Process(bench.pid).children()
     bench.kill()
     bench.wait()
-    conftest.wait_until(lambda: not any(process.is_running() for process in children), "they are gone", 30.0)
+    conftest.wait_until(lambda: not any(map(conftest.runs, children)), "they are gone", 30.0)
 
 
 def test_a_row_is_called_by_what_ran_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

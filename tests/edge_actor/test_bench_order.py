@@ -62,10 +62,14 @@ def test_an_actor_that_ends_takes_its_benchmark_along() -> None:
     busy = reports.get(timeout=30.0)
     assert busy is not None and busy.error == "this actor is measuring already"
     me = psutil.Process()
-    conftest.wait_until(lambda: len(me.children(recursive=True)) == 3, "the benchmark, its policy, a busy core", 90.0)
-    children = me.children(recursive=True)
+
+    def alive() -> list[psutil.Process]:
+        return [child for child in me.children(recursive=True) if conftest.runs(child)]
+
+    conftest.wait_until(lambda: len(alive()) == 3, "the benchmark, its policy, a busy core", 90.0)
+    children = alive()
     commander.close()
     end = reports.get(timeout=60.0)
     assert end is not None and "it ended with 130" in end.error
     assert reports.get(timeout=30.0) is None and not is_measuring(commander)
-    conftest.wait_until(lambda: not any(process.is_running() for process in children), "no process is left", 30.0)
+    conftest.wait_until(lambda: not any(map(conftest.runs, children)), "no process is left", 30.0)

@@ -57,7 +57,7 @@ def test_ready_once_then_alive_four_times_in_each_limit(
     assert "NOTIFY_SOCKET" not in os.environ  # environments start processes too
 
 
-@pytest.mark.parametrize("variable", [("WATCHDOG_USEC", ""), ("WATCHDOG_PID", "1")])
+@pytest.mark.parametrize("variable", [("WATCHDOG_USEC", ""), ("WATCHDOG_PID", str(os.getpid() + 1))])
 def test_without_a_limit_for_this_process_it_is_only_ready(
     systemd: socket.socket, monkeypatch: pytest.MonkeyPatch, variable: tuple[str, str]
 ) -> None:
