@@ -105,7 +105,14 @@ def test_energy_by_an_external_meter(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_an_interrupted_benchmark_keeps_its_rows_and_leaves_no_process(tmp_path: Path) -> None:
     whole = [*COMMAND, "--control-s", "60", "-o", str(tmp_path)]
-    bench = subprocess.Popen(whole, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    bench = subprocess.Popen(
+        whole,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # What a shell starts in the background ignores Ctrl-C, and so do its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
     assert bench.stderr is not None
     try:
         assert next(line for line in bench.stderr if "control" in line)
