@@ -1,4 +1,4 @@
-"""Environments from names, and their spec. The only file that imports Gymnasium.
+"""Environments from names, and their spec. With quick_spaces the only file that imports Gymnasium.
 
 Observations are carried as one array. Box of uint8 stays uint8; any other Box becomes float32. Dict, Tuple, Discrete,
 MultiDiscrete and MultiBinary are flattened to one float32 vector by Gymnasium's FlattenObservation: members of a Dict
@@ -30,6 +30,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import FlattenObservation as FlattenObservations
 
 from broker import errors, specs
+from edge_actor import quick_spaces
 
 _FLATTENED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _OWN = "gymnasium.envs."
@@ -91,6 +92,7 @@ def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None)
             todo="check env and env_kwargs; -v shows the traceback",
         ) from error
     if isinstance(made, VectorEnv):
+        quick_spaces.quicken(made)
         return _adapt(name, made, made.single_observation_space, made.single_action_space, n_envs)
     return _adapt(name, made, made.observation_space, made.action_space, 0)
 
@@ -161,6 +163,7 @@ def _sync(makers: list[Callable[[], gymnasium.Env[Any, Any]]]) -> SyncVectorEnv:
 
 
 def _flat(made: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    quick_spaces.quicken(made)
     space = made.observation_space
     if isinstance(space, _FLATTENED) or (isinstance(space, spaces.Box) and space.shape == ()):
         return gymnasium.wrappers.FlattenObservation(made)
