@@ -18,7 +18,8 @@ class Inbox:
     def __init__(self) -> None:
         self._queue: collections.deque[Arrived] = collections.deque()
         self._lock = threading.Lock()
-        self._filled = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
+        self._woken = False
         self.size_bytes = 0
 
     def has_room(self) -> bool:
@@ -29,12 +30,21 @@ class Inbox:
         with self._lock:
             self._queue.append((topic, payload, retained))
             self.size_bytes += len(payload)
-            self._filled.notify()
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Ends the wait of `get`, now or the next one: there is something else to do. From any thread."""
+        with self._lock:
+            self._woken = True
+            self._changed.notify()
 
     def get(self, wait_s: float) -> Arrived | None:
-        """The oldest message; waits for one if there is none, and returns None if none came."""
+        """The oldest message; waits for one if there is none, and returns None if none came, or if woken."""
         with self._lock:
-            if not self._queue and not (wait_s > 0 and self._filled.wait_for(lambda: self._queue, wait_s)):
+            if not self._queue and wait_s > 0:
+                self._changed.wait_for(lambda: self._queue or self._woken, wait_s)
+                self._woken = False
+            if not self._queue:
                 return None
             arrived = self._queue.popleft()
             self.size_bytes -= len(arrived[1])

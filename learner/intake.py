@@ -24,6 +24,9 @@ class Intake:
         book: Where it is written down.
         memory: Where it goes; what `book` has is fed to it now.
         say: Takes one line for people.
+
+    Attributes:
+        pending_steps: Steps that were taken and are not yet in replay.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Intake:
         self._replay = memory
         self._waiting: list[ingest.Taken] = []
         self._waiting_bytes = 0
+        self.pending_steps = 0
         self._under_way: list[ingest.Taken] = []
         self._first_id = 0  # of those under way
         self._fed: collections.deque[tuple[int, int]] = collections.deque()  # ledger id, and where it ends in replay
@@ -55,6 +59,7 @@ class Intake:
         if taken is None:
             return None
         self._waiting.append(taken)
+        self.pending_steps += taken.entry.steps
         self._waiting_bytes += taken.entry.size_bytes
         return taken.experience
 
@@ -96,6 +101,7 @@ class Intake:
                 self._insert(id_, taken.experience)
                 fed.append(taken.experience)
         self._checks.settle([taken.entry for taken in self._under_way])
+        self.pending_steps -= sum(taken.entry.steps for taken in self._under_way)
         self._under_way = []
         return fed
 

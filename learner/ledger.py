@@ -78,6 +78,7 @@ class Ledger:
     Attributes:
         id: Names this ledger in receipts.
         last_id: Of the newest message.
+        on_commit: Called on the ledger's thread when a commit has ended, well or not.
 
     Raises:
         RunError: The file is no ledger, or a broken one.
@@ -91,6 +92,7 @@ class Ledger:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
+        self.on_commit: Callable[[], None] = lambda: None
         fresh = not path.exists()
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
@@ -147,6 +149,7 @@ class Ledger:
         ids = range(self.last_id + 1, self.last_id + 1 + len(entries))
         self.last_id += len(entries)
         self._commit = self._worker.submit(self._write, ids, entries, forget_before)
+        self._commit.add_done_callback(lambda _: self.on_commit())
         return ids
 
     def wait(self) -> None:

@@ -53,6 +53,7 @@ class Roster:
         self._working: list[Actor] | None = None
         self._looked_at = -math.inf
         self._somebody_waits = False
+        self._allowance = math.inf  # assignments that change nothing but the pace; kept by `look`
         self.env_id = env_id
 
     @property
@@ -130,8 +131,11 @@ class Roster:
 
     def look(self, now_s: float) -> bool:
         """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
-        if not self._somebody_waits and now_s - self._looked_at < self.period_s / 4:
+        elapsed_s = now_s - self._looked_at
+        if not self._somebody_waits and elapsed_s < self.period_s / 10:
             return False
+        # Spread over time: all at once, they would hold up updates, and all actors would send at once as well
+        self._allowance = min(max(1.0, len(self.working()) / 5), self._allowance + MESSAGES_PER_S * elapsed_s)
         self._looked_at, self._somebody_waits = now_s, False
         return True
 
@@ -157,10 +161,14 @@ class Roster:
             exploration: Its epsilon and noise.
             now_s: Monotonic time.
         """
+        old = actor.assignment
+        paced = old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
+        if paced and (self._allowance < 1 or now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, self.period_s)):
+            return None
         n = max(1, len(self.working()))
         period_s = 0.0 if settings.deterministic else max(settings.message_period_s, self.period_s)
         granted = actor.recorded + math.ceil(max(0, steps_left) / n)
-        old, noise = actor.assignment, exploration.noise
+        noise = exploration.noise
         if old is None:
             new = messages.Assignment(
                 session=self._session,
@@ -191,10 +199,8 @@ class Roster:
                 lockstep_version=lockstep_version,
                 refused=actor.refused,
             )
-            if new == old or (
-                (new.lockstep_version, new.refused) == (old.lockstep_version, old.refused)
-                and (now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, self.period_s))
-            ):
+            if new == old:
                 return None
+            self._allowance -= paced
         actor.assignment, actor.assigned_at = new, now_s
         return new

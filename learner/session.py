@@ -174,7 +174,7 @@ class Session:
         return self.tell(self.topics.command(actor_id), command) > 0
 
     def drain(self, wait_s: float) -> Iterator[Arrival]:
-        """What has arrived; waits up to `wait_s` for the first message.
+        """What has arrived; waits up to `wait_s` for the first message, or until woken.
 
         Raises:
             FleetBusy: Another learner is alive on the fleet, or has taken it over.
@@ -188,6 +188,10 @@ class Session:
                 yield arrival
         if self._rival is not None:
             raise self._busy(self._rival)
+
+    def wake(self) -> None:
+        """Ends the wait of `drain`, now or the next one. From any thread."""
+        self._inbox.wake()
 
     def close(self) -> None:
         """Says goodbye, if the fleet was ours, and disconnects."""

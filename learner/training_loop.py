@@ -1,12 +1,15 @@
 """The learner's loop: take in experience, set the pace, update, publish, score, save. The wiring on this side.
 
-Everything happens in one thread, one step after the other, so that the loop can be read and --deterministic means what
-it says. Updates come several per TensorFlow call; between two calls the loop looks at what has arrived.
+Everything is decided in one thread, one step after the other, so that the loop can be read. Updates come several per
+TensorFlow call, which computes on a thread of its own: the loop takes in what arrives meanwhile, so that a receipt need
+not wait for an update, nor an update for the fleet. In lock-step nothing arrives meanwhile.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import itertools
 import json
 import threading
 import time
@@ -38,6 +41,8 @@ from learner.algorithms import Algorithm, registry
 from learner.quantize import calibrate
 
 NORMALIZER_OBSERVATIONS = 1024
+ARRIVALS = 64
+"""Messages that are taken in at once, at most: about 10 ms, then updates have their turn."""
 
 
 class TrainingLoop:
@@ -94,6 +99,7 @@ class TrainingLoop:
         self._started, self._stop = started_s, stop
         self._lockstep_goal = train.learning_starts
         self._first_epoch = here.epoch
+        self._updating = concurrent.futures.ThreadPoolExecutor(1, "update")
         version = self._restore_counters(saved) if saved else 0
         book = self._open_ledger(resumed=saved is not None, say=screen.say)
         self.ingest = ingest.Ingest(
@@ -106,6 +112,7 @@ class TrainingLoop:
             train.max_policy_lag,
         )
         self.intake = intake.Intake(self.ingest, book, self.replay, screen.say)
+        book.on_commit = here.wake
         here.announce(self.spec.fingerprint, version)
         self._assign(lockstep_version=0)
         screen.say("compiling the networks; the actors gather their first steps meanwhile")
@@ -166,6 +173,7 @@ class TrainingLoop:
             self.save()
             self.metrics.close()
             self.intake.close()
+            self._updating.shutdown()
 
     @property
     def _budget_spent(self) -> bool:
@@ -218,7 +226,16 @@ class TrainingLoop:
             self.algorithm.normalize(self.replay.observations(NORMALIZER_OBSERVATIONS, self.rng))
         batch = self.replay.sample(settings.updates_per_call, settings.batch_size, self.rng)
         self.limiter.sample(self._samples_per_call)
-        update = self.algorithm.update(batch)
+        computing = self._updating.submit(self.algorithm.update, batch)
+        computing.add_done_callback(lambda _: self.session.wake())
+        try:
+            while not computing.done():
+                self._drain(0.1)
+                if not self.settings.deterministic:
+                    self._assign(lockstep_version=0)
+        finally:
+            concurrent.futures.wait([computing])  # a checkpoint must not see half an update
+        update = computing.result()
         self.replay.update_priorities(batch.ids, update.td_error)
         self.update_metrics = update.metrics
 
@@ -255,9 +272,10 @@ class TrainingLoop:
     # -- what arrives -----------------------------------------------------------------------------------------------
 
     def _drain(self, wait_s: float) -> None:
-        """Takes in what has arrived. Waits for the ledger only where it would wait for arrivals as well."""
-        arrived = () if self.intake.is_full else self.session.drain(0.0 if self.intake.pending else wait_s)
-        for arrival in arrived:
+        """Takes in what has arrived; waits up to `wait_s` for an arrival, a commit or an update to end."""
+        if self.intake.is_full:
+            self._feed(wait=True)
+        for arrival in itertools.islice(self.session.drain(wait_s), ARRIVALS):
             message = arrival.message
             if isinstance(message, messages.ActorState):
                 self._take_state(arrival.actor_id, message, arrival.retained)
@@ -267,7 +285,7 @@ class TrainingLoop:
                 self._take_experience(arrival.actor_id, arrival.topic, message)
                 if self.intake.is_full:
                     break
-        self._feed(wait=wait_s > 0)
+        self._feed(wait=False)
 
     def _feed(self, *, wait: bool) -> None:
         """What is durable enters replay and gets receipts: one an actor, however many messages it covers."""
@@ -337,7 +355,7 @@ class TrainingLoop:
                 continue
             assignment = self.roster.assign(
                 actor,
-                steps_left=goal - self.env_steps,
+                steps_left=goal - self.env_steps - self.intake.pending_steps,
                 env_steps=self.env_steps,
                 lockstep_version=lockstep_version,
                 settings=self.settings,

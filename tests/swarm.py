@@ -45,12 +45,16 @@ RECEIPTS_TIMEOUT_S = 30.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """What each actor sends. `rate` in steps/s, 0 for as fast as receipts come; `messages` 0 for no end."""
+    """What each actor sends. `rate` in steps/s, 0 for as fast as receipts come; `messages` 0 for no end.
+
+    Receipts of what is sent within `warm_s` of the last one's connecting do not count: the learner compiles then.
+    """
 
     rate: float
     message_steps: int
     window: int
     messages: int
+    warm_s: float
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,6 +62,7 @@ class Tally:
     """Of all actors together; times in seconds on this machine's monotonic clock."""
 
     connected: int = 0
+    warm_until_s: float = 0.0
     lost: int = 0
     sent: int = 0
     receipted: int = 0
@@ -170,16 +175,19 @@ class SimulatedActor:
 
     @property
     def message_steps(self) -> int:
-        """Steps of the next message: what is recorded in the assigned period, where there is a rate."""
+        """Steps of the next message: what is recorded in the assigned period, where there is a rate, and granted."""
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
-        return max(1, min(wanted.message_steps, round(self._load.rate * wanted.message_period_s)))
+        recorded = max(1, min(wanted.message_steps, round(self._load.rate * wanted.message_period_s)))
+        return min(recorded, wanted.steps_granted - self._recorded)
 
     def send(self) -> bool:
         """Sends the next message; false if window, grant or plan forbid it."""
         wanted, steps = self._assignment, self.message_steps
-        if wanted is None or self._recorded + steps > wanted.steps_granted or 0 < self._load.messages <= self._made:
+        if wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
+            return False
+        if 0 < self._load.messages <= self._made:
             return False
         if len(self._held) >= self._load.window:
             return False
@@ -228,7 +236,8 @@ class SimulatedActor:
         now = time.monotonic()
         while self._held and receipt.boot == BOOT and self._held[0][0] <= receipt.seq:
             _, steps, sent_s = self._held.popleft()
-            self._tally.receipt_s.append(now - sent_s)
+            if sent_s >= self._tally.warm_until_s:
+                self._tally.receipt_s.append(now - sent_s)
             self._tally.receipted += 1
             self._tally.steps += steps
             if not self._tally.warm_s and self._made > self._load.messages // 10:  # by then the learner has compiled
@@ -278,6 +287,7 @@ class Swarm:
                 self._connect(self._bundles.pop())
             if not said and not self._bundles and self.tally.connected == len(self._actors):
                 said = True
+                self.tally.warm_until_s = time.monotonic() + self._load.warm_s
                 print(json.dumps({"connected": self.tally.connected, "at_s": time.monotonic()}), flush=True)
             self._serve()
             self._run_due()
@@ -375,9 +385,10 @@ def main() -> None:
     parser.add_argument("--message-steps", type=int, default=256, help="of each message, where there is no rate")
     parser.add_argument("--window", type=int, default=64, help="messages without a receipt, at most")
     parser.add_argument("--messages", type=int, default=0, help="messages of each actor; 0: until SIGTERM")
+    parser.add_argument("--warm-s", type=float, default=0.0, help="receipts of what is sent before do not count")
     args = parser.parse_args()
     files = sorted(args.bundles.glob("*.json"))[args.first : args.first + args.count]
-    load = Load(args.rate, args.message_steps, args.window, args.messages)
+    load = Load(args.rate, args.message_steps, args.window, args.messages, args.warm_s)
     swarm = Swarm([identity.Bundle.read(file) for file in files], load)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *args: swarm.stop())

@@ -93,4 +93,5 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", fill: str = "
 
 
 def _svg(width: int, height: int, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img">{"".join(parts)}</svg>'
+    size = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
+    return f'<svg {size} role="img">{"".join(parts)}</svg>'

@@ -19,7 +19,7 @@ from tests.benchmarks import _load
 
 ACTORS = 500
 SIZES = (60, 120, 240, 480, 960)
-PHASE_S = 25.0
+PHASE_S, WARM_S = 25.0, 8.0
 SAMPLES_PER_S = 60_000
 """What a learner of this size takes from replay on this class of machine: 940 updates of 64."""
 
@@ -73,9 +73,9 @@ def _cost(actors: int) -> dict[str, Any]:
             *("--actors", str(actors), "--samples-per-insert", "0.001", "--learning-starts", "1000"),
             *("--replay-capacity", "1000000", "--max-env-steps", "1000000000"),
         )
-        swarm = site.swarm("--rate", "50")
+        swarm = site.swarm("--rate", "50", "--warm-s", str(WARM_S))
         site.line(swarm)
-        time.sleep(5.0)
+        time.sleep(WARM_S)
         before = [_load.cpu_s(pid) for pid in (learner.pid, site.broker_pid, swarm.pid)]
         time.sleep(PHASE_S)
         spent = [_load.cpu_s(pid) for pid in (learner.pid, site.broker_pid, swarm.pid)]
@@ -98,9 +98,9 @@ def _cost(actors: int) -> dict[str, Any]:
 
 def _phase(site: _load.Site, swarm_arguments: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
     """Updates/s while this swarm sends, and its report."""
-    swarm = site.swarm(*swarm_arguments)
+    swarm = site.swarm(*swarm_arguments, "--warm-s", str(WARM_S))
     site.line(swarm)
-    time.sleep(8.0)  # until the first row of metrics that is all this swarm's
+    time.sleep(WARM_S)  # until the first row of metrics that is all this swarm's
     first = site.newest_metrics()
     time.sleep(PHASE_S)
     last = site.newest_metrics()

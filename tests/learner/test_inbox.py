@@ -32,3 +32,13 @@ def test_is_waited_for() -> None:
     timer.start()
     assert made.get(10.0) == ("a", b"x", False)
     timer.join()
+
+
+def test_a_wait_ends_when_woken_before_or_meanwhile() -> None:
+    made = inbox.Inbox()
+    made.wake()
+    assert made.get(60.0) is None
+    timer = threading.Timer(0.05, made.wake)
+    timer.start()
+    assert made.get(60.0) is None
+    timer.join()

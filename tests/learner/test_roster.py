@@ -153,11 +153,39 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
         actors[0], steps_left=n, env_steps=0, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=1.0
     )
     assert given is not None and given.message_period_s == 5.0
-    assert found.look(1.0) and not found.look(2.0) and found.look(2.25)
+    assert found.look(1.0) and not found.look(1.25) and found.look(1.5)
     found.observe("late", fleet_examples.state(session="late"), retained=False, now_s=2.3)
-    assert found.look(2.3), "who has just come waits for nothing"
+    assert found.look(1.6), "who has just come waits for nothing"
     found.expire(roster.SILENCE_S + 9.0)
     assert len(found.working()) == n + 1, "nor is anybody taken for dead who was told to speak seldom"
     found.expire(roster.SILENCE_S + 11.0)
     assert [actor.actor_id for actor in found.working()] == ["late"]
     assert found.period_s == 1 / roster.MESSAGES_PER_S
+
+
+def test_in_a_large_fleet_assignments_are_spread_over_time() -> None:
+    """All actors told at once would all send at once, and updates would stand still while they are told."""
+    found, _ = make()
+    n = int(roster.MESSAGES_PER_S * 2)
+    actors = [found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0) for i in range(n)]
+    told: list[list[int]] = []
+    for turn in range(42):
+        now_s = turn * 0.25
+        assert found.look(now_s)
+        given = [
+            found.assign(
+                actor,
+                steps_left=n * (turn + 1),
+                env_steps=0,
+                lockstep_version=0,
+                settings=SETTINGS,
+                exploration=EXPLORATION,
+                now_s=now_s,
+            )
+            for actor in actors
+        ]
+        told.append([i for i, assignment in enumerate(given) if assignment is not None])
+    assert len(told[0]) == n, "each needs one to begin with"
+    assert max(map(len, told[1:])) <= n / 5
+    for begin in (9, 18, 27):
+        assert {i for turn in told[begin : begin + 9] for i in turn} == set(range(n)), "everybody once a period"
