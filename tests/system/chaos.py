@@ -29,7 +29,7 @@ import psutil
 from broker import identity
 from broker.mosquitto import process
 from tests import conftest
-from tests.system import audit, proxy
+from tests.system import audit, network
 
 FLEET = "chaos"
 ENV = f"{Path(__file__).with_name('counting.py')}:Counting"
@@ -43,7 +43,7 @@ PROGRESS_S = 60.0
 
 
 class Fleet:
-    """Brokers, proxies before them, actors and a learner; a context that ends them all."""
+    """Brokers, a network before them, actors and a learner; a context that ends them all."""
 
     def __init__(self, root: Path, kinds: Sequence[str], say: Callable[[str], None]) -> None:
         self.root, self.run, self.logs = root, root / "run", root / "books"
@@ -52,8 +52,9 @@ class Fleet:
         self._keys = identity.Fleet.open(FLEET, root / "home" / "fleets" / FLEET)
         self.brokers = [conftest.BrokerProcess(kind, str(root)) for kind in kinds]
         self.children: dict[str, subprocess.Popen[str]] = {}
-        self.links: dict[str, list[proxy.Proxy]] = {
-            name: [proxy.Proxy(broker.port) for broker in self.brokers] for name in (*ACTORS, "learner")
+        self._network = network.Network()
+        self.links = {
+            name: [self._network.relay(broker.port) for broker in self.brokers] for name in (*ACTORS, "learner")
         }
         for name in ACTORS:
             (self.logs / name).mkdir(parents=True)
@@ -66,8 +67,7 @@ class Fleet:
     def __exit__(self, *exc: object) -> None:
         for name in (*self.children,):
             self.stop(name)
-        for link in (link for links in self.links.values() for link in links):
-            link.close()
+        self._network.close()
         for broker in self.brokers:
             if broker.process.returncode is None:
                 broker.stop()
@@ -223,7 +223,7 @@ class Chaos:
     def _cut_link(self) -> str:
         name = self._rng.choice((*ACTORS, "learner"))
         for link in self._fleet.links[name]:
-            link.cut()
+            link.block()
         return f"link cut: {name}"
 
     def _stall_link(self) -> str:
@@ -237,7 +237,7 @@ class Chaos:
         name = ACTORS[0]
         ballast = self._fleet.root / f"spool-{name}" / "ballast"
         for link in self._fleet.links[name]:
-            link.cut()
+            link.block()
         with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))

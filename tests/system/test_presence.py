@@ -18,7 +18,7 @@ from learner import config, roster, session
 from tests import conftest
 from tests.broker import plain_client
 from tests.learner import fleet_examples
-from tests.system import gates
+from tests.system import network
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 NAMES = topics.Topics("lab")
@@ -28,15 +28,15 @@ BEAT_S = 0.5
 
 
 class Site:
-    """Two brokers of one fleet, and gates in front of them."""
+    """Two brokers of one fleet, and a network in front of them."""
 
     def __init__(self, start_broker: Callable[[str], conftest.BrokerProcess]) -> None:
         self.fleet = identity.Fleet.open("lab")
         self.brokers = [start_broker("mosquitto") for _ in range(2)]
-        self.proxy = gates.Gates()
+        self.network = network.Network()
 
-    def gates(self) -> list[gates.Gate]:
-        return [self.proxy.gate(one.port) for one in self.brokers]
+    def relays(self) -> list[network.Relay]:
+        return [self.network.relay(one.port) for one in self.brokers]
 
 
 class Actor:
@@ -49,20 +49,22 @@ class Actor:
 
     def __init__(self, name: str, site: Site, rng: random.Random) -> None:
         self.name = name
-        self._site = site
         self._rng = rng
-        self.gates = site.gates()
-        rng.shuffle(self.gates)
-        addresses = [f"127.0.0.1:{gate.port}" for gate in self.gates]
+        self.relays = site.relays()
+        rng.shuffle(self.relays)
+        addresses = [f"127.0.0.1:{relay.port}" for relay in self.relays]
         self.bundle = site.fleet.enroll(name, addresses)
         self.lives = False
         self.reconnects = 0
 
     def cut(self) -> None:
         """The network fails; the broker hears of it at once, or much later than the actor."""
-        late_s = self._rng.choice([0.0, 0.0, 0.3, 1.5])
-        for gate in self.gates:
-            self._site.proxy.cut(gate, broker_hears_after_s=late_s)
+        late_s = self._late_s()
+        for relay in self.relays:
+            relay.cut(far_side_after_s=late_s)
+
+    def _late_s(self) -> float:
+        return self._rng.choice([0.0, 0.0, 0.3, 1.5])
 
 
 class Simulated(Actor):
@@ -82,18 +84,18 @@ class Simulated(Actor):
 
         self._link.retain(topic, state)
         self._heartbeat = heartbeat.Heartbeat(lambda: self._link.retain(topic, state), BEAT_S)
-        for gate in self.gates:
-            gate.close(False)
+        for relay in self.relays:
+            relay.mend()
         self._link.start()
         self._heartbeat.start()
         self.lives = True
 
     def kill(self) -> None:
         """As kill -9 does: not a word more, and the connection is reset."""
-        for gate in self.gates:
-            gate.close(True)
         self._link.mute()
-        self.cut()
+        late_s = self._late_s()
+        for relay in self.relays:
+            relay.block(far_side_after_s=late_s)
         self._end(None)
 
     def leave(self) -> None:
@@ -149,7 +151,7 @@ class Real(Actor):
 def site(start_broker: Callable[[str], conftest.BrokerProcess], actorq_home: Path) -> Iterator[Site]:
     made = Site(start_broker)
     yield made
-    made.proxy.stop()
+    made.network.close()
 
 
 def retained(broker: conftest.BrokerProcess, actors: list[Simulated | Real]) -> dict[str, bool]:
@@ -173,8 +175,8 @@ def test_nobody_is_stuck_after_a_thousand_reconnects(site: Site, tmp_path: Path)
     simulated = [Simulated(f"sim-{n}", site, rng) for n in range(SIMULATED)]
     real = [Real(f"real-{n}", site, rng, tmp_path) for n in range(REAL)]
     actors: list[Simulated | Real] = [*simulated, *real]
-    own_gates = site.gates()
-    settings = config.TrainConfig(fleet="lab", broker=tuple(f"127.0.0.1:{gate.port}" for gate in own_gates))
+    own = site.relays()
+    settings = config.TrainConfig(fleet="lab", broker=tuple(f"127.0.0.1:{relay.port}" for relay in own))
     here = session.Session(settings, lambda line: None)
     found = roster.Roster(here.id, here.epoch, "", lambda line: None)
 
@@ -212,7 +214,7 @@ def test_nobody_is_stuck_after_a_thousand_reconnects(site: Site, tmp_path: Path)
                 rng.choice(site.brokers).restart()
                 broker_kills += 1
             if turns % 50 == 25:
-                site.proxy.cut(rng.choice(own_gates))
+                rng.choice(own).cut()
             listen(0.005)
         for actor in actors[::4]:
             if actor.lives:

@@ -13,7 +13,7 @@ from broker import codec, errors, identity, messages, signing, topics
 from learner import local_fleet
 from tests import conftest
 from tests.broker import plain_client
-from tests.system import books, gates
+from tests.system import books, network
 from tests.system.conftest import QUICK
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -73,10 +73,9 @@ class Listener:
 
 
 @pytest.fixture
-def relay() -> Iterator[gates.Gates]:
-    made = gates.Gates()
-    yield made
-    made.stop()
+def net() -> Iterator[network.Network]:
+    with network.Network() as made:
+        yield made
 
 
 def rows(kept: books.Books, where: str = "") -> Counter[tuple[int, int]]:
@@ -89,21 +88,20 @@ def test_the_newcomer_has_the_fleet_and_the_first_ends(
     start_fleet: Callable[..., local_fleet.LocalFleet],
     run_root: Path,
     monkeypatch: pytest.MonkeyPatch,
-    relay: gates.Gates,
+    net: network.Network,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     log = run_root / "log"
     log.mkdir()
     monkeypatch.setenv("COUNTING_LOG", str(log))
     fleet = start_fleet("mosquitto")
-    gate = relay.gate(int(fleet.broker["port"]))
+    relay = net.relay(int(fleet.broker["port"]))
     one, two = (books.Books(log, run_root / run) for run in ("one", "two"))
     fleet.start_actor("pi", ["--env", books.ENV])
-    first = fleet.start_learner([*FLAGS, "--run-dir", str(run_root / "one")], brokers=[f"127.0.0.1:{gate.port}"])
+    first = fleet.start_learner([*FLAGS, "--run-dir", str(run_root / "one")], brokers=[f"127.0.0.1:{relay.port}"])
     one.await_rows(50)
     if first_is == "cut off":
-        gate.close(True)
-        relay.cut(gate)
+        relay.block()
     elif first_is == "standing still":
         first.send_signal(signal.SIGSTOP)
     second = fleet.start_learner([*FLAGS, "--run-dir", str(run_root / "two"), "--take-over"], "learner-2")
@@ -114,7 +112,7 @@ def test_the_newcomer_has_the_fleet_and_the_first_ends(
     if first_is != "live":
         assert first.poll() is None
         first.send_signal(signal.SIGCONT)
-        gate.close(False)
+        relay.mend()
     assert first.wait(30.0) == errors.FleetBusy.exit_code
     assert "another learner has taken this fleet over" in capfd.readouterr().err
     two.await_rows(20)
