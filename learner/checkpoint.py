@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from broker import errors, identity
 
 KEEP = 3
+FORMAT = 2
+"""Of the arrays: since 2 dense kernels and convolutions have their outputs first."""
 _META = "__meta__"
 State = Mapping[str, NDArray[Any]]
 
@@ -34,7 +36,7 @@ class Checkpoint:
 def save(directory: Path, updates: int, meta: Mapping[str, Any], parts: Mapping[str, State]) -> Path:
     """Writes checkpoint `updates` and removes all but the newest KEEP."""
     arrays = {f"{part}/{name}": array for part, state in parts.items() for name, array in state.items()}
-    arrays[_META] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    arrays[_META] = np.frombuffer(json.dumps({"format": FORMAT, **meta}).encode(), np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     path = directory / f"{updates:010d}.npz"
@@ -52,7 +54,7 @@ def load_newest(directory: Path, log: Callable[[str], None]) -> Checkpoint | Non
         log: Told about every broken checkpoint that is passed over.
 
     Raises:
-        RunError: There are checkpoints, but all are broken.
+        RunError: There are checkpoints, but all are broken, or the newest is of another release.
     """
     found = _newest_first(directory)
     for path in found:
@@ -77,6 +79,12 @@ def _load(path: Path) -> Checkpoint:
             if key != _META:
                 part, _, name = key.partition("/")
                 parts.setdefault(part, {})[name] = file[key]
+    if (found := meta.pop("format", 1)) != FORMAT:
+        raise errors.RunError(
+            f"the checkpoint has format {found}, and this release of actorq-fleet reads format {FORMAT}",
+            where=str(path),
+            todo="go on with the release that wrote it, or start a new run",
+        )
     return Checkpoint(meta, parts)
 
 

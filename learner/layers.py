@@ -2,6 +2,9 @@
 
 The first layer takes observations in raw units; whatever normaliser training used is folded in already. numpy only, so
 that a policy can be rewritten into a model without touching TensorFlow.
+
+Kernels have their outputs first, as in TFLite: each output's weights lie side by side, share a scale, and are written
+into a model as they lie. Turning them round cost more than all the arithmetic of quantizing them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """`activation(x @ kernel + bias)` on [B, in]; kernel [in, out], bias [out]."""
+    """`activation(x @ kernel.T + bias)` on [B, in]; kernel [out, in], bias [out]."""
 
     kernel: FloatArray
     bias: FloatArray
@@ -28,7 +31,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conv2D:
-    """Convolution of [B, height, width, in] without padding; kernel [height, width, in, out], bias [out]."""
+    """Convolution of [B, height, width, in] without padding; kernel [out, height, width, in], bias [out]."""
 
     kernel: FloatArray
     bias: FloatArray
@@ -98,15 +101,11 @@ def absorb(policy: PolicyLayers, gain: NDArray[Any], offset: NDArray[Any]) -> Po
         offset: As `gain`.
     """
     at, first = next((i, layer) for i, layer in enumerate(policy) if isinstance(layer, Weighted))
-    kernel = first.kernel.astype(np.float64)
+    kernel = first.kernel.astype(np.float64).reshape(len(first.kernel), -1)
     gain64, offset64 = np.asarray(gain, np.float64).reshape(-1), np.asarray(offset, np.float64).reshape(-1)
-    if isinstance(first, Dense):
-        bias = first.bias + np.broadcast_to(offset64, kernel.shape[:1]) @ kernel
-        kernel = kernel * gain64[:, None]
-    else:
-        (gain_all,), (offset_all,) = gain64, offset64
-        bias = first.bias + offset_all * kernel.sum((0, 1, 2))
-        kernel = kernel * gain_all
+    assert gain64.size == 1 or isinstance(first, Dense)
+    bias = first.bias + kernel @ np.broadcast_to(offset64, kernel.shape[1:])
+    kernel = (kernel * gain64).reshape(first.kernel.shape)
     rewritten = replace(first, kernel=kernel.astype(np.float32), bias=bias.astype(np.float32))
     return (*policy[:at], rewritten, *policy[at + 1 :])
 
@@ -116,6 +115,6 @@ def centred(last: Dense) -> Dense:
     kernel, bias = last.kernel.astype(np.float64), last.bias.astype(np.float64)
     return replace(
         last,
-        kernel=(kernel - kernel.mean(1, keepdims=True)).astype(np.float32),
+        kernel=(kernel - kernel.mean(0)).astype(np.float32),
         bias=(bias - bias.mean()).astype(np.float32),
     )

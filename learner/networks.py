@@ -63,7 +63,8 @@ def dense(
 ) -> layers.Dense:
     """A layer with kernel variance `scale / n_in` (2 keeps the signal through ReLUs: He et al. 2015), zero bias."""
     bound = math.sqrt(3 * scale / n_in)
-    kernel = rng.uniform(-bound, bound, (n_in, n_out)).astype(np.float32)
+    # Drawn by inputs, as the runs were from which the tuned settings come: the same seed gives the same network
+    kernel = rng.uniform(-bound, bound, (n_in, n_out)).T.astype(np.float32, order="C")
     return layers.Dense(kernel, np.zeros(n_out, np.float32), activation)
 
 
@@ -81,7 +82,7 @@ def torso(
         height, across, channels = observation.shape
         for filters, size, stride in _NATURE_CNN:
             flat = dense(size * size * channels, filters, "relu", rng)
-            stack.append(layers.Conv2D(flat.kernel.reshape(size, size, channels, filters), flat.bias, stride, "relu"))
+            stack.append(layers.Conv2D(flat.kernel.reshape(filters, size, size, channels), flat.bias, stride, "relu"))
             height, across, channels = (height - size) // stride + 1, (across - size) // stride + 1, filters
         width = height * across * channels
         stack.append(layers.Flatten())
@@ -105,9 +106,10 @@ def forward(stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor) ->
                 x = x * layer.gain + layer.offset
                 continue
             case layers.Dense():
-                x = tf.matmul(x, next(remaining))
+                x = tf.matmul(x, next(remaining), transpose_b=True)
             case layers.Conv2D():
-                x = tf.nn.conv2d(x, next(remaining), strides=layer.stride, padding="VALID")
+                kernel = tf.transpose(next(remaining), (1, 2, 3, 0))
+                x = tf.nn.conv2d(x, kernel, strides=layer.stride, padding="VALID")
         x = tf.nn.bias_add(x, next(remaining))
         if layer.activation != "none":
             x = {"relu": tf.nn.relu, "tanh": tf.tanh}[layer.activation](x)
@@ -191,11 +193,11 @@ class QNetwork:
             for stream, arrays in ((self.advantage, advantage_w), (self.value, value_w))
         )
         first = layers.Dense(
-            np.hstack([advantage[0].kernel, value[0].kernel]), np.hstack([advantage[0].bias, value[0].bias]), "relu"
+            np.vstack([advantage[0].kernel, value[0].kernel]), np.hstack([advantage[0].bias, value[0].bias]), "relu"
         )
         last = layers.centred(advantage[1])
         last = layers.Dense(
-            np.vstack([last.kernel, np.repeat(value[1].kernel, last.bias.size, axis=1)]),
+            np.hstack([last.kernel, np.repeat(value[1].kernel, last.bias.size, axis=0)]),
             last.bias + value[1].bias,
             "none",
         )

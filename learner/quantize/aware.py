@@ -106,7 +106,7 @@ def _simulate(
             continue
         at += 1
         linear = layer.activation if layer.activation == "relu" else "none"
-        kernel, bias = fake_quant.kernel(next(remaining), weight_bits), next(remaining)
+        kernel, bias = fake_quant.kernel(next(remaining), weight_bits, outputs_first=True), next(remaining)
         x = networks.forward((dataclasses.replace(layer, activation=linear),), (kernel, bias), x)
         x = fake_quant.activation(x, ranges[at])
         if layer.activation == "tanh":

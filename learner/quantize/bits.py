@@ -40,8 +40,8 @@ def rounded(policy: layers.PolicyLayers, bits: int) -> layers.PolicyLayers:
 
 
 def _rounded(kernel: FloatArray, bits: int) -> FloatArray:
-    """Output channels are the last axis; the largest weight of each is kept as it is."""
-    largest = np.abs(kernel).max(tuple(range(kernel.ndim - 1)))
+    """The largest weight of each output channel is kept as it is."""
+    largest = np.abs(kernel).max(tuple(range(1, kernel.ndim)), keepdims=True)
     scale = np.where(largest > 0, largest, 1).astype(np.float64) / (2 ** (bits - 1) - 1)
     result: FloatArray = (np.round(kernel / scale) * scale).astype(np.float32)
     return result

@@ -63,9 +63,9 @@ def measure(
             continue
         if isinstance(layer, layers.Dense):
             with np.errstate(invalid="ignore"):  # weights that are not finite are refused later, by name
-                x = x @ layer.kernel
+                x = x @ layer.kernel.T
         else:
-            x = tf.nn.conv2d(x, layer.kernel, strides=layer.stride, padding="VALID").numpy()
+            x = tf.nn.conv2d(x, layer.kernel.transpose(1, 2, 3, 0), strides=layer.stride, padding="VALID").numpy()
         x += layer.bias
         if layer.activation == "relu":
             np.maximum(x, 0, out=x)

@@ -174,10 +174,12 @@ def _typical_gap(exact: FloatArray) -> float:
 
 def _sizes(arrays: Sequence[FloatArray]) -> list[float]:
     """By which each array's steps are scaled: its root mean square; of a small bias a tenth of its layer's sums'."""
-    sizes, sums = [], 1.0
+    sizes: list[float] = []
+    norm: float | None = None
     for array in arrays:
         size = float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
         if array.ndim > 1:
-            sums = size * math.sqrt(array.size / array.shape[-1])
+            norm = size * math.sqrt(array.size)
+        sums = 1.0 if norm is None else norm / math.sqrt(array.size)
         sizes.append(size if array.ndim > 1 else max(size, 0.1 * sums))
     return sizes

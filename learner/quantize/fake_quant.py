@@ -19,14 +19,23 @@ TANH_RANGE = L2_RANGE = (-1.0, 127 / 128)
 _TINY = 1e-30  # a channel of zeros needs a range too
 
 
-def kernel(weights: Tensor, bits: int = 8) -> Tensor:
-    """Rounds weights [..., channels] to -127..127 (or what fewer bits hold) times a scale of each channel."""
-    flat = tf.reshape(weights, (-1, weights.shape[-1]))
+def kernel(weights: Tensor, bits: int = 8, *, outputs_first: bool = False) -> Tensor:
+    """Rounds weights to -127..127 (or what fewer bits hold) times a scale of each output channel.
+
+    Args:
+        weights: [..., channels], as Keras has them; or with `outputs_first` [channels, ...], as `layers` has.
+        bits: 2 to 8.
+        outputs_first: Where the channels are.
+    """
+    if outputs_first:
+        flat = tf.transpose(tf.reshape(weights, (weights.shape[0], -1)))
+    else:
+        flat = tf.reshape(weights, (-1, weights.shape[-1]))
     largest = tf.maximum(tf.stop_gradient(tf.reduce_max(tf.abs(flat), axis=0)), _TINY)
     rounded = tf.quantization.fake_quant_with_min_max_vars_per_channel(
         flat, -largest, largest, num_bits=bits, narrow_range=True
     )
-    return tf.reshape(rounded, weights.shape)
+    return tf.reshape(tf.transpose(rounded) if outputs_first else rounded, weights.shape)
 
 
 def activation(x: Tensor, limits: Range) -> Tensor:

@@ -77,8 +77,8 @@ def compensate(policy: layers.PolicyLayers, affine: Affine) -> layers.PolicyLaye
     if not affine.split:
         return policy
     at, first = next((i, layer) for i, layer in enumerate(policy) if isinstance(layer, layers.Dense))
-    rows = first.kernel.reshape(*gain.shape, -1)
-    kernel = np.concatenate([rows, rows / np.float32(FINER)], axis=-2).reshape(-1, first.bias.size)
+    features = first.kernel.reshape(-1, *gain.shape)
+    kernel = np.concatenate([features, features / np.float32(FINER)], axis=-1).reshape(first.bias.size, -1)
     return (*policy[:at], replace(first, kernel=kernel), *policy[at + 1 :])
 
 

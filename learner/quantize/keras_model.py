@@ -268,9 +268,9 @@ def _is_dense(layer: Any, nodes: list[Any]) -> bool:
 
 
 def _numbers(layer: Any, weights: dict[int, FloatArray]) -> layers.Dense:
-    return layers.Dense(weights[id(layer.kernel)], weights[id(layer.bias)], "none")
+    return layers.Dense(weights[id(layer.kernel)].T, weights[id(layer.bias)], "none")
 
 
 def _put(layer: Any, numbers: layers.Layer, weights: dict[int, FloatArray]) -> None:
     assert isinstance(numbers, layers.Dense)
-    weights[id(layer.kernel)], weights[id(layer.bias)] = numbers.kernel, numbers.bias
+    weights[id(layer.kernel)], weights[id(layer.bias)] = numbers.kernel.T, numbers.bias

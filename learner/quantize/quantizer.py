@@ -94,7 +94,7 @@ def _build(policy: layers.PolicyLayers, shape: tuple[int, ...], entry: _Input, p
         Unmapped: It does not.
     """
     rng = np.random.default_rng(0)
-    weights = [rng.uniform(-1, 1, a.shape) / np.sqrt(a.shape[0]) for a in layers.arrays(policy).values()]
+    weights = [rng.uniform(-1, 1, a.shape) / np.sqrt(a[0].size) for a in layers.arrays(policy).values()]
     stand_in = layers.with_arrays(policy, [(a + 0.1 * (a.ndim == 1)).astype(np.float32) for a in weights])
     observations = rng.uniform(-1, 1, (_STAND_IN_ROWS, *shape)).astype(np.float32)
     model = convert.convert(stand_in, observations, "int8", **entry._asdict(), per_channel=per_channel)

@@ -164,10 +164,10 @@ def _range(channels: Channels, factor: FloatArray | None) -> requantize.Range:
 
 
 def _means(policy: layers.PolicyLayers, channels: Sequence[Channels]) -> tuple[FloatArray, ...]:
-    """Mean input of each layer with weights, one per row of its kernel."""
+    """Mean input of each layer with weights, one per weight of an output."""
     # A convolution meets each channel at every place of its kernel; so does a dense layer behind one
-    rows = [layer.kernel[..., 0].size for layer in layers.weighted(policy)]
-    repeats = (max(1, n // seen.mean.size) for n, seen in zip(rows, channels, strict=False))  # a split input has more
+    inputs = [layer.kernel[0].size for layer in layers.weighted(policy)]
+    repeats = (max(1, n // seen.mean.size) for n, seen in zip(inputs, channels, strict=False))  # a split input has more
     return tuple(np.tile(seen.mean, n) for n, seen in zip(repeats, channels, strict=False))
 
 
@@ -212,7 +212,7 @@ def levelled(policy: layers.PolicyLayers, inputs: FloatArray, outputs: FloatArra
     level, mean = middle.mean(), inputs.mean(0)
     common = _ridge(inputs - mean, middle - level)
     bias = last.bias - (level - mean @ common)
-    return (*policy[:-1], replace(last, kernel=last.kernel - common[:, None], bias=bias.astype(np.float32)))
+    return (*policy[:-1], replace(last, kernel=last.kernel - common, bias=bias.astype(np.float32)))
 
 
 def _ridge(inputs: FloatArray, target: FloatArray) -> FloatArray:
@@ -247,9 +247,9 @@ def exponents(
     weighted = layers.weighted(policy)
     for n, (layer, following) in enumerate(pairwise(weighted)):
         count = layer.bias.size
-        kernel = following.kernel.reshape(-1, count, following.bias.size)[..., :_OUTPUTS]
+        kernel = following.kernel.reshape(following.bias.size, -1, count)[:_OUTPUTS]
         activations = np.maximum(np.abs(channels[n + 1].low), np.abs(channels[n + 1].high))
-        weights = np.maximum(kernel.max((0, 2)), -kernel.min((0, 2)))
+        weights = np.maximum(kernel.max((0, 1)), -kernel.min((0, 1)))
         if layer.activation == "tanh" or not (activations.any() and weights.any()):  # no factor can pass, or matters
             found.append(np.zeros(count, np.float32))
             continue
@@ -277,9 +277,9 @@ def decisive_range(outputs: FloatArray) -> requantize.Range:
 
 def _linear(layer: layers.Weighted, x: FloatArray) -> FloatArray:
     if isinstance(layer, layers.Dense):
-        y: FloatArray = x @ layer.kernel
+        y: FloatArray = x @ layer.kernel.T
     else:
-        y = tf.nn.conv2d(x, layer.kernel, strides=layer.stride, padding="VALID").numpy()
+        y = tf.nn.conv2d(x, layer.kernel.transpose(1, 2, 3, 0), strides=layer.stride, padding="VALID").numpy()
     y += layer.bias
     return y
 

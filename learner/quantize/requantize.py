@@ -7,19 +7,21 @@ The converter's arithmetic, which is float32 throughout (tensorflow/compiler/mli
     bias         scale = input scale * weight scale, b32 = round(b * (1 / scale))
     activations  range widened to include 0; scale = (high - low) / 255, zero point = round(-128 - low / scale)
 
-Weights are taken in blocks of rows that fit the cache: each block is scaled, rounded, narrowed and transposed (TFLite
-wants [outputs, inputs]) while it is there.
+Weights are taken in bands of rows that fit the cache: each band is measured, scaled, rounded and narrowed while it is
+there, so a kernel is read from memory once.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
+import threading
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +33,12 @@ from learner.quantize import fold, template
 FloatArray = NDArray[np.float32]
 Range = tuple[float, float]
 
-_BAND_ROWS = 64
-"""At least so many rows at a time: they become one cache line of the transposed weights."""
-_BAND = 1 << 15
-"""Weights at a time in narrow kernels: with what is made of them they fit the second-level cache."""
+_BAND = 1 << 16
+"""Weights at a time: with what is made of them they fit the second-level cache."""
 _THREADED_WEIGHTS = 1 << 20
 _THREADS = min(4, os.cpu_count() or 1)
+_SHARES = 4
+"""Of a large kernel, for each thread: one that has a busy actor beside it takes fewer."""
 SLACK, HEADROOM = 1.25, 1.06
 """How much too wide a range may be that is held, and how much wider than needed one is made that is not."""
 _BELOW_HALF = np.uint32(0x3EFFFFFF)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
@@ -56,7 +58,7 @@ class Ranges:
         factors: Per layer with weights but the last, what its output channels [c] are divided by, and the kernel behind
             multiplied: powers of two, so that the policy stays the same to the bit. `outputs` are meant divided. None
             divides nothing.
-        means: Mean input of each layer with weights, per row of its kernel, before any factor: biases make up for the
+        means: Mean input of each layer with weights, per weight of an output, before any factor: biases make up for the
             rounding of the weights there. None leaves biases alone, as TFLiteConverter does.
         steady: Whether a scale of the model that was written last stays while its weights fit. They are then up to a
             quarter coarser than they need be, and differences between successive models are small.
@@ -96,9 +98,9 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
     weighted = layers.weighted(policy)
     factors: tuple[FloatArray | None, ...] = (None, *(ranges.factors or (None,) * (len(weighted) - 1)), None)
     for i, (layer, place, output) in enumerate(zip(weighted, target.layers, ranges.outputs, strict=True)):
-        kernel = layer.kernel.reshape(-1, layer.kernel.shape[-1])
+        kernel = layer.kernel.reshape(len(layer.kernel), -1)
         mean = ranges.means[i] if ranges.means else None
-        source = _Kernel(kernel, _tiled(factors[i], len(kernel)), factors[i + 1], mean)
+        source = _Kernel(kernel, _tiled(factors[i], kernel.shape[1]), factors[i + 1], mean)
         excess = _write_weights(place, source, per_channel=target.per_channel, steady=ranges.steady)
         place.bias_scale[:] = scale * place.weight_scale
         factor = factors[i + 1]
@@ -152,77 +154,70 @@ def _write_affine(places: tuple[template.Affine, ...], span: Range) -> np.float3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kernel:
-    """A kernel [rows, columns] with what its rows are multiplied and its columns divided by, and its mean input."""
+    """A kernel [outputs, inputs], by what its columns are multiplied and its rows divided, and its mean input."""
 
     weights: FloatArray
-    rows: FloatArray | None
     columns: FloatArray | None
+    rows: FloatArray | None
     mean: FloatArray | None
 
-    def limit(self) -> FloatArray:
-        """Largest size in each column."""
-        limit: FloatArray = functools.reduce(np.maximum, _in_bands(self._limit, self.weights))
-        if self.columns is not None:
-            limit /= self.columns
-        return limit
+    def _multiplied(self, band: slice) -> FloatArray:
+        """Some rows; in scratch if they had to be multiplied."""
+        weights = self.weights[band]
+        return weights if self.columns is None else np.multiply(weights, self.columns, out=_scratch(weights)[0])
 
-    def _limit(self, start: int, stop: int) -> FloatArray:
-        """Of some rows."""
-        if self.rows is None:
-            weights = self.weights[start:stop]
-            return cast(FloatArray, np.maximum(weights.max(0), -weights.min(0)))
-        limit = np.zeros(self.weights.shape[1], np.float32)
-        scratch = np.empty((_BAND_ROWS, len(limit)), np.float32)
-        for row in range(start, stop, _BAND_ROWS):
-            down = slice(row, min(row + _BAND_ROWS, stop))
-            x = np.multiply(self.weights[down], self.rows[down, None], out=scratch[: down.stop - row])
-            np.maximum(limit, np.abs(x, out=x).max(0), out=limit)
-        return limit
+    def limit(self, band: slice) -> FloatArray:
+        """Largest size in each of some rows."""
+        weights = self._multiplied(band)
+        limit: FloatArray = np.maximum(weights.max(1), -weights.min(1))
+        return limit if self.rows is None else limit / self.rows[band]
 
-    def write(self, weights: NDArray[np.int8], inverse: FloatArray) -> FloatArray:
-        """Writes weights [columns, rows] scaled by `inverse`, rounded; returns by how much that raises the outputs."""
-        factor = inverse if self.columns is None else inverse / self.columns
-        excess: FloatArray = sum(_in_bands(functools.partial(self._write, weights, factor), self.weights))
-        return excess / inverse
-
-    def _write(self, weights: NDArray[np.int8], factor: FloatArray, start: int, stop: int) -> FloatArray | float:
-        """Some rows."""
-        height = min(stop - start, max(_BAND_ROWS, _BAND // len(factor)))
-        scaled = np.empty((height, len(factor)), np.float32)
-        signs, narrow = np.empty(scaled.shape, np.uint32), np.empty(scaled.shape, np.int8)
-        excess: FloatArray | float = 0.0
-        for row in range(start, stop, height):
-            down = slice(row, min(row + height, stop))
-            here = slice(down.stop - row)
-            x = np.multiply(self.weights[down], factor, out=scaled[here])
-            if self.rows is not None:
-                x *= self.rows[down, None]
-            if self.mean is None:
-                narrow[here] = _rounded(x, signs[here])
-            else:
-                mean = self.mean[down] if self.rows is None else self.mean[down] / self.rows[down]
-                exact = mean @ x
-                narrow[here] = np.trunc(_rounded(x, signs[here]), out=x)
-                excess = excess + (mean @ x - exact)
-            weights[:, down] = narrow[here].T
+    def write(self, weights: NDArray[np.int8], band: slice, inverse: FloatArray) -> FloatArray:
+        """Writes some rows scaled by `inverse` and rounded; returns by how much that raises their outputs."""
+        factor = inverse if self.rows is None else inverse / self.rows[band]
+        x, signs = _scratch(weights[band])
+        np.multiply(self._multiplied(band), factor[:, None], out=x)
+        if self.mean is None:
+            weights[band] = _rounded(x, signs)
+            return np.zeros_like(inverse)
+        mean = self.mean if self.columns is None else self.mean / self.columns
+        exact = x @ mean
+        weights[band] = np.trunc(_rounded(x, signs), out=x)
+        excess: FloatArray = (x @ mean - exact) / inverse
         return excess
 
 
-def _in_bands(work: Callable[[int, int], Any], kernel: FloatArray) -> list[Any]:
-    """`work` on all rows; of a large kernel on as many parts as there are threads, at once.
+_kept = threading.local()
+"""Scratch of each thread: fresh memory costs as much as the arithmetic."""
+
+
+def _scratch(like: NDArray[Any]) -> tuple[FloatArray, NDArray[np.uint32]]:
+    """Two arrays of that shape, the same ones at every call of a thread."""
+    if getattr(_kept, "size", 0) < like.size:
+        _kept.size = max(like.size, _BAND)
+        _kept.floats, _kept.bits = np.empty(_kept.size, np.float32), np.empty(_kept.size, np.uint32)
+    return _kept.floats[: like.size].reshape(like.shape), _kept.bits[: like.size].reshape(like.shape)
+
+
+def _in_bands(work: Callable[[slice], Any], kernel: FloatArray) -> list[Any]:
+    """What `work` gives for each band of rows; of a large kernel on several threads.
 
     numpy lets go of Python's lock while it computes, and at this size comes back for it seldom enough.
     """
-    rows = len(kernel)
+    rows, inputs = kernel.shape
+    height = max(1, _BAND // inputs)
+    bands = [slice(row, min(row + height, rows)) for row in range(0, rows, height)]
     if kernel.size < _THREADED_WEIGHTS:
-        return [work(0, rows)]
-    step = -(-rows // _THREADS // _BAND_ROWS) * _BAND_ROWS
-    return list(_pool().map(lambda start: work(start, min(start + step, rows)), range(0, rows, step)))
+        return [work(band) for band in bands]
+    share = -(-len(bands) // (_THREADS * _SHARES))
+    shares = [bands[i : i + share] for i in range(0, len(bands), share)]
+    done = _pool().map(lambda some: [work(band) for band in some], shares)
+    return list(itertools.chain.from_iterable(done))
 
 
 @functools.cache
 def _pool() -> futures.ThreadPoolExecutor:
-    return futures.ThreadPoolExecutor(_THREADS, "requantize")
+    return futures.ThreadPoolExecutor(_THREADS, "requantize", functools.partial(np.seterr, all="ignore"))
 
 
 def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool, steady: bool) -> FloatArray:
@@ -231,27 +226,40 @@ def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool,
     Returns:
         By how much rounding raises each output at the mean input; 0 where no mean is given.
     """
-    limit = kernel.limit()
-    if not per_channel:
-        limit = limit.max(keepdims=True)
-    if 2 * limit.min() <= _NEAR_ZERO:
-        limit = np.where(2 * limit <= _NEAR_ZERO, np.maximum(limit, np.float32(_NEAR_ZERO / 2)), limit)
-    _check_finite(float(limit.max()), "weights")
-    if steady:
-        held = place.weight_scale * np.float32(127)
-        limit = np.where((limit <= held) & (held <= SLACK * limit), held, HEADROOM * limit)
-    scale = (limit + limit) / np.float32(254)
-    # Where it is held, the product above may have lost the last bit
-    place.weight_scale[:] = np.where(limit == held, place.weight_scale, scale) if steady else scale
-    inverse = _inverse(place.weight_scale)
-    if not per_channel:
-        inverse = np.full(kernel.weights.shape[1], np.float32(127) / limit[0])
-    return kernel.write(place.weights, inverse)
+
+    def write_channels(band: slice) -> FloatArray:
+        _write_scale(place.weight_scale[band], kernel.limit(band), steady=steady)
+        return kernel.write(place.weights, band, _inverse(place.weight_scale[band]))
+
+    def write(band: slice) -> FloatArray:
+        return kernel.write(place.weights, band, np.full(band.stop - band.start, np.float32(127) / limit[0]))
+
+    if per_channel:
+        excess = _in_bands(write_channels, kernel.weights)
+    else:
+        limit = np.concatenate(_in_bands(kernel.limit, kernel.weights)).max(keepdims=True)
+        limit = _write_scale(place.weight_scale, limit, steady=steady)
+        excess = _in_bands(write, kernel.weights)
+    _check_finite(float(place.weight_scale.max()), "weights")
+    return np.concatenate(excess)
 
 
-def _tiled(factor: FloatArray | None, rows: int) -> FloatArray | None:
+def _write_scale(place: NDArray[np.float32], limit: FloatArray, *, steady: bool) -> FloatArray:
+    """Writes scale(s) for weights of up to `limit`; returns up to what they reach."""
+    limit = np.where(2 * limit <= _NEAR_ZERO, np.maximum(limit, np.float32(_NEAR_ZERO / 2)), limit)
+    if not steady:
+        place[:] = (limit + limit) / np.float32(254)
+        return limit
+    held = place * np.float32(127)
+    stays = (limit <= held) & (held <= SLACK * limit)
+    limit = np.where(stays, held, HEADROOM * limit)
+    place[:] = np.where(stays, place, (limit + limit) / np.float32(254))
+    return limit
+
+
+def _tiled(factor: FloatArray | None, inputs: int) -> FloatArray | None:
     """Behind a convolution each channel's factor applies at every place of the kernel."""
-    return None if factor is None else np.tile(factor, rows // factor.size)
+    return None if factor is None else np.tile(factor, inputs // factor.size)
 
 
 def _inverse(scale: FloatArray) -> FloatArray:

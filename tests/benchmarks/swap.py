@@ -34,7 +34,7 @@ from tests.benchmarks import _clocked
 FLEET = "bench"
 ACTOR = "bench-actor"
 LEVELS = 2.0
-"""Standard deviation of a weight's change between two publishes, in int8 steps of its column."""
+"""Standard deviation of a weight's change between two publishes, in int8 steps of its output."""
 TRAINING_S = (0.02, 0.06)
 """Between two publishes, drawn anew each time, so that they fall anywhere in the actor's turn."""
 TIMEOUT_S = 10.0
@@ -136,7 +136,7 @@ def trained(policy: layers.PolicyLayers, rng: np.random.Generator) -> layers.Pol
     """The policy after about as much training as lies between two publishes."""
     changed = []
     for array in layers.arrays(policy).values():
-        step = LEVELS * np.abs(array).max(0) / 127.0
+        step = LEVELS * np.abs(array).max(-1, keepdims=True) / 127.0
         changed.append((array + step * rng.standard_normal(array.shape, np.float32)).astype(np.float32))
     return layers.with_arrays(policy, changed)
 
@@ -146,7 +146,7 @@ def initial(hidden: tuple[int, ...], inputs: int, outputs: int, rng: np.random.G
     made: list[layers.Layer] = []
     for width in (*hidden, outputs):
         limit = np.sqrt(6.0 / (inputs + width))
-        kernel = rng.uniform(-limit, limit, (inputs, width)).astype(np.float32)
+        kernel = rng.uniform(-limit, limit, (width, inputs)).astype(np.float32)
         bias = rng.uniform(-0.1, 0.1, width).astype(np.float32)
         made.append(layers.Dense(kernel, bias, "relu" if len(made) < len(hidden) else "none"))
         inputs = width

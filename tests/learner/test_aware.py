@@ -95,8 +95,8 @@ def test_continuous_actions_behind_tanh() -> None:
 
 def test_convolutions_are_trained_too() -> None:
     rng = np.random.default_rng(0)
-    conv = layers.Conv2D(rng.normal(size=(3, 3, 2, 8)).astype(np.float32) / 1000, np.ones(8, np.float32), 2, "relu")
-    dense = layers.Dense(rng.normal(size=(4 * 4 * 8, 3)).astype(np.float32), np.ones(3, np.float32), "none")
+    conv = layers.Conv2D(rng.normal(size=(8, 3, 3, 2)).astype(np.float32) / 1000, np.ones(8, np.float32), 2, "relu")
+    dense = layers.Dense(rng.normal(size=(3, 4 * 4 * 8)).astype(np.float32), np.ones(3, np.float32), "none")
     policy, frames = (conv, layers.Flatten(), dense), rng.integers(0, 256, (512, 10, 10, 2)).astype(np.uint8)
     better = aware.distil(policy, frames, steps=200, weight_bits=3)
     exact = networks.outputs(policy, frames).argmax(1)
@@ -116,11 +116,11 @@ def random_policy(seed: int, outputs: layers.Activation = "none", value: float =
     rng = np.random.default_rng(seed)
 
     def dense(n_in: int, n_out: int, activation: layers.Activation) -> layers.Dense:
-        kernel = rng.normal(size=(n_in, n_out)) * np.sqrt(2 / n_in)
+        kernel = rng.normal(size=(n_out, n_in)) * np.sqrt(2 / n_in)
         return layers.Dense(kernel.astype(np.float32), rng.normal(0, 0.3, n_out).astype(np.float32), activation)
 
     *hidden, last = dense(4, 32, "relu"), dense(32, 32, "relu"), dense(32, 3, outputs)
-    common = (bool(value) * 10 * np.abs(rng.normal(size=(32, 1)))).astype(np.float32)
+    common = (bool(value) * 10 * np.abs(rng.normal(size=32))).astype(np.float32)
     return (*hidden, layers.Dense(last.kernel + common, last.bias + np.float32(value), outputs))
 
 

@@ -17,10 +17,10 @@ def test_a_benchmark_policy_has_the_operators_of_a_published_one(shape: models.S
     for layer in policy.layers:
         activation: layers.Activation = "relu" if layer.relu else "none"
         if layer.stride:
-            stack.append(layers.Conv2D(layer.kernel, layer.bias, layer.stride, activation))
+            stack.append(layers.Conv2D(layer.kernel.transpose(3, 0, 1, 2), layer.bias, layer.stride, activation))
         else:
             stack.extend([layers.Flatten()] if shape.cnn and not isinstance(stack[-1], layers.Dense) else [])
-            stack.append(layers.Dense(layer.kernel, layer.bias, activation))
+            stack.append(layers.Dense(layer.kernel.T, layer.bias, activation))
     published = convert.convert(tuple(stack), models.observations(shape, 8), "int8")
     count = len(policy.layers)
     ours = template.locate(models.tflite(policy, "int8"), count)

@@ -9,7 +9,7 @@ from broker import errors
 from learner import layers
 from learner.quantize import bits
 
-KERNEL = np.array([[3.0, -0.9], [1.0, 0.2], [-1.6, 0.0]], np.float32)
+KERNEL = np.array([[3.0, 1.0, -1.6], [-0.9, 0.2, 0.0]], np.float32)
 BIAS = np.array([0.123, -0.456], np.float32)
 POLICY = (layers.Flatten(), layers.Dense(KERNEL, BIAS, "relu"))
 
@@ -17,9 +17,9 @@ POLICY = (layers.Flatten(), layers.Dense(KERNEL, BIAS, "relu"))
 @pytest.mark.parametrize(
     ("width", "expected"),
     [
-        (2, [[3, -0.9], [0, 0], [-3, 0]]),  # steps of 3 and 0.9
-        (3, [[3, -0.9], [1, 0.3], [-2, 0]]),  # steps of 1 and 0.3
-        (4, [[3, -0.9], [3 / 7 * 2, 0.9 / 7 * 2], [-3 / 7 * 4, 0]]),
+        (2, [[3, 0, -3], [-0.9, 0, 0]]),  # steps of 3 and 0.9
+        (3, [[3, 1, -2], [-0.9, 0.3, 0]]),  # steps of 1 and 0.3
+        (4, [[3, 3 / 7 * 2, -3 / 7 * 4], [-0.9, 0.9 / 7 * 2, 0]]),
     ],
 )
 def test_each_output_channel_has_its_own_steps(width: int, expected: list[list[float]]) -> None:
@@ -34,13 +34,13 @@ def test_each_output_channel_has_its_own_steps(width: int, expected: list[list[f
 
 @pytest.mark.parametrize("width", range(2, 8))
 def test_no_more_levels_than_bits_and_no_weight_moves_by_more_than_half_a_step(width: int) -> None:
-    kernel = np.random.default_rng(width).normal(size=(3, 3, 2, 4)).astype(np.float32)
+    kernel = np.random.default_rng(width).normal(size=(4, 3, 3, 2)).astype(np.float32)
     (conv,) = bits.rounded((layers.Conv2D(kernel, np.zeros(4, np.float32), 1, "none"),), width)
     assert isinstance(conv, layers.Conv2D)
-    step = np.abs(kernel).max((0, 1, 2)) / (2 ** (width - 1) - 1)
+    step = np.abs(kernel).max((1, 2, 3), keepdims=True) / (2 ** (width - 1) - 1)
     assert (np.abs(conv.kernel - kernel) <= step / 2 * (1 + 1e-5)).all()
     for channel in range(4):
-        assert len(np.unique(conv.kernel[..., channel])) <= 2**width - 1
+        assert len(np.unique(conv.kernel[channel])) <= 2**width - 1
 
 
 def test_a_channel_of_zeros_stays_and_eight_bits_are_left_to_the_conversion() -> None:

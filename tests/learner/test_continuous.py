@@ -75,9 +75,9 @@ def test_one_step_of_ddpg_by_hand(cost: float) -> None:
     state = agent.state()
     w, v, u = 0.5, 3.0, -2.0
     state["weights/actor/0/kernel"] = np.float32([[w]])
-    state["weights/critic/0/kernel"] = np.float32([[v], [u]])
+    state["weights/critic/0/kernel"] = np.float32([[v, u]])
     state["targets/actor/0/kernel"] = np.float32([[0.2]])
-    state["targets/critic/0/kernel"] = np.float32([[1.0], [4.0]])
+    state["targets/critic/0/kernel"] = np.float32([[1.0, 4.0]])
     agent.restore(state)
     x, action, reward, discount, after = 0.6, 1.0, 0.25, 0.9, -0.4
     one = [np.float32([[value]]) for value in (reward, discount)]
@@ -103,9 +103,9 @@ def test_one_step_of_ddpg_by_hand(cost: float) -> None:
     # Adam's first step has the size of the learning rate: the policy goes down, where the value is higher
     assert new["weights/actor/0/kernel"][0, 0] == pytest.approx(w - 0.01, abs=1e-5)
     signs = np.sign(error) * np.sign([x, action])
-    assert new["weights/critic/0/kernel"][:, 0] == pytest.approx([v, u] + 0.02 * signs, abs=1e-5)
-    moved = 0.75 * np.float32([1.0, 4.0]) + 0.25 * new["weights/critic/0/kernel"][:, 0]
-    assert new["targets/critic/0/kernel"][:, 0] == pytest.approx(moved, abs=1e-5)
+    assert new["weights/critic/0/kernel"][0] == pytest.approx([v, u] + 0.02 * signs, abs=1e-5)
+    moved = 0.75 * np.float32([1.0, 4.0]) + 0.25 * new["weights/critic/0/kernel"][0]
+    assert new["targets/critic/0/kernel"][0] == pytest.approx(moved, abs=1e-5)
 
 
 def test_one_step_of_d4pg_by_hand() -> None:

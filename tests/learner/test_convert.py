@@ -39,7 +39,7 @@ def policy_for(shape: tuple[int, ...], dtype: str, x: NDArray[Any]) -> layers.Po
     spec = specs.EnvSpec(specs.ObservationSpec(shape, dtype), specs.ActionSpec("discrete", n=3))
     network = networks.QNetwork.build(spec, (32, 32), True, np.random.default_rng(0))
     # Biases too: the converter drops a bias that is zero.
-    weights = [a + np.linspace(0, 0.01, a.shape[-1], dtype=np.float32) for a in network.initial().values()]
+    weights = [(a.T + np.linspace(0, 0.01, len(a), dtype=np.float32)).T for a in network.initial().values()]
     return network.policy_layers(weights, networks.Normalizer.fitted(spec.observation, x, floor=1e-3))
 
 
@@ -86,8 +86,8 @@ def test_narrow_features_survive_beside_wide_ones() -> None:
     """Without folding, a feature that moves by 0.01 beside one that moves by 30 has no level of its own."""
     x = observations(*CASES["vector"])
     kernel = np.array([[100.0], [0.01], [0.0], [0.0]], np.float32)  # both features matter equally
-    policy = (layers.Dense(np.hstack([kernel, -kernel]), np.full(2, 0.1, np.float32), "none"),)
-    expected = x @ policy[0].kernel + policy[0].bias
+    policy = (layers.Dense(np.hstack([kernel, -kernel]).T, np.full(2, 0.1, np.float32), "none"),)
+    expected = x @ policy[0].kernel.T + policy[0].bias
     folded = run(convert.convert(policy, x, "int8"), x)
     plain = run(convert._run_converter(policy, x.astype(np.float32), "int8"), x)
     assert np.abs(folded - expected).max() < 0.02 * np.ptp(expected)
@@ -141,7 +141,7 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
     policy = policy_for(*CASES["vector"], x)
     last = policy[-1]
     assert isinstance(last, layers.Dense)
-    last.kernel[3, 1] = value
+    last.kernel[1, 3] = value
     with pytest.raises(errors.PolicyError, match="NaN or infinite") as caught:
         convert.convert(policy, x, "int8")
     assert caught.value.reason == "not_finite"

@@ -54,7 +54,7 @@ def x() -> np.ndarray[Any, np.dtype[np.float32]]:
 def policy(x: Any) -> layers.PolicyLayers:
     spec = specs.EnvSpec(specs.ObservationSpec(SHAPE), specs.ActionSpec("discrete", n=ACTIONS))
     network = networks.QNetwork.build(spec, (64, 64), False, np.random.default_rng(0))
-    weights = [a + np.linspace(0, 0.01, a.shape[-1], dtype=np.float32) for a in network.initial().values()]
+    weights = [(a.T + np.linspace(0, 0.01, len(a), dtype=np.float32)).T for a in network.initial().values()]
     return network.policy_layers(weights, networks.Normalizer.fitted(spec.observation, x, floor=1e-3))
 
 

@@ -55,21 +55,21 @@ def test_one_step_by_hand() -> None:
     assert update.metrics["loss"] == pytest.approx(td_error - 0.5)  # Huber, delta 1
     assert update.metrics["q_mean"] == pytest.approx((1.0 + 6.0) / 2)
     assert update.metrics["td_abs_mean"] == pytest.approx(td_error)
-    # The gradient is -1 times the input (1, 3) and the bias' 1, in the column of action 0; its norm is sqrt(11).
+    # The gradient is -1 times the input (1, 3) and the bias' 1, in the row of action 0; its norm is sqrt(11).
     assert update.metrics["grad_norm"] == pytest.approx(np.sqrt(11.0))
     after = agent.state()
     clipped = 0.5 / np.sqrt(11.0) * np.array([-1.0, -3.0])
-    assert after["adam_m/advantage/0/kernel"] == pytest.approx(0.1 * np.stack([clipped, [0, 0]], 1))
-    assert after["adam_v/advantage/0/kernel"] == pytest.approx(0.001 * np.stack([clipped**2, [0, 0]], 1), rel=1e-4)
+    assert after["adam_m/advantage/0/kernel"] == pytest.approx(0.1 * np.stack([clipped, [0, 0]]))
+    assert after["adam_v/advantage/0/kernel"] == pytest.approx(0.001 * np.stack([clipped**2, [0, 0]]), rel=1e-4)
     # Adam's first step has the size of the learning rate, whatever the gradient.
-    assert after["weights/advantage/0/kernel"] == pytest.approx(kernel + [[0.01, 0], [0.01, 0]], abs=1e-6)
+    assert after["weights/advantage/0/kernel"] == pytest.approx(kernel + [[0.01, 0.01], [0, 0]], abs=1e-6)
 
 
 def test_without_double_the_target_network_also_chooses() -> None:
     agent = dqn.Dqn(SPEC, settings(hidden=(), dueling=False, double=False), seed=0)
     state = agent.state()
     state["weights/advantage/0/kernel"] = np.eye(2, dtype=np.float32)
-    state["targets/advantage/0/kernel"] = np.array([[0.0, 5.0], [0.0, 0.0]], np.float32)
+    state["targets/advantage/0/kernel"] = np.array([[0.0, 0.0], [5.0, 0.0]], np.float32)
     agent.restore(state)
     batch = batches(1, 1)
     batch.observation[:], batch.bootstrap[:], batch.reward[:] = 0.0, (1.0, 0.0), 0.0
@@ -205,7 +205,7 @@ def test_solves_the_chain_through_replay(dueling: bool) -> None:
     states = np.array([[s / 4, 1.0] for s in range(4)], np.float32)
     for layer in policy:
         assert isinstance(layer, layers.Dense)
-        states = states @ layer.kernel + layer.bias
+        states = states @ layer.kernel.T + layer.bias
         if layer.activation == "relu":
             states = np.maximum(states, 0)
     assert states.argmax(1).tolist() == [1, 1, 1, 1]

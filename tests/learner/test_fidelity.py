@@ -56,7 +56,7 @@ def make_pendulum_run(path: Path) -> Path:
     observations = (rng.normal(size=(400, 3)) * [1, 1, 8]).astype(np.float32)
     agent.normalize(observations)
     state = agent.state()
-    state["weights/actor/2/kernel"] = rng.normal(size=(16, 1)).astype(np.float32)
+    state["weights/actor/2/kernel"] = rng.normal(size=(1, 16)).astype(np.float32)
     (path / "checkpoints").mkdir(parents=True)
     (path / "config.toml").write_text(settings.dump(config.TrainConfig(algorithm="d4pg"), algorithm))
     facts = {"env_id": "Pendulum-v1", "fingerprint": spec.fingerprint}

@@ -17,7 +17,7 @@ from learner.quantize import calibrate, convert, fold, quantizer
 
 def dense(rng: np.random.Generator, n_in: int, n_out: int) -> layers.Dense:
     return layers.Dense(
-        rng.normal(size=(n_in, n_out)).astype(np.float32), rng.normal(size=n_out).astype(np.float32), "none"
+        rng.normal(size=(n_out, n_in)).astype(np.float32), rng.normal(size=n_out).astype(np.float32), "none"
     )
 
 
@@ -48,19 +48,19 @@ def test_compensated_dense_layer_is_the_same_function_of_raw_observations(seed: 
     affine = fold.from_ranges(x)
     (scaled,) = fold.compensate((raw,), affine)
     assert isinstance(scaled, layers.Dense)
-    expected = x.astype(np.float64) @ raw.kernel + raw.bias
-    given_ = affine.apply(x).astype(np.float64) @ scaled.kernel + scaled.bias
+    expected = x.astype(np.float64) @ raw.kernel.T + raw.bias
+    given_ = affine.apply(x).astype(np.float64) @ scaled.kernel.T + scaled.bias
     assert given_ == pytest.approx(expected, abs=1e-6 * np.abs(expected).max())
 
 
 def test_absorb_is_exact_in_front_of_a_convolution_and_behind_a_flatten() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 3, 3, 2))
-    kernel = rng.normal(size=(3, 3, 2, 4)).astype(np.float32)
+    kernel = rng.normal(size=(4, 3, 3, 2)).astype(np.float32)
     conv = layers.Conv2D(kernel, np.ones(4, np.float32), 1, "none")
     (rewritten,) = layers.absorb((conv,), np.array([0.5]), np.array([2.0]))
     assert isinstance(rewritten, layers.Conv2D)
-    whole = [np.einsum("bhwc,hwco->bo", v, k.kernel) + k.bias for v, k in ((x * 0.5 + 2, conv), (x, rewritten))]
+    whole = [np.einsum("bhwc,ohwc->bo", v, k.kernel) + k.bias for v, k in ((x * 0.5 + 2, conv), (x, rewritten))]
     assert whole[1] == pytest.approx(whole[0], abs=1e-5)
 
     raw = dense(rng, 6, 2)
@@ -68,7 +68,7 @@ def test_absorb_is_exact_in_front_of_a_convolution_and_behind_a_flatten() -> Non
     flatten, first = layers.absorb((layers.Flatten(), raw), gain, np.zeros((2, 3)))
     assert flatten == layers.Flatten()
     assert isinstance(first, layers.Dense)
-    assert first.kernel == pytest.approx(raw.kernel * gain.reshape(6, 1))
+    assert first.kernel == pytest.approx(raw.kernel * gain.reshape(6))
 
 
 def test_inserted_operations_run_in_front_of_the_model() -> None:
@@ -106,7 +106,7 @@ def _run(model: bytes, x: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_appended_operations_bring_actions_to_their_bounds_and_the_template_keeps_them() -> None:
     rng = np.random.default_rng(0)
     bounds = layers.Rescale(np.array([2.0, 0.5], np.float32), np.array([1.0, -3.0], np.float32))
-    last = layers.Dense(rng.normal(size=(8, 2)).astype(np.float32), np.float32([0.1, 0.2]), "tanh")
+    last = layers.Dense(rng.normal(size=(2, 8)).astype(np.float32), np.float32([0.1, 0.2]), "tanh")
     policy = (dataclasses.replace(dense(rng, 3, 8), activation="relu"), last, bounds)
     x = rng.normal(size=(200, 3)).astype(np.float32)
     exact = _run(convert.convert(policy, x, "float32"), x)
@@ -127,7 +127,7 @@ def test_a_split_input_keeps_twelve_bits_of_the_observation() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (2000, 3)).astype(np.float32)
     first = layers.Dense(np.diag(np.float32([20, -20, 20])), np.float32([0.5, 1.0, 1.5]), "relu")
-    last = layers.Dense(rng.uniform(0.5, 1.5, (3, 2)).astype(np.float32), np.float32([0.1, 0.2]), "tanh")
+    last = layers.Dense(rng.uniform(0.5, 1.5, (2, 3)).astype(np.float32), np.float32([0.1, 0.2]), "tanh")
     policy = (first, last)
     affines = [fold.from_ranges(x, split=split) for split in (False, True)]
     halves = affines[1].apply(x).reshape(len(x), 2, 3)

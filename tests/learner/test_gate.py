@@ -17,7 +17,8 @@ X = np.random.default_rng(0).uniform(-1, 1, (500, 2)).astype(np.float32)
 
 
 def linear(kernel: list[list[float]], bias: list[float]) -> layers.PolicyLayers:
-    return (layers.Dense(np.array(kernel, np.float32), np.array(bias, np.float32), "none"),)
+    """Of a kernel [inputs, outputs]."""
+    return (layers.Dense(np.array(kernel, np.float32).T, np.array(bias, np.float32), "none"),)
 
 
 SOUND = linear([[1.0, -1.0], [0.5, -0.5]], [0.1, -0.1])
@@ -138,9 +139,9 @@ def test_a_model_that_the_runtime_refuses_is_held_back() -> None:
     """A layer that is nearly dead: the factor from its sums to its outputs exceeds what XNNPACK takes."""
     rng = np.random.default_rng(0)
     policy = (
-        layers.Dense(rng.normal(size=(2, 8)).astype(np.float32) * 100, np.zeros(8, np.float32), "relu"),
+        layers.Dense(rng.normal(size=(8, 2)).astype(np.float32) * 100, np.zeros(8, np.float32), "relu"),
         layers.Dense(rng.normal(size=(8, 8)).astype(np.float32), np.full(8, -1e6, np.float32), "relu"),
-        layers.Dense(rng.normal(size=(8, 3)).astype(np.float32), np.zeros(3, np.float32), "none"),
+        layers.Dense(rng.normal(size=(3, 8)).astype(np.float32), np.zeros(3, np.float32), "none"),
     )
     verdict = judge(model(policy, "int8"), model(policy), X, SETTINGS)
     assert (verdict.passed, verdict.reason) == (False, "unrunnable")

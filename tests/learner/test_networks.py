@@ -51,7 +51,7 @@ def test_exported_policy_is_the_network_up_to_the_mean_over_actions(
 
 
 def test_dueling_adds_value_and_centred_advantage() -> None:
-    one = layers.Dense(np.array([[1.0, 2.0, 6.0]], np.float32), np.zeros(3, np.float32), "none")
+    one = layers.Dense(np.array([[1.0], [2.0], [6.0]], np.float32), np.zeros(3, np.float32), "none")
     value = layers.Dense(np.array([[10.0]], np.float32), np.array([5.0], np.float32), "none")
     network = networks.QNetwork(torso=(), advantage=(one,), value=(value,))
     q = network.q_values(list(network.initial().values()), tf.constant([[2.0]]))
@@ -59,8 +59,8 @@ def test_dueling_adds_value_and_centred_advantage() -> None:
 
 
 def test_forward_by_hand() -> None:
-    hidden = layers.Dense(np.array([[1.0, -1.0], [2.0, 0.0]], np.float32), np.array([0.0, 1.0], np.float32), "relu")
-    last = layers.Dense(np.array([[0.5], [3.0]], np.float32), np.array([-0.25], np.float32), "tanh")
+    hidden = layers.Dense(np.array([[1.0, 2.0], [-1.0, 0.0]], np.float32), np.array([0.0, 1.0], np.float32), "relu")
+    last = layers.Dense(np.array([[0.5, 3.0]], np.float32), np.array([-0.25], np.float32), "tanh")
     stack = (layers.Flatten(), hidden, last)
     out = networks.forward(stack, list(layers.arrays(stack).values()), tf.constant([[[1.0], [1.0]], [[-3.0], [1.0]]]))
     # relu(1 + 2, -1 + 1) = (3, 0);   relu(-3 + 2, 3 + 1) = (0, 4)
@@ -73,19 +73,19 @@ def test_nature_stack_from_36_pixels_on() -> None:
     assert not networks.is_image(specs.ObservationSpec((84, 84, 4), "float32"))
     network = networks.QNetwork.build(spec_of((84, 84, 4), "uint8"), (512,), False, np.random.default_rng(0))
     shapes = {name: a.shape for name, a in network.initial().items()}
-    assert shapes["torso/0/kernel"] == (8, 8, 4, 32)
-    assert shapes["torso/2/kernel"] == (3, 3, 64, 64)
-    assert shapes["torso/4/kernel"] == (3136, 512)  # as in Mnih et al. 2015
+    assert shapes["torso/0/kernel"] == (32, 8, 8, 4)
+    assert shapes["torso/2/kernel"] == (64, 3, 3, 64)
+    assert shapes["torso/4/kernel"] == (512, 3136)  # as in Mnih et al. 2015
 
 
 def test_dueling_streams_have_a_hidden_layer_each() -> None:
     network = networks.QNetwork.build(spec_of((4,)), (32, 16), True, np.random.default_rng(0))
     assert {name: a.shape for name, a in network.initial().items() if "kernel" in name} == {
-        "torso/0/kernel": (4, 32),
-        "advantage/0/kernel": (32, 16),
-        "advantage/1/kernel": (16, 3),
-        "value/0/kernel": (32, 16),
-        "value/1/kernel": (16, 1),
+        "torso/0/kernel": (32, 4),
+        "advantage/0/kernel": (16, 32),
+        "advantage/1/kernel": (3, 16),
+        "value/0/kernel": (16, 32),
+        "value/1/kernel": (1, 16),
     }
 
 

@@ -16,7 +16,8 @@ FloatArray = NDArray[np.float32]
 
 
 def dense(kernel: object, bias: object, activation: layers.Activation = "none") -> layers.Dense:
-    return layers.Dense(np.array(kernel, np.float32), np.array(bias, np.float32), activation)
+    """Of a kernel [inputs, outputs]."""
+    return layers.Dense(np.array(kernel, np.float32).T, np.array(bias, np.float32), activation)
 
 
 def channels(low: list[float], high: list[float], mean: list[float]) -> refine.Channels:
@@ -36,7 +37,7 @@ def network(rng: np.random.Generator, activation: layers.Activation = "relu") ->
         kernel = rng.normal(size=(n_in, n_out)) * np.exp(rng.normal(size=n_out)) / np.sqrt(n_in)
         stack.append(dense(kernel, rng.normal(size=n_out), activation if i < 2 else "none"))
     last = stack[-1]
-    return (*stack[:-1], dense(last.kernel + 10 * rng.normal(size=(16, 1)), last.bias + 500))
+    return (*stack[:-1], dense(last.kernel.T + 10 * rng.normal(size=(16, 1)), last.bias + 500))
 
 
 @pytest.mark.parametrize("activation", ["relu", "none", "tanh"])
@@ -72,7 +73,7 @@ def test_what_all_outputs_have_in_common_is_taken_out() -> None:
     (level,) = refine.levelled(policy, x, networks.outputs(policy, x))
     assert isinstance(level, layers.Dense)
     # The ridge is a hundredth of the sum of squares of the one input
-    assert level.kernel[0].tolist() == pytest.approx([3 - 3 / 1.01] * 2, rel=1e-3)
+    assert level.kernel[:, 0].tolist() == pytest.approx([3 - 3 / 1.01] * 2, rel=1e-3)
     assert level.bias.tolist() == pytest.approx([1, -1], abs=1e-5)
     tanh = (dense([[3.0, 1.0]], [0.0, 0.0], "tanh"),)
     _, ranges, exact = refine.Refiner().measure(tanh, x, 101)
@@ -150,7 +151,7 @@ def test_the_range_holds_every_close_call() -> None:
 def test_convolutions_choose_as_before_too() -> None:
     rng = np.random.default_rng(2)
     conv = layers.Conv2D(
-        (rng.normal(size=(3, 3, 2, 8)) * np.exp(rng.normal(size=8))).astype(np.float32),
+        (rng.normal(size=(8, 3, 3, 2)) * np.exp(rng.normal(size=(8, 1, 1, 1)))).astype(np.float32),
         np.ones(8, np.float32),
         2,
         "relu",
@@ -169,11 +170,11 @@ def test_convolutions_choose_as_before_too() -> None:
 def test_odd_policies_break_nothing() -> None:
     x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
     hidden, zero = dense([[1, -2, 0], [3, 1, 0]], [0, 0, 0], "relu"), dense(np.zeros((3, 2)), [0, 0])
-    for policy in ((hidden, zero), (dense(hidden.kernel, [-99] * 3, "relu"), zero), (dense(np.eye(2), [5, 5]),)):
+    for policy in ((hidden, zero), (dense(hidden.kernel.T, [-99] * 3, "relu"), zero), (dense(np.eye(2), [5, 5]),)):
         rewritten, _, exact = refine.Refiner().measure(policy, x, 50)
         assert layers.finite(rewritten)
         assert np.abs(exact).max() < 10
-    huge = (dense(hidden.kernel * 1e10, [0, 0, 0], "relu"), dense(np.eye(3, 2) * 1e15, [0, 0]))
+    huge = (dense(hidden.kernel.T * 1e10, [0, 0, 0], "relu"), dense(np.eye(3, 2) * 1e15, [0, 0]))
     assert layers.finite(refine.Refiner().measure(huge, x, 50)[0])
     broken = (dense([[1, np.inf, 0], [3, 1, 0]], [0, 0, 0], "relu"), dense(np.eye(3, 2), [0, 0]))
     rewritten, ranges, _ = refine.Refiner().measure(broken, x, 50)

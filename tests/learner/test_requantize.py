@@ -165,7 +165,7 @@ def test_tiny_weights_keep_a_scale() -> None:
     first, *rest = policy
     assert isinstance(first, layers.Dense)
     kernel = first.kernel.copy()
-    kernel[:, 0], kernel[:, 1] = 0.0, 1e-9
+    kernel[0], kernel[1] = 0.0, 1e-9
     policy = (dataclasses.replace(first, kernel=kernel), *rest)
     observations = _observations(spec, rng, 64)
     expected, ranges = _reference(policy, observations)
@@ -227,7 +227,7 @@ def test_biases_of_zero_need_no_other_template() -> None:
 
 def _one_layer(*weights: float) -> tuple[template.Template, layers.PolicyLayers, requantize.Ranges]:
     """One output without scaling of the input; its bias is 3."""
-    kernel = np.array(weights, np.float32)[:, None]
+    kernel = np.array(weights, np.float32)[None]
     policy = (layers.Dense(kernel, np.array([3.0], np.float32), "none"),)
     x = np.ones((4, len(weights)), np.float32)
     ranges, _ = calibrate.measure(policy, x, 4, per_feature=False)
@@ -252,7 +252,7 @@ def test_steady_scales_stay_while_the_weights_fit() -> None:
     steady = dataclasses.replace(ranges, steady=True)
 
     def scale(largest: float) -> float:
-        kernel = np.array([[largest], [1.0]], np.float32)
+        kernel = np.array([[largest, 1.0]], np.float32)
         requantize.requantize(target, (dataclasses.replace(policy[0], kernel=kernel),), steady)
         assert abs(place.weights[0, 0] * place.weight_scale[0] - largest) <= place.weight_scale[0] / 2
         return float(place.weight_scale[0])

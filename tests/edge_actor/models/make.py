@@ -29,12 +29,12 @@ def balancing(width: int, precision: str) -> bytes:
         if inputs == 4:
             kernel /= scale[:, None]
         bias = rng.normal(0.0, 0.3, width).astype(np.float32)
-        policy.append(layers.Dense(kernel, bias, "relu"))
+        policy.append(layers.Dense(kernel.T, bias, "relu"))
         hidden = np.maximum(hidden @ kernel + bias, 0.0)
     push = np.clip(observations @ np.float32([0.1, 0.3, 4.0, 1.0]), -1.0, 1.0)
     fitted = np.linalg.lstsq(np.c_[hidden, np.ones(len(hidden))], push, rcond=1e-3)[0].astype(np.float32)
     last = np.stack([-fitted, fitted], axis=1)
-    return convert.convert((*policy, layers.Dense(last[:-1], last[-1], "none")), observations, precision)
+    return convert.convert((*policy, layers.Dense(last[:-1].T, last[-1], "none")), observations, precision)
 
 
 if __name__ == "__main__":
