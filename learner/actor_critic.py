@@ -7,7 +7,7 @@ bounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ Tensor = Any  # TensorFlow ships no types
 
 _SMALL = 0.01
 """Kernel variance times inputs, of last layers: first actions lie in the middle, and first targets are rewards."""
+_ROUNDED = 4
+"""One in so many observations of a minibatch shows what rounding does: enough, and a fifth of the time of an update."""
+_TINY = 1e-30  # a channel of zeros needs a step too
 
 
 def check(algorithm: str, spec: specs.EnvSpec) -> None:
@@ -86,13 +89,42 @@ class ActorCritic:
 
     def act(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """Actions [B, size] in -1..1 for normalised observations."""
-        return tf.tanh(self.drive(actor_weights, x))
+        return networks.forward(self.actor, actor_weights, x)
 
-    def drive(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
-        """What goes into the actor's tanh [B, size]."""
-        last = self.actor[-1]
-        assert isinstance(last, layers.Dense)
-        return networks.forward((*self.actor[:-1], replace(last, activation="none")), actor_weights, x)
+    def act_rounded(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
+        """`act` with kernels and hidden layers rounded as int8 rounds them: by output channel, and by tensor.
+
+        Nothing else is: of the input and of what goes into tanh int8 holds enough (`quantize/refine.py`).
+        """
+        weights = [_rounded(w, 127, tuple(range(len(w.shape) - 1))) if len(w.shape) > 1 else w for w in actor_weights]
+        for layer in self.actor[:-1]:
+            count = len(layers.arrays((layer,)))
+            x = networks.forward((layer,), weights[:count], x)
+            if count:
+                x = _rounded(x, 255)
+            weights = weights[count:]
+        return networks.forward(self.actor[-1:], weights, x)
+
+    def rounding_cost(
+        self, price: float, actor_weights: Sequence[Tensor], x: Tensor, action: Tensor, value: Tensor
+    ) -> Tensor:
+        """What a policy pays for the actions that int8 rounding moves: a scalar in units of return.
+
+        A steep policy costs nothing in fp32 and loses most to int8. So int8 is simulated, and its squared error has a
+        price. That makes policies smooth where states lie (as CAPS does, Mysore et al. 2021,
+        https://arxiv.org/abs/2012.06644) and evens out weights and activations, as much as rounding needs it.
+
+        Args:
+            price: Of an error of 1 % of the range, in deviations of `value`.
+            actor_weights: Of the policy.
+            x: Normalised observations [B, ...].
+            action: What `act` gives for them.
+            value: What the critic gives for them [B].
+        """
+        some = max(1, x.shape[0] // _ROUNDED)
+        percent = 50 * (self.act_rounded(actor_weights, x[:some]) - action[:some])
+        error = tf.reduce_mean(tf.reduce_sum(tf.square(percent), axis=1))
+        return price * error * tf.stop_gradient(tf.math.reduce_std(value))
 
     def judge(self, critic_weights: Sequence[Tensor], x: Tensor, action: Tensor) -> Tensor:
         """The critic's outputs [B, outputs] for normalised observations and actions [B, size] in -1..1."""
@@ -109,3 +141,14 @@ class ActorCritic:
         """The actor alone, from raw observations to actions within the environment's bounds."""
         actor = layers.with_arrays(self.actor, self.split(weights)[0])
         return (*layers.absorb(actor, normalizer.gain, normalizer.offset), self.bounds)
+
+
+def _rounded(x: Tensor, levels: int, axis: tuple[int, ...] | None = None) -> Tensor:
+    """Rounds to steps of which so many make the largest size along `axis`.
+
+    Gradients pass through, and to the step as in Esser et al. 2020, https://arxiv.org/abs/1902.08153: otherwise a layer
+    could make its rounding seem small by growing, where the step grows with it.
+    """
+    step = tf.maximum(tf.reduce_max(tf.abs(x), axis, keepdims=True), _TINY) / levels
+    scaled = x / step
+    return x + step * tf.stop_gradient(tf.round(scaled) - scaled)

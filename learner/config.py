@@ -76,8 +76,8 @@ class ContinuousConfig(AlgorithmConfig):
     epsilon_end: float = setting(0.0, "share of random actions after the decay")
     critic_hidden: tuple[int, ...] = setting((256, 256), "widths of the critic's hidden layers")
     critic_learning_rate: float = setting(1e-3, "Adam's step size for the critic")
-    action_cost: float = setting(
-        0.0, "cost of the squared inputs of the policy's tanh, in units of return: keeps it off its ends, and smooth"
+    rounding_cost: float = setting(
+        0.03, "cost of an action that int8 rounding moves by 1 % of its range, in deviations of the values of states"
     )
     noise_std: float = setting(0.1, "deviation of the noise on actions, relative to half their range")
     noise_ladder: float = setting(1.0, "noise of the last actor of the fleet relative to the first; geometric between")

@@ -72,11 +72,10 @@ class D4pg(compiled.Compiled):
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
-            drive = net.drive(actor, batch.observation)
-            action = tf.tanh(drive)
-            value = tf.reduce_mean(tf.linalg.matvec(tf.nn.softmax(net.judge(critic, batch.observation, action)), atoms))
-            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(drive), axis=1))
-            descent = cost - value
+            action = net.act(actor, batch.observation)
+            value = tf.linalg.matvec(tf.nn.softmax(net.judge(critic, batch.observation, action)), atoms)
+            cost = net.rounding_cost(settings.rounding_cost, actor, batch.observation, action, value)
+            descent = cost - tf.reduce_mean(value)
         actor_gradients, actor_norm = optimizer.clipped(tape.gradient(descent, actor), settings.max_grad_norm)
 
         weights, moments1, moments2 = optimizer.adam_pair(
@@ -91,7 +90,7 @@ class D4pg(compiled.Compiled):
         targets = [tf.where(refresh, w, target) for w, target in zip(weights, state["targets"], strict=True)]
 
         metrics = (
-            loss, value, grad_norm, tf.reduce_mean(tf.abs(td_error)),
+            loss, tf.reduce_mean(value), grad_norm, tf.reduce_mean(tf.abs(td_error)),
             actor_norm, tf.reduce_mean(tf.abs(action)), clipped,
         )  # fmt: skip
         return {"weights": weights, "targets": targets, "adam_m": moments1, "adam_v": moments2}, metrics, td_error

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from broker import errors, specs
 from learner import actor_critic, config, networks, replay
 from learner.algorithms import Algorithm, d4pg, ddpg
+from learner.quantize import compare, gate, quantizer, refine
 
 LOW, HIGH = (-3.0, 2.0), (1.0, 2.5)
 """Bounds whose middle is not 0, and whose ranges differ."""
@@ -58,8 +60,7 @@ def test_finds_the_best_action_within_any_bounds_and_goes_on_bit_for_bit(name: s
     assert (np.abs(far - np.float32([-1.0, 2.25])) <= np.float32([2.0, 0.25])).all()
 
 
-@pytest.mark.parametrize("cost", [0.0, 0.7])
-def test_one_step_of_ddpg_by_hand(cost: float) -> None:
+def test_one_step_of_ddpg_by_hand() -> None:
     """Linear networks: policy tanh(w x), value v x + u a; the bounds of the only action are -2 and 2."""
     spec = specs.EnvSpec(specs.ObservationSpec((1,)), specs.ActionSpec("continuous", shape=(1,), low=(-2,), high=(2,)))
     settings = config.DdpgConfig(
@@ -69,7 +70,6 @@ def test_one_step_of_ddpg_by_hand(cost: float) -> None:
         critic_learning_rate=0.02,
         target_rate=0.25,
         max_grad_norm=1e9,
-        action_cost=cost,
     )
     agent = ddpg.Ddpg(spec, settings, seed=0)
     state = agent.state()
@@ -97,7 +97,7 @@ def test_one_step_of_ddpg_by_hand(cost: float) -> None:
     assert update.metrics["loss"] == pytest.approx(0.5 * error**2, rel=1e-5)
     assert update.metrics["q_mean"] == pytest.approx(v * x + u * np.tanh(w * x), rel=1e-5)
     assert update.metrics["grad_norm"] == pytest.approx(abs(error) * np.sqrt(x**2 + 0.25 + 1), rel=1e-5)
-    slope = 2 * cost * w * x - u * (1 - np.tanh(w * x) ** 2)
+    slope = -u * (1 - np.tanh(w * x) ** 2)  # a single weight is never rounded
     assert update.metrics["actor_grad_norm"] == pytest.approx(slope * np.sqrt(x**2 + 1), rel=1e-5)
     new = agent.state()
     # Adam's first step has the size of the learning rate: the policy goes down, where the value is higher
@@ -131,6 +131,73 @@ def test_one_step_of_d4pg_by_hand() -> None:
     assert agent.update(one).metrics["support_clipped"] == pytest.approx(2 / 3)
     new = agent.state()
     assert (new["targets/critic/0/bias"] == new["weights/critic/0/bias"]).all(), "copied at the second update"
+
+
+ONE = specs.EnvSpec(specs.ObservationSpec((1,)), specs.ActionSpec("continuous", shape=(1,), low=(-1,), high=(1,)))
+
+
+def test_what_rounding_costs_by_hand() -> None:
+    net = actor_critic.ActorCritic.build(ONE, (2,), (), 1, np.random.default_rng(0))
+    actor = [tf.constant(a) for a in ([[1.0, 0.51]], [0.0, 0.0], [[1.0], [0.3]], [0.0])]
+    x = tf.constant([[1.0], [0.301]] * 4)  # a quarter of them counts
+    action = net.act(actor, x)
+    assert action.numpy()[:2, 0] == pytest.approx(np.tanh([1.153, 0.301 * 1.153]))
+    # Hidden units reach 1, so a step is 1/255: of 0.51, 0.301 and 0.15351 it makes 130, 77 and 39. The second kernel
+    # has steps of 1/127: of 0.3 it makes 38. The first has an output channel for each number, which stays.
+    rounded = np.tanh([1 + 130 / 255 * 38 / 127, 77 / 255 + 39 / 255 * 38 / 127])
+    assert net.act_rounded(actor, x).numpy()[:2, 0] == pytest.approx(rounded, rel=1e-6)
+    value = tf.constant([3.0, 7.0] * 4)  # deviation 2
+    percent = 50 * (rounded - np.tanh([1.153, 0.301 * 1.153]))
+    cost = net.rounding_cost(0.5, actor, x, action, value)
+    assert cost.numpy() == pytest.approx(np.square(percent).mean(), rel=1e-3)
+
+
+def test_rounding_gets_no_cheaper_by_moving_size_from_one_layer_to_the_next() -> None:
+    rng = np.random.default_rng(1)
+    net = actor_critic.ActorCritic.build(ONE, (8,), (), 1, rng)
+    actor = [tf.constant(rng.normal(size=w.shape).astype(np.float32)) for w in net.split([*net.initial().values()])[0]]
+    x = tf.constant(rng.normal(size=(64, 1)).astype(np.float32))
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(actor)
+        cost = net.rounding_cost(1.0, actor, x, net.act(actor, x), tf.range(64.0))
+    shares = [float(tf.reduce_sum(w * g)) for w, g in zip(actor, tape.gradient(cost, actor), strict=True)]
+    assert shares[0] + shares[1] == pytest.approx(shares[2], rel=1e-3)
+    assert abs(shares[2]) > 1e-3 * float(cost)
+
+
+@pytest.mark.parametrize("name", ["ddpg", "d4pg"])
+def test_rounding_costs_the_actor_and_not_the_critic(name: str) -> None:
+    free, dear = (make(name, rounding_cost=cost) for cost in (0.0, 1e3))
+    for agent in (free, dear):
+        agent.update(batches(2, 32))  # the first step of Adam has one size, whatever the gradient
+    changed = {key for key, value in dear.state().items() if (value != free.state()[key]).any()}
+    assert {key for key in changed if key.startswith("weights/")} == {
+        f"weights/actor/{layer}/{part}" for layer in (0, 1) for part in ("kernel", "bias")
+    }
+
+
+def test_rounding_cost_makes_policies_that_int8_holds() -> None:
+    """The best action is an end of its range, and which one turns within a fiftieth of the observation's."""
+
+    def error(cost: float) -> tuple[compare.Actions, float]:
+        settings = config.DdpgConfig(
+            hidden=(32, 32), critic_hidden=(64,), learning_rate=2e-3, critic_learning_rate=2e-3, rounding_cost=cost
+        )
+        agent = ddpg.Ddpg(ONE, settings, seed=0)
+        rng = np.random.default_rng(0)
+        ones = np.ones((16, 64), np.float32)
+        for _ in range(80):
+            x, action = rng.uniform(-1, 1, (2, 16, 64, 1)).astype(np.float32)
+            reward = -np.abs(action - np.tanh(50 * x))[..., 0]
+            agent.update(replay.Batch(x, action, reward, 0 * ones, x, ones, np.zeros((16, 64), np.int64)))
+        seen = np.linspace(-1, 1, 2001, dtype=np.float32)[:, None]
+        policy, ranges, exact = refine.Refiner(refine.ACTION_STEPS).measure(agent.policy_layers(), seen, len(seen))
+        int8, _, _ = gate.run(quantizer.Quantizer().quantize(policy, ranges, seen), seen)
+        return compare.actions(exact, int8, ONE.action), float(np.abs(exact - np.tanh(50 * seen)).mean())
+
+    (steep, lost), (smooth, lost_smooth) = error(0.0), error(config.DdpgConfig().rounding_cost)
+    assert smooth.error_p99 < 0.6 * steep.error_p99
+    assert lost_smooth < lost + 0.1
 
 
 def test_discrete_actions_are_refused() -> None:
