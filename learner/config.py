@@ -118,8 +118,8 @@ class GateConfig:
     gate_agreement_min: float = setting(0.9, "least share of the fp32 action gap on which both act alike")
     gate_ties_max: float = setting(0.4, "largest share of observations where the two best int8 actions are equal")
     gate_saturation_max: float = setting(0.05, "largest share of observations tied at the end of the int8 range")
-    gate_action_error_max: float = setting(0.05, "largest mean error of a continuous action, relative to its range")
-    gate_action_error_p99_max: float = setting(0.3, "largest 99th percentile of it")
+    gate_action_error_max: float = setting(0.02, "largest mean error of a continuous action, relative to its range")
+    gate_action_error_p99_max: float = setting(0.1, "largest 99th percentile of it")
 
 
 @dataclass(frozen=True, slots=True)
