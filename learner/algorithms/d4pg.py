@@ -3,7 +3,8 @@
 Barth-Maron et al. 2018, https://arxiv.org/abs/1804.08617, with the categorical critic of Bellemare et al. 2017; the
 settings are Acme's (51 atoms, n-step 5, targets copied every 100 updates), which ActorQ used. Deviations: widths,
 learning rates and support by task, Gaussian or correlated noise with a ladder over the fleet (the actor's, `noise_*`),
-no layer normalisation (it does not become int8), and the action enters the critic at its first layer.
+no layer normalisation (it does not become int8), the action enters the critic at its first layer, and the policy pays
+for what int8 would round (`actor_critic`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971, with n-step returns. Deviations: Gaussian or correlated noise
 (the actor's, `noise_*`), both learning rates and the targets' rate as in today's implementations, gradients of a
-clipped global norm, no weight decay, no batch normalisation (observations are normalised once), and the action enters
-the critic at its first layer.
+clipped global norm, no weight decay, no batch normalisation (observations are normalised once), the action enters the
+critic at its first layer, and the policy pays for what int8 would round (`actor_critic`).
 """
 
 from __future__ import annotations
