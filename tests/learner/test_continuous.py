@@ -217,4 +217,6 @@ def test_frames_have_an_encoder_of_their_own_for_the_critic() -> None:
     x = np.random.default_rng(0).random((3, 36, 36, 1)).astype(np.float32)
     action = net.act(actor, x)
     assert (action.shape, net.judge(critic, x, action).shape) == ((3, 2), (3, 1))
+    assert net.act_rounded(actor, x).numpy() == pytest.approx(action.numpy(), abs=0.01)
+    assert (net.act_rounded(actor, x).numpy() != action.numpy()).all()
     assert len(actor) + len(critic) == len(weights)
