@@ -28,8 +28,10 @@ def test_every_precision_computes_the_same_policy(runtime: str, delegated: bool,
         built.invoke()
         error = np.abs(built.output - expected).mean() / np.ptp(expected)
         assert error < tolerance, precision
-        took_it = delegated and (precision != "int8" or runtime == "ai-edge-litert")
-        assert built.delegate == ("XNNPACK" if took_it else "built-in")
+        kernels = "XNNPACK"
+        if runtime == "tflite-runtime":
+            kernels = "built-in" if precision == "int8" else test_interpreter.FLOAT32_ON_TFLITE_RUNTIME
+        assert built.delegate == (kernels if delegated else "built-in")
         assert len(model) / shape.weights == pytest.approx(
             {"float32": 4, "float16": 2, "int8": 1}[precision], rel=0.25 + 6000 / shape.weights
         )
