@@ -147,8 +147,8 @@ def tflite(policy: Policy, precision: str) -> bytes:
             y = graph.tensor(name, (1, FEATURES))
             graph.operator(name, [x, graph.constant(values)], y, {0: Scalar("b", 0)})
             x = y
-    sample = observations(policy.shape, CALIBRATION_ROWS)
     quantized = precision == "int8"
+    sample = observations(policy.shape, CALIBRATION_ROWS if quantized else 1)  # without calibration just for the shapes
     affine = (0.0, 0)
     for index, (layer, before, after) in enumerate(policy.steps(sample)):
         if quantized and index == 0:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from broker import errors
@@ -21,8 +19,8 @@ def damaged(at: int, value: int) -> bytes:
 def test_sound_files_pass() -> None:
     for path in (files.INT8, files.FLOAT32):
         model_file.check(path.read_bytes())
-    for shape, precision in itertools.product((models.Shape(64, 2), models.CNN), ("float32", "float16", "int8")):
-        model_file.check(models.tflite(models.make(shape), precision))
+    for precision in ("float32", "float16", "int8"):
+        model_file.check(models.tflite(models.make(models.Shape(64, 2)), precision))
 
 
 def test_every_cut_is_noticed() -> None:

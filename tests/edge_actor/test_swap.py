@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker import codec, messages, signing, topics
-from edge_actor import clock, env, policy, policy_store, swap
+from edge_actor import clock, env, interpreter, policy, policy_store, swap
 from tests import conftest
 from tests.edge_actor import fake_learner
 from tests.edge_actor.models import files
@@ -100,7 +100,8 @@ def test_a_policy_goes_through_all_phases_and_acts(swapped: Swap, monkeypatch: p
     assert taken is not None
     assert seen == [swap.Phase.BUILDING]
     assert swapped.phase is swap.Phase.ACTIVE
-    assert (taken.epoch, taken.version, taken.delegate) == (1, 1, "XNNPACK")
+    kernels = "XNNPACK" if interpreter.find().name == "ai-edge-litert" else "built-in"
+    assert (taken.epoch, taken.version, taken.delegate) == (1, 1, kernels)
     assert not swapped.has_work
 
 
