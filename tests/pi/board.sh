@@ -6,6 +6,7 @@ trap 'printf "pi: FAILED near line %s: %s\n" "$LINENO" "$BASH_COMMAND" >&2' ERR
 
 BOARD=$WORK/root
 CORE=
+DISK_MB=120
 
 say() { printf 'pi: %s (%s s)\n' "$*" "$SECONDS" >&2; }
 
@@ -71,8 +72,17 @@ set_up_twice() {
 	snapshot | diff "$WORK/before" - || fail 'the second run changed the files above'
 	on_board systemd-analyze verify /etc/systemd/system/actorq-actor.service || fail 'the unit is not as systemd wants it'
 	say "set up again: nothing changed. $(on_board systemd-analyze security --offline=true /etc/systemd/system/actorq-actor.service | tail -n 1)"
-	say "disk: $(on_board du -sm --exclude=numpy --exclude=numpy.libs --exclude=ai_edge_litert --exclude=tflite_runtime /opt/actorq/ |
-		cut -f 1) MB beside numpy and the runtime, $(on_board du -sm /opt/actorq/ | cut -f 1) MB in all"
+	takes_little_room
+}
+
+# Of what setup_pi.sh laid down: MB of 10^6 bytes, beside the runtime and numpy.
+takes_little_room() {
+	local all own
+	all=$(on_board du -s --block-size=MB /opt/actorq/ | tr -dc 0-9)
+	own=$(on_board du -s --block-size=MB --exclude=numpy --exclude=numpy.libs --exclude=ai_edge_litert --exclude=tflite_runtime /opt/actorq/ |
+		tr -dc 0-9)
+	say "disk: $own MB beside numpy and the runtime, $all MB with them"
+	[ "$own" -le "$DISK_MB" ] || fail "more than $DISK_MB MB of disk"
 }
 
 install_test_tools() {
@@ -112,7 +122,7 @@ newer_cpuinfo_is_fatal() {
 
 # Not: what needs Mosquitto on the board (the broker is elsewhere), and what measures speed. The profile has no deadlines.
 actor_tests() {
-	python_on_board '-m pytest -q -p no:cacheprovider -m "not mosquitto" -k "not help_is_quick" --hypothesis-profile=ci \
+	python_on_board '-m pytest -q -p no:cacheprovider -m "not mosquitto" -k "not help_is_quick" --durations=5 --hypothesis-profile=ci \
 		--ignore=tests/edge_actor/test_bench.py tests/edge_actor' || fail "the actor's tests on $CORE"
 }
 
