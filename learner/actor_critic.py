@@ -96,7 +96,7 @@ class ActorCritic:
 
         Nothing else is: of the input and of what goes into tanh int8 holds enough (`quantize/refine.py`).
         """
-        weights = [_rounded(w, 127, tuple(range(len(w.shape) - 1))) if len(w.shape) > 1 else w for w in actor_weights]
+        weights = [_rounded(w, 127, tuple(range(1, len(w.shape)))) if len(w.shape) > 1 else w for w in actor_weights]
         for layer in self.actor[:-1]:
             count = len(layers.arrays((layer,)))
             x = networks.forward((layer,), weights[:count], x)

@@ -138,7 +138,7 @@ ONE = specs.EnvSpec(specs.ObservationSpec((1,)), specs.ActionSpec("continuous", 
 
 def test_what_rounding_costs_by_hand() -> None:
     net = actor_critic.ActorCritic.build(ONE, (2,), (), 1, np.random.default_rng(0))
-    actor = [tf.constant(a) for a in ([[1.0, 0.51]], [0.0, 0.0], [[1.0], [0.3]], [0.0])]
+    actor = [tf.constant(a) for a in ([[1.0], [0.51]], [0.0, 0.0], [[1.0, 0.3]], [0.0])]
     x = tf.constant([[1.0], [0.301]] * 4)  # a quarter of them counts
     action = net.act(actor, x)
     assert action.numpy()[:2, 0] == pytest.approx(np.tanh([1.153, 0.301 * 1.153]))
