@@ -161,22 +161,21 @@ class _Kernel:
     rows: FloatArray | None
     mean: FloatArray | None
 
-    def _multiplied(self, band: slice) -> FloatArray:
-        """Some rows; in scratch if they had to be multiplied."""
-        weights = self.weights[band]
-        return weights if self.columns is None else np.multiply(weights, self.columns, out=_scratch(weights)[0])
+    def multiplied(self, band: slice) -> FloatArray:
+        """Some rows; in scratch if there is something to multiply them by."""
+        rows = self.weights[band]
+        return rows if self.columns is None else np.multiply(rows, self.columns, out=_scratch(rows)[0])
 
-    def limit(self, band: slice) -> FloatArray:
-        """Largest size in each of some rows."""
-        weights = self._multiplied(band)
-        limit: FloatArray = np.maximum(weights.max(1), -weights.min(1))
+    def limit(self, band: slice, multiplied: FloatArray) -> FloatArray:
+        """Largest size in each of these rows."""
+        limit: FloatArray = np.maximum(multiplied.max(1), -multiplied.min(1))
         return limit if self.rows is None else limit / self.rows[band]
 
-    def write(self, weights: NDArray[np.int8], band: slice, inverse: FloatArray) -> FloatArray:
-        """Writes some rows scaled by `inverse` and rounded; returns by how much that raises their outputs."""
+    def write(self, weights: NDArray[np.int8], band: slice, multiplied: FloatArray, inverse: FloatArray) -> FloatArray:
+        """Writes these rows scaled by `inverse` and rounded; returns by how much that raises their outputs."""
         factor = inverse if self.rows is None else inverse / self.rows[band]
-        x, signs = _scratch(weights[band])
-        np.multiply(self._multiplied(band), factor[:, None], out=x)
+        x, signs = _scratch(multiplied)
+        np.multiply(multiplied, factor[:, None], out=x)
         if self.mean is None:
             weights[band] = _rounded(x, signs)
             return np.zeros_like(inverse)
@@ -227,19 +226,22 @@ def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool,
         By how much rounding raises each output at the mean input; 0 where no mean is given.
     """
 
-    def write_channels(band: slice) -> FloatArray:
-        _write_scale(place.weight_scale[band], kernel.limit(band), steady=steady)
-        return kernel.write(place.weights, band, _inverse(place.weight_scale[band]))
+    def limit(band: slice) -> FloatArray:
+        return kernel.limit(band, kernel.multiplied(band))
 
     def write(band: slice) -> FloatArray:
-        return kernel.write(place.weights, band, np.full(band.stop - band.start, np.float32(127) / limit[0]))
+        multiplied = kernel.multiplied(band)
+        if per_channel:
+            _write_scale(place.weight_scale[band], kernel.limit(band, multiplied), steady=steady)
+            inverse = _inverse(place.weight_scale[band])
+        else:
+            inverse = np.full(len(multiplied), np.float32(127) / largest[0])
+        return kernel.write(place.weights, band, multiplied, inverse)
 
-    if per_channel:
-        excess = _in_bands(write_channels, kernel.weights)
-    else:
-        limit = np.concatenate(_in_bands(kernel.limit, kernel.weights)).max(keepdims=True)
-        limit = _write_scale(place.weight_scale, limit, steady=steady)
-        excess = _in_bands(write, kernel.weights)
+    if not per_channel:
+        largest = np.concatenate(_in_bands(limit, kernel.weights)).max(keepdims=True)
+        largest = _write_scale(place.weight_scale, largest, steady=steady)
+    excess = _in_bands(write, kernel.weights)
     _check_finite(float(place.weight_scale.max()), "weights")
     return np.concatenate(excess)
 
