@@ -37,7 +37,7 @@ def difference(base: Buffer, model: Buffer) -> bytes:
     return patch
 
 
-def apply(base: Buffer, patch: Any) -> NDArray[np.uint8]:
+def apply(base: Buffer, patch: Any) -> bytes:
     """What `difference` was given as `model`; `patch` is any buffer.
 
     Raises:
@@ -55,4 +55,4 @@ def apply(base: Buffer, patch: Any) -> NDArray[np.uint8]:
         change = _kept.decompressor.decompress(patch, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise errors.PolicyError(f"the patch cannot be unpacked: {error}", reason="patch") from error
-    return np.add(kept, np.frombuffer(change, np.uint8))
+    return np.add(kept, np.frombuffer(change, np.uint8)).tobytes()

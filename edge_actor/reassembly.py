@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from broker import delta, errors, messages, specs
 
 Order = tuple[int, int]
@@ -16,10 +13,13 @@ Order = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """A policy with its bytes, and the sealed messages it can be made from again (none for one between two anchors)."""
+    """A policy with its bytes, and the sealed messages it can be made from again (none for one between two anchors).
+
+    The interpreter reads the same bytes in place: there is one copy of the policy that acts.
+    """
 
     manifest: messages.Manifest
-    model: NDArray[np.uint8]
+    model: bytes
     sources: tuple[bytes, ...]
 
     @property
@@ -56,14 +56,14 @@ def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.En
         raise errors.PolicyError("the policy has expired", reason="expired")
 
 
-def check(manifest: messages.Manifest, model: NDArray[np.uint8], spec: specs.EnvSpec, now_s: float | None) -> None:
+def check(manifest: messages.Manifest, model: delta.Buffer, spec: specs.EnvSpec, now_s: float | None) -> None:
     """Refuses a policy that must not reach an interpreter. As `check_manifest`, and then the bytes themselves.
 
     Raises:
         PolicyError: Also if the bytes are not those of the manifest.
     """
     check_manifest(manifest, len(model), spec, now_s)
-    if manifest.sha256 != hashlib.sha256(model.data).hexdigest():
+    if manifest.sha256 != hashlib.sha256(memoryview(model)).hexdigest():
         raise errors.PolicyError("the policy's bytes are not those of its manifest", reason="sha256")
 
 
@@ -102,14 +102,14 @@ class Reassembly:
         Raises:
             PolicyError: It must not run, or is a replay of an old one.
         """
-        whole = Whole(message.manifest, message.model, (sealed,))
+        order: Order = (message.manifest.epoch, message.manifest.version)
         held = self.keyframe.order if self.keyframe else (0, 0)
-        if whole.order == held:
+        if order == held:
             return False
-        if whole.order < held or whole.manifest.epoch < self.floor[0]:
-            raise errors.PolicyError(f"policy {whole.order} is older than {max(held, self.floor)}", reason="older")
-        check(whole.manifest, whole.model, self._spec, now_s)
-        self.keyframe = whole
+        if order < held or order[0] < self.floor[0]:
+            raise errors.PolicyError(f"policy {order} is older than {max(held, self.floor)}", reason="older")
+        check(message.manifest, message.model, self._spec, now_s)
+        whole = self.keyframe = Whole(message.manifest, message.model.tobytes(), (sealed,))
         if whole.order < max(self.best, self.floor):
             return False
         is_new = whole.order > self.best

@@ -191,7 +191,7 @@ class Swap:
             return None
         self.phase = Phase.BUILDING
         try:
-            built = self._build(candidate.manifest, candidate.model.tobytes())
+            built = self._build(candidate.manifest, candidate.model)
         except errors.ActorqError as error:
             self._refuse(error.reason if isinstance(error, errors.PolicyError) else "build", str(error))
             return None

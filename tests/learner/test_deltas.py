@@ -73,7 +73,7 @@ class Actor:
     @property
     def model(self) -> bytes:
         assert self.held.newest is not None
-        return self.held.newest.model.tobytes()
+        return self.held.newest.model
 
 
 class Learner:
