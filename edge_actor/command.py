@@ -98,7 +98,7 @@ class Commander:
         try:
             if order.manifest is None or not 0 < order.episodes <= _EPISODES_LIMIT:
                 raise errors.PolicyError(f"evaluate needs a policy and 1 to {_EPISODES_LIMIT} episodes")
-            reassembly.check(order.manifest, order.model, environment.spec, clock.now_s())
+            reassembly.check(order.manifest, order.model.data, environment.spec, clock.now_s())
             acting = build(order.manifest, order.model.tobytes())
             score = evaluate.run(acting, environment, order.episodes, order.seed, stop)
         except Exception as error:  # a broken environment included: the learner must hear of it, the actor goes on

@@ -56,14 +56,14 @@ def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.En
         raise errors.PolicyError("the policy has expired", reason="expired")
 
 
-def check(manifest: messages.Manifest, model: delta.Buffer, spec: specs.EnvSpec, now_s: float | None) -> None:
+def check(manifest: messages.Manifest, model: bytes | memoryview, spec: specs.EnvSpec, now_s: float | None) -> None:
     """Refuses a policy that must not reach an interpreter. As `check_manifest`, and then the bytes themselves.
 
     Raises:
         PolicyError: Also if the bytes are not those of the manifest.
     """
     check_manifest(manifest, len(model), spec, now_s)
-    if manifest.sha256 != hashlib.sha256(memoryview(model)).hexdigest():
+    if manifest.sha256 != hashlib.sha256(model).hexdigest():
         raise errors.PolicyError("the policy's bytes are not those of its manifest", reason="sha256")
 
 
@@ -108,7 +108,7 @@ class Reassembly:
             return False
         if order < held or order[0] < self.floor[0]:
             raise errors.PolicyError(f"policy {order} is older than {max(held, self.floor)}", reason="older")
-        check(message.manifest, message.model, self._spec, now_s)
+        check(message.manifest, message.model.data, self._spec, now_s)
         whole = self.keyframe = Whole(message.manifest, message.model.tobytes(), (sealed,))
         if whole.order < max(self.best, self.floor):
             return False
