@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker import delta, messages, topics
 
@@ -56,6 +57,15 @@ class Traffic:
         return (self.keyframe_bytes + self.delta_bytes) / self.policies if self.policies else None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A policy's difference from the keyframe, to be retained, or else from the policy just before."""
+
+    base: int
+    patch: NDArray[np.uint8]
+    retained: bool
+
+
 class Channel:
     """The policies of one channel, in the order of their versions within one epoch.
 
@@ -68,7 +78,8 @@ class Channel:
 
     Attributes:
         traffic: What was sent.
-        delta_ms, send_ms: Of the newest `send`: taking the difference; encoding, signing and handing to the socket.
+        delta_ms: Of the newest policy: taking its difference.
+        send_ms: Of the newest `send`: encoding, signing and handing to the socket.
     """
 
     def __init__(
@@ -92,21 +103,37 @@ class Channel:
         self.traffic = Traffic()
         self.delta_ms = self.send_ms = 0.0
 
-    def send(self, manifest: messages.Manifest, model: bytes) -> None:
-        """Sends a policy in the way that takes the fewest bytes."""
-        self.delta_ms = self.send_ms = 0.0
-        self.traffic.policies += 1
+    def draft(self, model: bytes) -> Draft | None:
+        """The difference that `send` will want; None where the policy can only go out whole.
+
+        It may be taken on another thread while it is not yet clear whether the policy goes out.
+        """
+        self.delta_ms = 0.0
         if not self._enabled or len(self._keyframe[1]) != len(model):
+            return None
+        return self._difference(model, retained=self._clock() - self._retained_at > RETAIN_PERIOD_S)
+
+    def send(self, manifest: messages.Manifest, model: bytes, draft: Draft | None) -> None:
+        """Sends a policy in the way that takes the fewest bytes.
+
+        Args:
+            manifest: Of the policy.
+            model: Its bytes.
+            draft: What `draft` gave for them, since the policy before was sent.
+        """
+        self.send_ms = 0.0
+        self.traffic.policies += 1
+        if draft is None:
             self._send_keyframe(manifest, model)
-        elif self._clock() - self._retained_at > RETAIN_PERIOD_S or not self._send_step(manifest, model):
-            self._send_retained(manifest, model)
+        elif draft.retained or not self._send_step(manifest, draft):
+            self._send_retained(manifest, model, draft)
         self._manifest, self._newest = manifest, (manifest.version, model)
 
     def settle(self, *, at_once: bool = False) -> None:
         """Call again and again: retains the newest policy if no other has followed it; `at_once` if none will."""
         due = at_once or self._clock() - self._retained_at > RETAIN_PERIOD_S
         if due and self._manifest is not None and not self._is_retained:
-            self._send_retained(self._manifest, self._newest[1])
+            self._send_retained(self._manifest, self._newest[1], None)
 
     def _send_keyframe(self, manifest: messages.Manifest, model: bytes) -> None:
         size = self._retain(self._keyframe_topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
@@ -115,18 +142,19 @@ class Channel:
         self.traffic.keyframes += 1
         self.traffic.keyframe_bytes += size
 
-    def _send_retained(self, manifest: messages.Manifest, model: bytes) -> None:
-        message = self._difference(manifest, self._keyframe, model)
+    def _send_retained(self, manifest: messages.Manifest, model: bytes, draft: Draft | None) -> None:
+        if draft is None or not draft.retained:
+            draft = self._difference(model, retained=True)
         so_far = self._from_keyframe
-        if len(message.patch) > sum(so_far) / len(so_far):
+        if len(draft.patch) > sum(so_far) / len(so_far):
             self._send_keyframe(manifest, model)
             return
-        size = self._retain(self._delta_topic, message)
+        size = self._retain(self._delta_topic, messages.PolicyDelta(manifest, draft.base, draft.patch))
         so_far.append(size)
         self._count_delta(size)
 
-    def _send_step(self, manifest: messages.Manifest, model: bytes) -> bool:
-        message = self._difference(manifest, self._newest, model)
+    def _send_step(self, manifest: messages.Manifest, draft: Draft) -> bool:
+        message = messages.PolicyDelta(manifest, draft.base, draft.patch)
         began = time.perf_counter()
         size = self._sender.tell(self._delta_topic, message)
         self.send_ms = (time.perf_counter() - began) * 1e3
@@ -135,11 +163,12 @@ class Channel:
             self._count_delta(size)
         return size > 0
 
-    def _difference(self, manifest: messages.Manifest, base: tuple[int, bytes], model: bytes) -> messages.PolicyDelta:
+    def _difference(self, model: bytes, *, retained: bool) -> Draft:
+        version, base = self._keyframe if retained else self._newest
         began = time.perf_counter()
-        patch = np.frombuffer(delta.difference(base[1], model), np.uint8)
+        patch = np.frombuffer(delta.difference(base, model), np.uint8)
         self.delta_ms += (time.perf_counter() - began) * 1e3
-        return messages.PolicyDelta(manifest, base[0], patch)
+        return Draft(version, patch, retained)
 
     def _retain(self, topic: str, message: messages.Message) -> int:
         began = time.perf_counter()

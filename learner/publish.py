@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,6 +38,10 @@ _REMEMBERED = 4096
 """Publishes whose times are kept: a run may make millions."""
 
 
+LARGE_BYTES = 400_000
+"""From here on, digest and difference take longer than a thread to begin."""
+
+
 def _newest() -> deque[float]:
     return deque(maxlen=_REMEMBERED)
 
@@ -56,6 +61,14 @@ class Timings:
 def describe_as(manifest: messages.Manifest, model: bytes, precision: str) -> messages.Manifest:
     """The manifest of the same policy in another precision."""
     return replace(manifest, length=len(model), sha256=hashlib.sha256(model).hexdigest(), precision=precision)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draft:
+    """What a large policy's message needs and takes long: made while the gate judges."""
+
+    sha256: str
+    difference: deltas.Draft | None
 
 
 class Publisher:
@@ -102,6 +115,7 @@ class Publisher:
         self._precision, self._weight_bits = precision, weight_bits
         self._refiner = refine.Refiner(refine.STEPS_BY_HEAD[head], steady=True)
         self._quantizer = quantizer.Quantizer(say=say)
+        self._beside = futures.ThreadPoolExecutor(1, "draft")
         self.version = version
         self.newest: Published | None = None
         self.held_back: Counter[str] = Counter()
@@ -142,20 +156,23 @@ class Publisher:
         quantized = time.monotonic()
         previous = self.newest.model if self.newest else None
         exact = outputs[len(calibration) :]
+        drafting = self._beside.submit(self._draft, model) if len(model) > LARGE_BYTES else None
         verdict = gate.judge_policy(model, exact, held_back, self._spec.action, self._settings, previous)
         judged = time.monotonic()
         self.timings.calibrate_ms.append((calibrated - started) * 1e3)
         self.timings.quantize_ms.append((quantized - calibrated) * 1e3)
         self.timings.gate_ms.append((judged - quantized) * 1e3)
         if verdict.passed:
-            self._send(model, verdict, policy, calibration, started)
+            draft = drafting.result() if drafting else self._draft(model)
+            self._send(model, draft, verdict, policy, calibration, started)
         else:
             self.held_back[verdict.reason] += 1
         return verdict
 
     def publish_again(self, policy: Published) -> None:
         """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
-        self._send(policy.model, policy.verdict, policy.layers, policy.calibration, time.monotonic())
+        started_s, draft = time.monotonic(), self._draft(policy.model)
+        self._send(policy.model, draft, policy.verdict, policy.layers, policy.calibration, started_s)
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
@@ -164,9 +181,13 @@ class Publisher:
         if version in self._sent_at:
             self.timings.acting_ms.append((now_s - self._sent_at[version]) * 1e3)
 
+    def _draft(self, model: bytes) -> _Draft:
+        return _Draft(hashlib.sha256(model).hexdigest(), self.channel.draft(model))
+
     def _send(
         self,
         model: bytes,
+        draft: _Draft,
         verdict: gate.Verdict,
         policy: layers.PolicyLayers,
         calibration: NDArray[np.generic],
@@ -184,14 +205,14 @@ class Publisher:
             version=self.version,
             channel=topics.MAIN_CHANNEL,
             length=len(model),
-            sha256=hashlib.sha256(model).hexdigest(),
+            sha256=draft.sha256,
             fingerprint=self._spec.fingerprint,
             head=self._head,
             precision=self._precision,
             created_s=time.time(),
         )
         self._sent_at[self.version] = started_s
-        self.channel.send(manifest, model)
+        self.channel.send(manifest, model, draft.difference)
         self.timings.delta_ms.append(self.channel.delta_ms)
         self.timings.send_ms.append(self.channel.send_ms)
         self._directory.save_policy(manifest, model)
