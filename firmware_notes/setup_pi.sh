@@ -220,10 +220,20 @@ fingerprint() {
 	} | sha256sum | cut -c 1-16
 }
 
+virtual_environment() {
+	local options=()
+	[ "$ARCHITECTURE" != armhf ] || options=(--system-site-packages)
+	python3 -m venv "${options[@]}" "$1" > "$LOG" 2>&1 || why_not 'the virtual environment could not be made'
+}
+
+# $1: a virtual environment; $2: install or download; the rest: options of that.
 pip_from_here() {
 	local where=()
 	[ -z "$WHEELS" ] || where=(--no-index --find-links "$WHEELS")
-	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 TMPDIR=$SCRATCH "$1" -m pip "$2" --quiet "${where[@]}" "${@:3}" > "$LOG" 2>&1
+	requirements > "$SCRATCH/requirements.txt"
+	constraints > "$SCRATCH/constraints.txt"
+	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 TMPDIR=$SCRATCH "$1/bin/python" -m pip "$2" --quiet "${where[@]}" "${@:3}" \
+		--only-binary :all: --no-binary actorq-fleet -r "$SCRATCH/requirements.txt" -c "$SCRATCH/constraints.txt" "$SOURCE" > "$LOG" 2>&1
 }
 
 make_program() {
@@ -237,13 +247,8 @@ make_program() {
 	fi
 	undo "rm -rf '$VENV'"
 	rm -rf "$VENV"
-	local options=()
-	[ "$ARCHITECTURE" != armhf ] || options=(--system-site-packages)
-	python3 -m venv "${options[@]}" "$VENV" > "$LOG" 2>&1 || why_not 'the virtual environment could not be made'
-	requirements > "$SCRATCH/requirements.txt"
-	constraints > "$SCRATCH/constraints.txt"
-	pip_from_here "$VENV/bin/python" install --only-binary :all: --no-binary actorq-fleet \
-		-r "$SCRATCH/requirements.txt" -c "$SCRATCH/constraints.txt" "$SOURCE" || why_not 'the program could not be installed'
+	virtual_environment "$VENV"
+	pip_from_here "$VENV" install || why_not 'the program could not be installed'
 	touch "$VENV/complete"
 }
 
@@ -341,7 +346,7 @@ unit() {
 
 		# Its loop says that it lives. One that was silent for so long is ended, and where it hung stands in the journal.
 		WatchdogSec=60
-				TimeoutStartSec=90
+		TimeoutStartSec=90
 		TimeoutStopSec=10
 		LimitCORE=0
 		Restart=always
@@ -523,14 +528,9 @@ download() {
 		"${DEBIAN[@]}" > "$LOG" 2>&1 || why_not 'the Debian packages could not be downloaded'
 	rm -rf "$directory/partial" "$directory/lock"
 	WHEELS=
-	local options=()
-	[ "$ARCHITECTURE" != armhf ] || options=(--system-site-packages)
-	python3 -m venv "${options[@]}" "$SCRATCH/venv" > "$LOG" 2>&1 || why_not 'python3-venv is needed to download wheels'
-	requirements > "$SCRATCH/requirements.txt"
-	constraints > "$SCRATCH/constraints.txt"
-	echo setuptools >> "$SCRATCH/requirements.txt"
-	pip_from_here "$SCRATCH/venv/bin/python" download --only-binary :all: --no-binary actorq-fleet --dest "$directory" \
-		-r "$SCRATCH/requirements.txt" -c "$SCRATCH/constraints.txt" "$SOURCE" || why_not 'the wheels could not be downloaded'
+	virtual_environment "$SCRATCH/venv"
+	# setuptools: a checkout is built on the board
+	pip_from_here "$SCRATCH/venv" download --dest "$directory" setuptools || why_not 'the wheels could not be downloaded'
 	say "$directory holds what a board like this one needs: ACTORQ_WHEELS=$directory"
 }
 
