@@ -1,5 +1,7 @@
 """Boots the card that flash.sh wrote, in qemu, and pulls the plug while the actor swaps policies and spools to disk.
 
+The kernel is a real one, so what the actor says of its memory there holds for a board too.
+
 `image FILE ROOT` makes a disk image with the layout of Bookworm's; `run DIRECTORY KERNEL WHEELS` does the rest.
 """
 
@@ -13,8 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+from broker import codec, identity, messages, signing, topics
 from learner import local_fleet
 from tests import conftest
+from tests.broker import plain_client
 from tests.pi import images
 from tests.system.conftest import QUICK
 
@@ -24,6 +28,7 @@ _BOOT_BYTES = 256 << 20
 _ROOT_BYTES = 3 << 30
 _SET_UP_S = 1500.0
 _ACTOR = "pi-boot"
+_RSS_BYTES = 80_000_000
 
 
 def image(path: Path, root: Path) -> None:
@@ -42,10 +47,7 @@ class Machine:
         self._began = time.monotonic()
 
     def power_on(self) -> None:
-        boot = f"{self._card}@@{images.OFFSET}"
-        cmdline = subprocess.run(
-            ["mtype", "-i", boot, "::cmdline.txt"], capture_output=True, text=True, check=True
-        ).stdout
+        cmdline = self._on_boot("mtype", "cmdline.txt", check=True).stdout
         words = [word for word in cmdline.split() if not word.startswith(("console=", "root=", "init="))]
         command = ["qemu-system-aarch64", "-M", "virt", "-cpu", "cortex-a72", "-smp", "2", "-m", "1024", "-nographic"]
         command += ["-kernel", str(self._kernel / "vmlinuz"), "-initrd", str(self._kernel / "initrd"), "-no-reboot"]
@@ -55,6 +57,14 @@ class Machine:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.say("powered on")
+
+    def has_on_boot(self, name: str) -> bool:
+        """On the boot partition of the card."""
+        return self._on_boot("mdir", name).returncode == 0
+
+    def _on_boot(self, tool: str, name: str, *, check: bool = False) -> subprocess.CompletedProcess[str]:
+        command = [tool, "-i", f"{self._card}@@{images.OFFSET}", f"::{name}"]
+        return subprocess.run(command, capture_output=True, text=True, check=check)
 
     def await_reboot(self) -> None:
         assert self._process.wait(_SET_UP_S) == 0
@@ -67,6 +77,26 @@ class Machine:
 
     def say(self, what: str) -> None:
         print(f"boot: {what} after {time.monotonic() - self._began:.0f} s", file=sys.stderr, flush=True)
+
+
+class Heartbeats(plain_client.PlainClient):
+    """All that the actor says of itself, as the fleet's broker passes it on."""
+
+    def __init__(self, fleet: local_fleet.LocalFleet) -> None:
+        keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
+        super().__init__(int(fleet.broker["port"]), "listener", identity.LEARNER_USER, keys.password, keys.tls())
+        self._mac = signing.ActorMac(keys.bundle(_ACTOR).mac_key)
+        self.subscribe(topics.Topics(fleet.name).actor_state(_ACTOR))
+
+    def check(self) -> None:
+        """Little memory, and every policy on XNNPACK."""
+        arrived = [self.next() for _ in range(self.received.qsize())]
+        said = [codec.decode(messages.ActorState, self._mac.open(topic, sealed)).vitals for topic, sealed, _ in arrived]
+        rss_bytes = max(vitals.rss_bytes or 0 for vitals in said)
+        kernels = {vitals.delegate for vitals in said} - {""}
+        print(f"boot: {len(said)} heartbeats: {rss_bytes / 1e6:.1f} MB RSS at most, {kernels}", file=sys.stderr)
+        assert 0 < rss_bytes <= _RSS_BYTES
+        assert kernels == {"XNNPACK"}
 
 
 def run(directory: Path, kernel: Path, wheels: Path) -> None:
@@ -89,7 +119,11 @@ def run(directory: Path, kernel: Path, wheels: Path) -> None:
         machine = Machine(card, kernel, directory / "console.log")
         machine.power_on()  # firstrun.sh
         try:
-            _follow(machine, directory / "run")
+            heard = Heartbeats(fleet)
+            with heard:
+                _follow(machine, directory / "run")
+                heard.check()
+            assert not machine.has_on_boot("actorq"), "what flash.sh wrote, secrets among it, is still on the card"
         finally:
             machine.pull_the_plug()
             print(
