@@ -7,6 +7,7 @@ its SHA-256 is the manifest's.
 
 from __future__ import annotations
 
+import io
 import threading
 from typing import Any
 
@@ -52,7 +53,10 @@ def apply(base: Buffer, patch: Any) -> bytes:
         claimed = zstandard.frame_content_size(patch)
         if claimed != kept.size:
             raise errors.PolicyError(f"a patch of {claimed} bytes for a policy of {kept.size}", reason="patch")
-        change = _kept.decompressor.decompress(patch, allow_extra_data=False)
+        # BytesIO takes the bytes over and gives them back without a copy: the sum is made where the change lies
+        change = io.BytesIO(_kept.decompressor.decompress(patch, allow_extra_data=False))
     except zstandard.ZstdError as error:
         raise errors.PolicyError(f"the patch cannot be unpacked: {error}", reason="patch") from error
-    return np.add(kept, np.frombuffer(change, np.uint8)).tobytes()
+    with change.getbuffer() as place:
+        np.add(kept, np.frombuffer(place, np.uint8), out=np.frombuffer(place, np.uint8))
+    return change.getvalue()
