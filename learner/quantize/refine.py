@@ -13,7 +13,7 @@ One fp32 pass over the calibration observations shows how large each channel is.
 * `decisive_range`: outputs beyond every close call may saturate.
 * `bound`: so may what goes into the last tanh, where tanh has reached an end of int8. A trained policy drives it to 30
   and more, and 256 steps over that are too coarse in the middle, where the action is decided.
-* `split`: each feature of the observation is two int8 numbers (`fold`).
+* `split`: each feature of the observation is two int8 numbers (`fold`), and may go beyond what was seen.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ _STEPS = 16
 """Of conjugate gradients. Any result leaves the choices alone, so it need not be exact."""
 _HEADROOM = 1.5
 """Other observations have wider close calls than the sample."""
+_BEYOND = 0.125
+"""Share of its range that a split feature may go beyond at either end, unclipped: it has levels to spare."""
 _CLEAR = 50.0
 """Percentile of the gaps between the best two; beyond such a gap an output is clear, and may saturate."""
 
@@ -146,7 +148,9 @@ class Refiner:
             fits = widest[1] - widest[0] <= requantize.SLACK * (high - low)
             low, high = np.where(fits, widest[0], low), np.where(fits, widest[1], high)
         self._ends = low, high
-        return fold.from_ends(low, high, split="split" in self._steps)
+        split = "split" in self._steps
+        beyond = _BEYOND * (high - low) if split else np.zeros_like(low)
+        return fold.from_ends(low - beyond, high + beyond, split=split)
 
 
 def _held(span: requantize.Range, kept: requantize.Range | None) -> requantize.Range:

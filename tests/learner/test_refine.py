@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from broker import errors
 from learner import layers, networks
-from learner.quantize import calibrate, compare, gate, quantizer, refine
+from learner.quantize import calibrate, compare, fold, gate, quantizer, refine
 
 FloatArray = NDArray[np.float32]
 
@@ -137,6 +137,14 @@ def test_steady_ranges_stay_while_they_fit() -> None:
     assert narrow.outputs[0][1] < 0.5 * wider.outputs[0][1]
     assert narrow.affine is not None
     assert (narrow.affine.gain > 5 * first.affine.gain).all()
+
+
+def test_a_split_feature_may_go_an_eighth_beyond_what_was_seen() -> None:
+    x = np.linspace(-1, 3, 101, dtype=np.float32)[:, None]
+    for steps, ends in ((refine.ACTION_STEPS, [-1.5, 3.5]), (refine.STEPS, [-1.0, 3.0])):
+        affine = refine.Refiner(steps).measure((dense([[0.5, -0.2]], [0.0, 0.1]),), x, len(x))[1].affine
+        assert affine is not None
+        assert np.array(ends) * affine.gain + affine.offset == pytest.approx(fold.ENDS, abs=1e-6)
 
 
 def test_the_range_holds_every_close_call() -> None:
