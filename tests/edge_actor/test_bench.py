@@ -258,7 +258,7 @@ def test_boards_are_told_apart_and_text_is_escaped() -> None:
     "drawing", [lambda: chart.lines("t", "x", "y", {"a": [(64, 1.0)]}), lambda: chart.bars("t", "uJ", {"a<b": 0.0})]
 )
 def test_charts_of_next_to_nothing(drawing: Callable[[], str]) -> None:
-    assert ElementTree.fromstring(drawing()).tag == "svg"
+    assert ElementTree.fromstring(drawing()).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "nonsense"])
