@@ -7,7 +7,7 @@ bounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,13 @@ class ActorCritic:
 
     def act(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """Actions [B, size] in -1..1 for normalised observations."""
-        return networks.forward(self.actor, actor_weights, x)
+        return tf.tanh(self.drive(actor_weights, x))
+
+    def drive(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
+        """What goes into the actor's tanh [B, size]."""
+        last = self.actor[-1]
+        assert isinstance(last, layers.Dense)
+        return networks.forward((*self.actor[:-1], replace(last, activation="none")), actor_weights, x)
 
     def act_rounded(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """`act` with kernels and hidden layers rounded as int8 rounds them: by output channel, and by tensor.

@@ -76,6 +76,9 @@ class ContinuousConfig(AlgorithmConfig):
     epsilon_end: float = setting(0.0, "share of random actions after the decay")
     critic_hidden: tuple[int, ...] = setting((256, 256), "widths of the critic's hidden layers")
     critic_learning_rate: float = setting(1e-3, "Adam's step size for the critic")
+    action_cost: float = setting(
+        0.0, "cost of the squared inputs of the policy's tanh, in units of return: keeps it off its ends"
+    )
     rounding_cost: float = setting(
         0.03, "cost of an action that int8 rounding moves by 1 % of its range, in deviations of the values of states"
     )

@@ -64,9 +64,11 @@ class Ddpg(compiled.Compiled):
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
-            action = net.act(actor, batch.observation)
+            drive = net.drive(actor, batch.observation)
+            action = tf.tanh(drive)
             value = net.judge(critic, batch.observation, action)[:, 0]
-            cost = net.rounding_cost(settings.rounding_cost, actor, batch.observation, action, value)
+            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(drive), axis=1))
+            cost += net.rounding_cost(settings.rounding_cost, actor, batch.observation, action, value)
             descent = cost - tf.reduce_mean(value)
         actor_gradients, actor_norm = optimizer.clipped(tape.gradient(descent, actor), settings.max_grad_norm)
 

@@ -60,7 +60,8 @@ def test_finds_the_best_action_within_any_bounds_and_goes_on_bit_for_bit(name: s
     assert (np.abs(far - np.float32([-1.0, 2.25])) <= np.float32([2.0, 0.25])).all()
 
 
-def test_one_step_of_ddpg_by_hand() -> None:
+@pytest.mark.parametrize("cost", [0.0, 0.7])
+def test_one_step_of_ddpg_by_hand(cost: float) -> None:
     """Linear networks: policy tanh(w x), value v x + u a; the bounds of the only action are -2 and 2."""
     spec = specs.EnvSpec(specs.ObservationSpec((1,)), specs.ActionSpec("continuous", shape=(1,), low=(-2,), high=(2,)))
     settings = config.DdpgConfig(
@@ -70,6 +71,7 @@ def test_one_step_of_ddpg_by_hand() -> None:
         critic_learning_rate=0.02,
         target_rate=0.25,
         max_grad_norm=1e9,
+        action_cost=cost,
     )
     agent = ddpg.Ddpg(spec, settings, seed=0)
     state = agent.state()
@@ -97,7 +99,7 @@ def test_one_step_of_ddpg_by_hand() -> None:
     assert update.metrics["loss"] == pytest.approx(0.5 * error**2, rel=1e-5)
     assert update.metrics["q_mean"] == pytest.approx(v * x + u * np.tanh(w * x), rel=1e-5)
     assert update.metrics["grad_norm"] == pytest.approx(abs(error) * np.sqrt(x**2 + 0.25 + 1), rel=1e-5)
-    slope = -u * (1 - np.tanh(w * x) ** 2)  # a single weight is never rounded
+    slope = 2 * cost * w * x - u * (1 - np.tanh(w * x) ** 2)  # a single weight is never rounded
     assert update.metrics["actor_grad_norm"] == pytest.approx(slope * np.sqrt(x**2 + 1), rel=1e-5)
     new = agent.state()
     # Adam's first step has the size of the learning rate: the policy goes down, where the value is higher
