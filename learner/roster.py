@@ -129,13 +129,17 @@ class Roster:
             self._working = sorted(found, key=lambda actor: actor.slot)
         return self._working
 
+    def live(self) -> list[Actor]:
+        """Those whose assignment is the oldest first, so that nobody is passed over for ever."""
+        return sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.assigned_at)
+
     def look(self, now_s: float) -> bool:
         """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
         elapsed_s = now_s - self._looked_at
         if not self._somebody_waits and elapsed_s < self.period_s / 10:
             return False
         # Spread over time: all at once, they would hold up updates, and all actors would send at once as well
-        self._allowance = min(max(1.0, len(self.working()) / 5), self._allowance + MESSAGES_PER_S * elapsed_s)
+        self._allowance = min(max(4.0, len(self.working()) / 5), self._allowance + MESSAGES_PER_S * elapsed_s)
         self._looked_at, self._somebody_waits = now_s, False
         return True
 

@@ -350,9 +350,7 @@ class TrainingLoop:
             samples_per_s = self.progress.updates_per_s * self.algorithm_settings.batch_size
             self.limiter.widen(2.0 * self.roster.period_s * samples_per_s)
             goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
-        for actor in self.roster.actors.values():
-            if not actor.live:
-                continue
+        for actor in self.roster.live():
             assignment = self.roster.assign(
                 actor,
                 steps_left=goal - self.env_steps - self.intake.pending_steps,

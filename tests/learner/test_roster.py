@@ -163,29 +163,42 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     assert found.period_s == 1 / roster.MESSAGES_PER_S
 
 
-def test_in_a_large_fleet_assignments_are_spread_over_time() -> None:
-    """All actors told at once would all send at once, and updates would stand still while they are told."""
+def told(n: int, every_s: float, looks: int) -> list[set[str]]:
+    """Who of n actors is given an assignment at each of a loop's looks, while the pace goes on rising."""
     found, _ = make()
-    n = int(roster.MESSAGES_PER_S * 2)
-    actors = [found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0) for i in range(n)]
-    told: list[list[int]] = []
-    for turn in range(42):
-        now_s = turn * 0.25
+    for i in range(n):
+        found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0)
+    given = []
+    for look in range(looks):
+        now_s = look * every_s
         assert found.look(now_s)
-        given = [
-            found.assign(
+        given.append(set[str]())
+        for actor in found.live():
+            assignment = found.assign(
                 actor,
-                steps_left=n * (turn + 1),
+                steps_left=n * (look + 1),
                 env_steps=0,
                 lockstep_version=0,
                 settings=SETTINGS,
                 exploration=EXPLORATION,
                 now_s=now_s,
             )
-            for actor in actors
-        ]
-        told.append([i for i, assignment in enumerate(given) if assignment is not None])
-    assert len(told[0]) == n, "each needs one to begin with"
-    assert max(map(len, told[1:])) <= n / 5
+            given[-1] |= {actor.actor_id} if assignment else set()
+    return given
+
+
+def test_in_a_large_fleet_assignments_are_spread_over_time() -> None:
+    """All actors told at once would all send at once, and updates would stand still while they are told."""
+    n = int(roster.MESSAGES_PER_S * 2)
+    given = told(n, every_s=0.25, looks=42)
+    assert len(given[0]) == n, "each needs one to begin with"
+    assert max(map(len, given[1:])) <= n / 5
     for begin in (9, 18, 27):
-        assert {i for turn in told[begin : begin + 9] for i in turn} == set(range(n)), "everybody once a period"
+        assert len(set[str]().union(*given[begin : begin + 9])) == n, "everybody once a period"
+
+
+@pytest.mark.parametrize("n", [2, 5, 40])
+def test_a_loop_that_seldom_looks_passes_nobody_over(n: int) -> None:
+    given = told(n, every_s=1.0, looks=13)
+    for begin in (1, 7):
+        assert len(set[str]().union(*given[begin : begin + 6])) == n
