@@ -13,13 +13,9 @@ there, so a kernel is read from memory once.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import os
 import threading
 from collections.abc import Callable
-from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +31,6 @@ Range = tuple[float, float]
 
 _BAND = 1 << 16
 """Weights at a time: with what is made of them they fit the second-level cache."""
-_THREADED_WEIGHTS = 1 << 20
-_THREADS = min(4, os.cpu_count() or 1)
-_SHARES = 4
-"""Of a large kernel, for each thread: one that has a busy actor beside it takes fewer."""
 SLACK, HEADROOM = 1.25, 1.06
 """How much too wide a range may be that is held, and how much wider than needed one is made that is not."""
 _BELOW_HALF = np.uint32(0x3EFFFFFF)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
@@ -202,24 +194,13 @@ def _scratch(like: NDArray[Any]) -> tuple[FloatArray, NDArray[np.uint32]]:
 
 
 def _in_bands(work: Callable[[slice], Any], kernel: FloatArray) -> list[Any]:
-    """What `work` gives for each band of rows; of a large kernel on several threads.
+    """What `work` gives for each band of rows.
 
-    numpy lets go of Python's lock while it computes, and at this size comes back for it seldom enough.
+    On one thread: numpy lets go of Python's lock for 10 us at a time, and two threads pass it to and fro for longer.
     """
     rows, inputs = kernel.shape
     height = max(1, _BAND // inputs)
-    bands = [slice(row, min(row + height, rows)) for row in range(0, rows, height)]
-    if kernel.size < _THREADED_WEIGHTS:
-        return [work(band) for band in bands]
-    share = -(-len(bands) // (_THREADS * _SHARES))
-    shares = [bands[i : i + share] for i in range(0, len(bands), share)]
-    done = _pool().map(lambda some: [work(band) for band in some], shares)
-    return list(itertools.chain.from_iterable(done))
-
-
-@functools.cache
-def _pool() -> futures.ThreadPoolExecutor:
-    return futures.ThreadPoolExecutor(_THREADS, "requantize", functools.partial(np.seterr, all="ignore"))
+    return [work(slice(row, min(row + height, rows))) for row in range(0, rows, height)]
 
 
 def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool, steady: bool) -> FloatArray:
