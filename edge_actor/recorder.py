@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import random
 import time
 
 from broker import messages
@@ -40,6 +41,9 @@ class Recorder:
         if before is None or shape != (before.message_steps, before.record_fraction):
             self.flush()
             self.trajectory.configure(*shape)
+        if before is None or before.session != assignment.session:
+            # A fleet is told all at once, and must not send all at once
+            self._flushed_at = time.monotonic() - random.random() * assignment.message_period_s
 
     @property
     def recorded(self) -> int:

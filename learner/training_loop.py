@@ -11,6 +11,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -136,7 +137,7 @@ class TrainingLoop:
         self.publisher.prepare(self.algorithm.policy_layers())
         self.metrics = metrics.Metrics(directory.path, screen, started_s)
         self._scored = self.algorithm.state()  # behind the policy that is being scored
-        self._published_updates = self.algorithm.updates
+        self._published_updates, self._published_at = self.algorithm.updates, -math.inf
         self._screen, self._saved_at = screen, time.monotonic()
         self.progress.restart_rates(self.algorithm.updates, self.env_steps)
 
@@ -192,7 +193,9 @@ class TrainingLoop:
             return
         self._update()
         updates = self.algorithm.updates - self._published_updates
-        if updates >= self.settings.publish_period_updates or self.publisher.newest is None:
+        due = updates >= self.settings.publish_period_updates
+        due &= time.monotonic() - self._published_at >= self.roster.period_s  # each policy is a message to every actor
+        if due or self.publisher.newest is None:
             self._publish()
 
     def _turn_in_lockstep(self) -> None:
@@ -240,7 +243,7 @@ class TrainingLoop:
         self.update_metrics = update.metrics
 
     def _publish(self) -> None:
-        self._published_updates = self.algorithm.updates
+        self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
         policy = self.algorithm.policy_layers()
         seen = self.replay.observations(calibrate.rows(policy), self.rng)
         verdict = self.publisher.publish(policy, *calibrate.split(seen))

@@ -127,6 +127,7 @@ class SimulatedActor:
         self._policies = reassembly.Reassembly(SPEC)
         self._assignment: messages.Assignment | None = None
         self._held: collections.deque[tuple[int, int, float]] = collections.deque()  # seq, steps, and when it was sent
+        self._told = False
         self._made = self._recorded = self._beats = 0
         self._ledger = ""
         where = address.Address.parse(bundle.brokers[0])
@@ -149,6 +150,12 @@ class SimulatedActor:
     def done(self) -> bool:
         """All that it was told to send has its receipt."""
         return 0 < self._load.messages <= self._made and not self._held
+
+    @property
+    def starts(self) -> bool:
+        """It has just been told for the first time what to send."""
+        told, self._told = self._told, self._assignment is not None
+        return self._told and not told
 
     @property
     def held(self) -> int:
@@ -346,7 +353,10 @@ class Swarm:
                 after = max(HEARTBEAT_S, actor.period_s)
             else:
                 steps = actor.message_steps
-                after = steps / self._load.rate if actor.send() and self._load.rate else 0.05
+                if actor.starts and self._load.rate:  # as in edge_actor/recorder.py
+                    after = random.random() * actor.period_s
+                else:
+                    after = steps / self._load.rate if actor.send() and self._load.rate else 0.05
             heapq.heappush(self._due, (max(now, at) + after, number, what))
             self._watch(number, actor)
 
