@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors, specs
-from learner import priorities
+from learner import config, priorities
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -234,3 +234,16 @@ def _write(ring: NDArray[Any], first_id: int, rows: NDArray[Any]) -> None:
     head = min(len(rows), len(ring) - at)
     ring[at : at + head] = rows[:head]
     ring[: len(rows) - head] = rows[head:]
+
+
+def of(spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> Replay:
+    """An empty replay, as an algorithm's settings want it."""
+    return Replay(
+        spec,
+        settings.replay_capacity,
+        settings.n_step,
+        settings.gamma,
+        prioritized=settings.prioritized,
+        priority_exponent=settings.priority_exponent,
+        importance_exponent=settings.importance_exponent,
+    )

@@ -57,6 +57,7 @@ def run(
             directory.describe(settings)
             from learner import summary, training_loop  # with TensorFlow, which has had time to load
 
+            _set_up_tensorflow(settings.train)
             loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, started, stop)
             loop.train()
             used = tracker.stop() if tracker else None
@@ -74,3 +75,12 @@ def _load_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with chatter.hidden():
         import tensorflow  # noqa: F401  whoever imports it next finds it loaded, or waits for the rest
+
+
+def _set_up_tensorflow(settings: config.TrainConfig) -> None:
+    """Before its first operation, which fixes the threads."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(settings.threads)
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()

@@ -17,9 +17,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
-from broker import errors, messages, specs
+from broker import errors, messages
 from learner import (
     checkpoint,
     config,
@@ -38,7 +37,7 @@ from learner import (
     scoring,
     session,
 )
-from learner.algorithms import Algorithm, registry
+from learner.algorithms import registry
 from learner.quantize import calibrate
 
 NORMALIZER_OBSERVATIONS = 1024
@@ -78,15 +77,7 @@ class TrainingLoop:
         self.scoring = scoring.Scoring(here.command, train, here.id)
         self.progress = progress.Progress()
         self.rng = np.random.default_rng(train.seed)
-        self.replay = replay.Replay(
-            self.spec,
-            algorithm.replay_capacity,
-            algorithm.n_step,
-            algorithm.gamma,
-            prioritized=algorithm.prioritized,
-            priority_exponent=algorithm.priority_exponent,
-            importance_exponent=algorithm.importance_exponent,
-        )
+        self.replay = replay.of(self.spec, algorithm)
         self._samples_per_call = algorithm.batch_size * algorithm.updates_per_call
         self.limiter = rate_limiter.RateLimiter(
             train.samples_per_insert,
@@ -117,7 +108,7 @@ class TrainingLoop:
         here.announce(self.spec.fingerprint, version)
         self._assign(lockstep_version=0)
         screen.say("compiling the networks; the actors gather their first steps meanwhile")
-        self.algorithm = _make_algorithm(settings, self.spec)
+        self.algorithm = registry.make(settings, self.spec)
         if saved:
             self.algorithm.restore(saved.parts["algorithm"])
         self.publisher = publish.Publisher(
@@ -208,14 +199,8 @@ class TrainingLoop:
         while self._may_update():
             self._update()
         self._publish()
-        self._lockstep_goal += max(
-            1,
-            round(
-                self.settings.publish_period_updates
-                * self.algorithm_settings.batch_size
-                / self.settings.samples_per_insert
-            ),
-        )
+        samples = self.settings.publish_period_updates * self.algorithm_settings.batch_size
+        self._lockstep_goal += max(1, round(samples / self.settings.samples_per_insert))
         while self.scoring.busy and not self._stop.is_set():
             self._drain(0.1)
             self._tick()
@@ -410,10 +395,3 @@ class TrainingLoop:
         book = ledger.resume(path, keep=keep, before=before, about=about, say=say)
         self.limiter.inserted, self.progress.episodes = book.totals()
         return book
-
-
-def _make_algorithm(settings: config.Settings, spec: specs.EnvSpec) -> Algorithm:
-    tf.config.threading.set_intra_op_parallelism_threads(settings.train.threads)
-    if settings.train.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    return registry.make(settings, spec)

@@ -60,10 +60,7 @@ def _row(case: str, name: str, spec: specs.EnvSpec, settings: config.AlgorithmCo
     from learner.algorithms import compiled, registry
 
     rng = np.random.default_rng(0)
-    memory = replay.Replay(
-        spec, settings.replay_capacity, settings.n_step, settings.gamma, prioritized=settings.prioritized,
-        priority_exponent=settings.priority_exponent, importance_exponent=settings.importance_exponent,
-    )  # fmt: skip
+    memory = replay.of(spec, settings)
     memory.insert(_Segments(spec, rng, TRANSITIONS))
     chosen = config.Settings(config.TrainConfig(algorithm=name), settings, config.GateConfig())
     agent = registry.make(chosen, spec)

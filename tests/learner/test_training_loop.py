@@ -12,7 +12,7 @@ import pytest
 
 from broker import codec, identity, messages, signing, topics
 from learner import config, console, replay, roster, run_directory, session, training_loop
-from learner.algorithms import Update, registry
+from learner.algorithms import Update
 from tests.broker import plain_client
 from tests.conftest import BrokerProcess
 from tests.learner import fleet_examples
@@ -71,8 +71,6 @@ def test_a_receipt_does_not_wait_for_an_update(
         actors = here.gather(roster.Roster(here.id, here.epoch, "", print), stop)
         directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
         screen, now_s = console.Console(io.StringIO()), time.monotonic()
-        # Without the threads of `train`: other tests of this process have started TensorFlow before
-        monkeypatch.setattr(training_loop, "_make_algorithm", registry.make)
         loop = training_loop.TrainingLoop(settings, directory, here, actors, None, screen, now_s, stop)
         update = loop.algorithm.update
 
