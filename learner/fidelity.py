@@ -19,6 +19,8 @@ from learner.quantize import compare, gate
 
 CALIBRATION_OBSERVATIONS = 1024
 """As in training_loop: what ships is calibrated with so many."""
+PUBLISHED = "as published"
+"""The row of the very file that actors were sent; it comes after fp32 where there is one."""
 _STATES_MAX = 16_384
 _STATES_MIN = 64
 
@@ -36,7 +38,7 @@ def study(
         env_id: What actors play; empty takes the run's.
         episodes: Of each policy, paired by seed; 0 plays nothing.
         seed: Of the first episode, and of the choice of states.
-        rows: Names of recipes; empty takes all. fp32 is always there.
+        rows: Names of recipes; empty takes all. fp32 and what was published are always there.
         say: Takes progress.
 
     Returns:
@@ -54,12 +56,13 @@ def study(
     for recipe in chosen:
         say(f"making {recipe.name}")
         models[recipe.name] = recipes.make(recipe, run, calibration)
+        if run.published is not None:
+            models[PUBLISHED] = run.published
     exact, _, _ = gate.run(models[recipes.REFERENCE.name], held_back)
     found: list[Object] = []
-    for recipe in chosen:
-        outputs, _, _ = gate.run(models[recipe.name], held_back)
-        model = models[recipe.name]
-        facts = {"recipe": recipe.name, "bytes": len(model), "sha256": hashlib.sha256(model).hexdigest()}
+    for name, model in models.items():
+        outputs, _, _ = gate.run(model, held_back)
+        facts = {"recipe": name, "bytes": len(model), "sha256": hashlib.sha256(model).hexdigest()}
         found.append(facts | dataclasses.asdict(compared(exact, outputs)))
     env_id = env_id or run.env_id
     study: Object = {

@@ -113,7 +113,7 @@ class Publisher:
         self._directory = directory
         self._sent_at: dict[int, float] = {}
         self._precision, self._weight_bits = precision, weight_bits
-        self._refiner = refine.Refiner(refine.STEPS_BY_HEAD[head], steady=True)
+        self._refiner = refine.Refiner(refine.STEPS_BY_HEAD[head], steady=head in refine.STEADY_HEADS)
         self._quantizer = quantizer.Quantizer(say=say)
         self._beside = futures.ThreadPoolExecutor(1, "draft")
         self.version = version

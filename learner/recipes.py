@@ -71,7 +71,7 @@ CHOICES = (
 input`."""
 
 _SCALED = replace(_PLAIN, name="+ per-feature input", per_feature=True)
-_SHIPPED_ACTIONS = replace(_SCALED, name=SHIPPED.name, steps=refine.ACTION_STEPS, steady=True)
+_SHIPPED_ACTIONS = replace(_SCALED, name=SHIPPED.name, steps=refine.ACTION_STEPS)
 ACTIONS = (
     replace(_SCALED, name=REFERENCE.name, precision="float32"),
     _PLAIN,

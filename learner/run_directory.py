@@ -78,7 +78,7 @@ class RunDirectory:
 
         Of older ones it keeps ever fewer: the last hundred versions, of the last thousand every tenth, and so on.
         """
-        stem = f"v{manifest.version:06d}.{manifest.precision}"
+        stem = policy_name(manifest)
         path = self.policies / f"{stem}.tflite"
         identity.write_atomic(path, model, mode=0o644, sync=False)  # a record; the loop shall not wait for the disk
         text = json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
@@ -94,6 +94,11 @@ class RunDirectory:
     def save_summary(self, summary: dict[str, Any]) -> None:
         text = json.dumps(summary, indent=2) + "\n"
         identity.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
+
+
+def policy_name(manifest: messages.Manifest) -> str:
+    """Of a policy's files, without their suffix."""
+    return f"v{manifest.version:06d}.{manifest.precision}"
 
 
 def new_path(train: config.TrainConfig, env_id: str) -> Path:

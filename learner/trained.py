@@ -30,6 +30,7 @@ class Trained:
         needed: What is enough to act as it does: without the value stream, where there is one.
         dueling: Whether there is one.
         observations: Those that replay would be rebuilt from [N, *shape], oldest first, in their stored dtype.
+        published: The model of these weights that actors were sent last; None where training went on after it.
     """
 
     env_id: str
@@ -39,6 +40,7 @@ class Trained:
     needed: layers.PolicyLayers
     dueling: bool
     observations: NDArray[Any]
+    published: bytes | None
 
 
 def load(run: Path, log: Callable[[str], None]) -> Trained:
@@ -84,10 +86,22 @@ def load(run: Path, log: Callable[[str], None]) -> Trained:
         raise errors.RunError(
             "the checkpoint does not fit the run's settings: it is of another network", where=str(run), todo=_ANOTHER
         ) from error
-    dueling = bool(settings.get("dueling"))
-    return Trained(
-        found.meta["env_id"], int(state["updates"]), spec.action, whole, needed, dueling, np.concatenate(seen)
-    )
+    dueling, env_id = bool(settings.get("dueling")), found.meta["env_id"]
+    published = _published(run, found.meta.get("published", ""))
+    updates = int(state["updates"])
+    return Trained(env_id, updates, spec.action, whole, needed, dueling, np.concatenate(seen), published)
+
+
+def _published(run: Path, name: str) -> bytes | None:
+    path = run / "policies" / f"{name}.tflite"
+    try:
+        return path.read_bytes() if name else None
+    except OSError as error:
+        raise errors.RunError(
+            f"the policy that the run published cannot be read: {error}",
+            where=str(path),
+            todo="name a run whose policies were not removed",
+        ) from error
 
 
 class _Misfit(Exception):

@@ -357,6 +357,7 @@ class TrainingLoop:
         """Writes a checkpoint, of a state in which all that was taken in is in replay and has its receipt."""
         self._saved_at = time.monotonic()
         self._feed(wait=True)
+        newest = self.publisher.newest
         meta = {
             "env_id": self.roster.env_id,
             "fingerprint": self.spec.fingerprint,
@@ -366,6 +367,7 @@ class TrainingLoop:
             "rng": self.rng.bit_generator.state,
             "limiter": self.limiter.state(),
             "lockstep_goal": self._lockstep_goal,
+            "published": run_directory.policy_name(newest.manifest) if self.solved and newest else "",
         }
         checkpoint.save(self.directory.checkpoints, self.algorithm.updates, meta, {"algorithm": self.algorithm.state()})
 

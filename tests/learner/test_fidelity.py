@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,19 @@ def test_every_row_is_compared_with_fp32_on_held_back_states(tmp_path: Path) -> 
     assert all(len(line) <= 120 for line in text.splitlines())
     assert all(name in text for name in rows)
     assert "not played: no episodes were asked for" in text
+
+
+def test_the_file_that_was_published_has_a_row_of_its_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", published="v000003.int8")
+    assert command_line.main(["fidelity", str(run)]) == 17  # it was removed
+    (run / "policies").mkdir()
+    network = fidelity.trained.load(make_run(tmp_path / "like"), silent)
+    model = recipes.make(recipes.SHIPPED, network, network.observations[:32])
+    (run / "policies" / "v000003.int8.tflite").write_bytes(model)
+    study = fidelity.study(run, episodes=0, rows=["plain int8"], say=silent)
+    assert [row["recipe"] for row in study["rows"]] == ["fp32", "as published", "plain int8"]
+    assert study["rows"][1]["sha256"] == hashlib.sha256(model).hexdigest()
+    assert study["rows"][1]["agreement"] > 0.9
 
 
 def test_actors_play_the_policies_in_the_same_episodes(tmp_path: Path) -> None:
