@@ -39,7 +39,7 @@ _REMEMBERED = 4096
 
 
 LARGE_BYTES = 400_000
-"""From here on, digest and difference take longer than a thread to begin."""
+"""From here on, the difference takes longer than a thread to begin."""
 
 
 def _newest() -> deque[float]:
@@ -61,14 +61,6 @@ class Timings:
 def describe_as(manifest: messages.Manifest, model: bytes, precision: str) -> messages.Manifest:
     """The manifest of the same policy in another precision."""
     return replace(manifest, length=len(model), sha256=hashlib.sha256(model).hexdigest(), precision=precision)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Draft:
-    """What a large policy's message needs and takes long: made while the gate judges."""
-
-    sha256: str
-    difference: deltas.Draft | None
 
 
 class Publisher:
@@ -156,23 +148,25 @@ class Publisher:
         quantized = time.monotonic()
         previous = self.newest.model if self.newest else None
         exact = outputs[len(calibration) :]
-        drafting = self._beside.submit(self._draft, model) if len(model) > LARGE_BYTES else None
+        drafting = self._beside.submit(self.channel.draft, model) if len(model) > LARGE_BYTES else None
         verdict = gate.judge_policy(model, exact, held_back, self._spec.action, self._settings, previous)
         judged = time.monotonic()
         self.timings.calibrate_ms.append((calibrated - started) * 1e3)
         self.timings.quantize_ms.append((quantized - calibrated) * 1e3)
         self.timings.gate_ms.append((judged - quantized) * 1e3)
         if verdict.passed:
-            draft = drafting.result() if drafting else self._draft(model)
-            self._send(model, draft, verdict, policy, calibration, started)
+            sha256 = hashlib.sha256(model).hexdigest()
+            draft = drafting.result() if drafting else self.channel.draft(model)
+            self._send(model, sha256, draft, verdict, policy, calibration, started)
         else:
             self.held_back[verdict.reason] += 1
         return verdict
 
     def publish_again(self, policy: Published) -> None:
         """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
-        started_s, draft = time.monotonic(), self._draft(policy.model)
-        self._send(policy.model, draft, policy.verdict, policy.layers, policy.calibration, started_s)
+        started_s, draft = time.monotonic(), self.channel.draft(policy.model)
+        sha256 = policy.manifest.sha256
+        self._send(policy.model, sha256, draft, policy.verdict, policy.layers, policy.calibration, started_s)
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
@@ -181,13 +175,11 @@ class Publisher:
         if version in self._sent_at:
             self.timings.acting_ms.append((now_s - self._sent_at[version]) * 1e3)
 
-    def _draft(self, model: bytes) -> _Draft:
-        return _Draft(hashlib.sha256(model).hexdigest(), self.channel.draft(model))
-
     def _send(
         self,
         model: bytes,
-        draft: _Draft,
+        sha256: str,
+        draft: deltas.Draft | None,
         verdict: gate.Verdict,
         policy: layers.PolicyLayers,
         calibration: NDArray[np.generic],
@@ -205,14 +197,14 @@ class Publisher:
             version=self.version,
             channel=topics.MAIN_CHANNEL,
             length=len(model),
-            sha256=draft.sha256,
+            sha256=sha256,
             fingerprint=self._spec.fingerprint,
             head=self._head,
             precision=self._precision,
             created_s=time.time(),
         )
         self._sent_at[self.version] = started_s
-        self.channel.send(manifest, model, draft.difference)
+        self.channel.send(manifest, model, draft)
         self.timings.delta_ms.append(self.channel.delta_ms)
         self.timings.send_ms.append(self.channel.send_ms)
         self._directory.save_policy(manifest, model)
