@@ -16,6 +16,7 @@ from learner import config, publish, roster
 
 TIMEOUT_S = 120.0
 _CONFIRM_SEED_STRIDE = 100_000
+_OWED = 64
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Scoring:
         self._awaited: tuple[str, str] = ("", "")  # command id and which of the reports
         self._deadline_s = 0.0
         self._asked = ("", 0, 0)  # actor, its boot, our connection
+        self._owed: dict[str, str] = {}  # command ids without an answer, newest last, and the actor that got each
         self._commands = 0
         self._confirmations = 0
         self.failures = 0
@@ -101,13 +103,20 @@ class Scoring:
         if self._send(actors[0].actor_id, command):
             self._awaited, self._deadline_s = (command.command_id, which), now_s + TIMEOUT_S
             self._asked = (actors[0].actor_id, actors[0].boot, connection)
+            self._owed[command.command_id] = actors[0].actor_id
+            if len(self._owed) > _OWED:
+                del self._owed[next(iter(self._owed))]
 
     def awaits(self, report: messages.Report, actor_id: str) -> bool:
-        """Whether this is the answer to the command sent last, by the actor that got it: no other may speak for it."""
-        return report.command_id == self._awaited[0] and actor_id == self._asked[0]
+        """Whether this is the first answer to a command, by the actor that got it: no other may speak for it.
+
+        An answer that comes too late, when another actor was asked or another score begun, was asked for all the same.
+        """
+        return self._owed.get(report.command_id) == actor_id
 
     def take(self, report: messages.Report) -> Score | None:
         """Takes in a report; returns the score when it is complete (screened and failed, or confirmed)."""
+        self._owed.pop(report.command_id, None)
         score = self._current
         if score is None or report.command_id != self._awaited[0]:
             return None

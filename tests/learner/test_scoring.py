@@ -60,6 +60,30 @@ def test_nobody_answers_for_another() -> None:
     assert not found.awaits(messages.Report("session-2", "evaluate"), "a")
 
 
+def test_a_late_answer_was_asked_for_but_is_no_score() -> None:
+    found, recorder = begun()
+    late = recorder.answer(0.0, 0.0)
+    found.begin(POLICY, confirm=True)
+    assert found.awaits(late, "a"), "not to be counted as a refusal"
+    found.advance(ACTORS, 1.0)
+    assert found.awaits(late, "a")
+    assert not found.awaits(late, "b")
+    assert found.take(late) is None
+    assert found.busy and not found.failures
+    assert not found.awaits(late, "a"), "once"
+    assert found.awaits(recorder.answer(0.0, 0.0), "a")
+
+
+def test_remembers_a_bounded_number_of_commands_without_an_answer() -> None:
+    found, recorder = begun()
+    answers = [recorder.answer(0.0, 0.0)]
+    for connection in range(1, 1000):
+        found.advance(ACTORS[:1], 1.0, connection)
+        answers.append(recorder.answer(0.0, 0.0))
+    assert sum(found.awaits(answer, "a") for answer in answers) < 100
+    assert found.awaits(answers[-1], "a")
+
+
 def test_returns_that_are_no_numbers_are_no_score() -> None:
     found, recorder = begun()
     assert found.take(recorder.answer(np.inf, np.inf)) is None

@@ -46,8 +46,7 @@ def main(directory: Path, board: Path) -> None:
     print(f"the actor said:\n{log}", file=sys.stderr)
     assert summary["env_steps"] >= _STEPS
     assert summary["publish_to_acting_count"] > 0, "none of its policies acted"
-    # The last scoring begins when the run ends, and the answer to the one before may be on its way from a slow board.
-    assert summary["messages_refused"].keys() <= {"report.unasked"}, summary
+    assert not summary["messages_refused"], summary
     assert not summary["steps_missed"], summary
     shown = ("env_steps", "policy_version", "publish_to_acting_count", "int8_return_mean", "runtime", "delegate")
     print("fleet, over TLS: " + ", ".join(f"{name} {summary[name]}" for name in shown))
