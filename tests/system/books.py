@@ -1,73 +1,138 @@
-"""What numbered steps became: what the environment `counting.py` wrote down, and what the ledger has."""
+"""What numbered steps became: the books that environments keep (`counting.py`), and what the learner's ledger has."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import json
 import sqlite3
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker import codec, messages
 from learner import ledger
 from tests import conftest
 
-ENV_FILE = Path(__file__).with_name("counting.py")
-ENV = f"{ENV_FILE}:Counting"
+_ENVIRONMENTS = Path(__file__).with_name("counting.py")
+
+Life = tuple[str, int]
+"""Actor, and which of the lives of its environment."""
+Numbers = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The books beside the ledger, in steps."""
+
+    accepted: int
+    lost: int
+    twice: int
+    dropped: int
+    invented: int
+
+    @property
+    def holds(self) -> bool:
+        """Nothing is lost but what was counted as dropped, nothing is there twice, and nothing was invented."""
+        return self.lost <= self.dropped and self.twice == 0 and self.invented == 0
 
 
 class Books:
-    """What the environment wrote down, and what the ledger has."""
+    """Books of some actors and the ledger of their learner.
 
-    def __init__(self, log: Path, run: Path) -> None:
-        self._log = log
+    Args:
+        logs: Directory with one directory per actor.
+        run: The learner's run directory; to look into messages it must keep its experience.
+    """
+
+    def __init__(self, logs: Path, run: Path) -> None:
+        self._logs = logs
         self._file = run / ledger.NAME
 
-    def accepted(self, life: int) -> set[tuple[int, int]]:
-        """Steps of a life whose message was accepted, as (life, number)."""
-        numbers = np.frombuffer((self._log / f"accepted-{life}").read_bytes(), np.int32)
-        return {(life, int(n)) for n in numbers}
+    def environment(self, actor: str, name: str = "Counting") -> list[str]:
+        """Makes a directory for an actor's books; the flags that make its environment keep them."""
+        log = self._logs / actor
+        log.mkdir(parents=True, exist_ok=True)
+        return ["--env", f"{_ENVIRONMENTS}:{name}", "--env-kwargs", json.dumps({"log": str(log)})]
 
-    def taken(self, life: int) -> int:
-        """Steps that the environment took."""
-        return (self._log / f"life-{life}").stat().st_size
+    def lives(self, actor: str) -> list[Life]:
+        """Each time that an actor's environment was made."""
+        return [(actor, life) for life, _ in enumerate((self._logs / actor).glob("life-*"))]
 
-    def in_ledger(self) -> Counter[tuple[int, int]]:
-        """How often each step is in the ledger."""
-        found: Counter[tuple[int, int]] = Counter()
-        for (body,) in self.ask("SELECT body FROM payloads ORDER BY id"):
+    def accepted(self, *lives: Life) -> dict[Life, Numbers]:
+        """Numbers of the steps whose message reached a file of the spool."""
+        return {
+            (actor, life): np.frombuffer((self._logs / actor / f"accepted-{life}").read_bytes(), np.int32)
+            for actor, life in lives
+        }
+
+    def in_ledger(self) -> dict[Life, Numbers]:
+        """Numbers of the steps that are in the ledger, in order of arrival."""
+        found: dict[Life, list[Numbers]] = collections.defaultdict(list)
+        for actor, body in self.ask("SELECT actor, body FROM payloads JOIN messages USING (id) ORDER BY id"):
             experience = codec.decode(messages.Experience, body)
             life = int(experience.observation.item(0))
-            found.update((life, int(number)) for number in experience.reward)
-        return found
+            found[actor, life].append(experience.reward.astype(np.int32))
+        return {life: np.concatenate(parts) for life, parts in found.items()}
 
-    def numbers(self) -> Counter[int]:
-        """How often each step is in the ledger, of whichever life."""
-        found: Counter[int] = Counter()
-        for (_, number), times in self.in_ledger().items():
-            found[number] += times
-        return found
+    def missing(self, accepted: dict[Life, Numbers]) -> int:
+        """How many of these steps the ledger does not have."""
+        return _missing(accepted, self.in_ledger())
 
-    def steps(self) -> int:
-        """Steps in the ledger, each counted once."""
-        return int(self.ask("SELECT coalesce(sum(steps), 0) FROM messages")[0][0])
-
-    def boots(self) -> int:
-        return int(self.ask("SELECT count(DISTINCT boot) FROM messages")[0][0]) if self._file.exists() else 0
+    def balance(self, *lives: Life) -> Balance:
+        """Compares lives with the ledger; of others, steps may be on their way, but none twice or invented."""
+        accepted, found = self.accepted(*lives), self.in_ledger()
+        twice = invented = 0
+        for (actor, life), numbers in found.items():
+            twice += len(numbers) - len(np.unique(numbers))
+            file = self._logs / actor / f"life-{life}"
+            taken = file.stat().st_size if file.exists() else 0
+            invented += int(np.count_nonzero((numbers < 1) | (numbers > taken)))
+        dropped = [np.frombuffer(file.read_bytes(), np.int32).sum() for file in self._logs.glob("*/dropped-*")]
+        return Balance(
+            accepted=sum(map(len, accepted.values())),
+            lost=_missing(accepted, found),
+            twice=twice,
+            dropped=int(sum(dropped)),
+            invented=invented,
+        )
 
     def rows(self) -> int:
-        return int(self.ask("SELECT count(*) FROM messages")[0][0]) if self._file.exists() else 0
+        """Messages in the ledger."""
+        return self._count("SELECT count(*) FROM messages")
 
     def await_rows(self, more: int, timeout_s: float = 60.0) -> None:
         """Waits until so many more messages are in the ledger."""
         wanted = self.rows() + more
         conftest.wait_until(lambda: self.rows() >= wanted, f"{wanted} messages are in the ledger", timeout_s)
 
+    def steps(self) -> int:
+        """Steps in the ledger, those of messages that replay needs no more included."""
+        return self._count("SELECT coalesce(sum(steps), 0) FROM messages")
+
+    def boots(self) -> int:
+        """Processes of actors that have messages in the ledger."""
+        return self._count("SELECT count(*) FROM (SELECT DISTINCT actor, boot FROM messages)")
+
     def ask(self, query: str) -> list[tuple[Any, ...]]:
-        with contextlib.closing(sqlite3.connect(self._file, timeout=10.0)) as file:
+        """Asks the ledger; nothing where there is none yet."""
+        if not self._file.exists():
+            return []
+        with contextlib.closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=10.0)) as file:
             try:
                 return file.execute(query).fetchall()
-            except sqlite3.OperationalError:  # made a moment ago, and still without tables
-                return [(0,)]
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):  # made a moment ago
+                    return []
+                raise
+
+    def _count(self, query: str) -> int:
+        return sum(count for (count,) in self.ask(query))
+
+
+def _missing(accepted: dict[Life, Numbers], found: dict[Life, Numbers]) -> int:
+    nothing = np.zeros(0, np.int32)
+    return sum(len(np.setdiff1d(numbers, found.get(life, nothing))) for life, numbers in accepted.items())

@@ -29,10 +29,9 @@ import psutil
 from broker import identity
 from broker.mosquitto import process
 from tests import conftest
-from tests.system import audit, network
+from tests.system import books, network
 
 FLEET = "chaos"
-ENV = f"{Path(__file__).with_name('counting.py')}:Counting"
 SCENARIOS = {"mosquitto": ("mosquitto",), "two-mosquittos": ("mosquitto", "mosquitto"), "embedded": ("embedded",)}
 ACTORS = ("pi-0", "pi-1", "pi-2")
 PACE = ("--message-steps", "100", "--samples-per-insert", "32", "--max-env-steps", "1000000000")
@@ -46,7 +45,7 @@ class Fleet:
     """Brokers, a network before them, actors and a learner; a context that ends them all."""
 
     def __init__(self, root: Path, kinds: Sequence[str], say: Callable[[str], None]) -> None:
-        self.root, self.run, self.logs = root, root / "run", root / "books"
+        self.root, self.run = root, root / "run"
         self._say = say
         self._environment = os.environ | {"ACTORQ_HOME": str(root / "home")}
         self._keys = identity.Fleet.open(FLEET, root / "home" / "fleets" / FLEET)
@@ -57,9 +56,8 @@ class Fleet:
             name: [self._network.relay(broker.port) for broker in self.brokers] for name in (*ACTORS, "learner")
         }
         for name in ACTORS:
-            (self.logs / name).mkdir(parents=True)
             self._keys.enroll(name, self._addresses(name)).write(root / f"{name}.json")
-        self.audit = audit.Audit(self.logs, self.run)
+        self.books = books.Books(root / "books", self.run)
 
     def __enter__(self) -> Fleet:
         return self
@@ -75,8 +73,8 @@ class Fleet:
     def start_actor(self, name: str) -> None:
         """Starts an actor in the place of the one before."""
         spool = self.root / f"spool-{name}"
-        command = ["edge_actor", "run", "--bundle", str(self.root / f"{name}.json"), "--env", ENV]
-        command += ["--env-kwargs", json.dumps({"log": str(self.logs / name)}), "--spool-dir", str(spool)]
+        command = ["edge_actor", "run", "--bundle", str(self.root / f"{name}.json")]
+        command += [*self.books.environment(name), "--spool-dir", str(spool)]
         command += ["--state-dir", str(self.root / "home" / name), "--connect-timeout-s", "60"]
         self._spawn(name, [*command, "--spool-bytes", str(SMALL_DISK_MB << 19)])
 
@@ -166,7 +164,7 @@ class Chaos:
                 (fault,) = self._rng.choices([f for _, f in self._faults], [w for w, _ in self._faults])
                 what = fault()
             self.events[what.split(":")[0]] += 1
-            self._say(f"{what}; {self._fleet.audit.rows()} messages in the ledger")
+            self._say(f"{what}; {self._fleet.books.rows()} messages in the ledger")
             self._pause(0.3, 5.0)
             self._heal()
             self._pause(0.5, 6.0)
@@ -177,8 +175,8 @@ class Chaos:
 
     def _await_progress(self) -> None:
         """Faults on a fleet that has never got going again would test nothing."""
-        before, deadline = self._fleet.audit.rows(), time.monotonic() + PROGRESS_S
-        while self._fleet.audit.rows() == before and time.monotonic() < deadline:
+        before, deadline = self._fleet.books.rows(), time.monotonic() + PROGRESS_S
+        while self._fleet.books.rows() == before and time.monotonic() < deadline:
             self._fleet.revive()
             time.sleep(0.1)
 
@@ -291,16 +289,16 @@ def scenario(name: str, duration_s: float, seed: int, say: Callable[[str], None]
             }
 
 
-def _settle(fleet: Fleet) -> tuple[audit.Balance, float]:
+def _settle(fleet: Fleet) -> tuple[books.Balance, float]:
     """Waits until all that the dead lives left behind has reached the ledger; the balance, and how long it took."""
     began = time.monotonic()
     for actor in ACTORS:
         fleet.stop(actor)
-    lives = {actor: fleet.audit.lives(actor) for actor in ACTORS}
+    lives = [life for actor in ACTORS for life in fleet.books.lives(actor)]
     for actor in ACTORS:
         fleet.start_actor(actor)  # its later lives do not count, but it sends what the earlier ones left
     while True:
-        balance = fleet.audit.balance(lives)
+        balance = fleet.books.balance(*lives)
         if balance.lost == 0 or time.monotonic() - began > SETTLE_S:
             return balance, time.monotonic() - began
         fleet.revive()

@@ -1,6 +1,6 @@
 """An environment whose steps are numbered, and which keeps its own books, apart from the actor's.
 
-In `log` (or $COUNTING_LOG): `life-K` gets a byte for every step of the K-th process, `accepted-K` the numbers of the
+In `log`: `life-K` gets a byte for every step of the K-th process, `accepted-K` the numbers of the
 steps whose message is in a file of the spool, `dropped-K` how many the spool let go of without a receipt. Observation
 and reward carry K and the number.
 """
@@ -21,14 +21,14 @@ class Counting(gymnasium.Env):  # type: ignore[type-arg]
     """Step n of life k gives the reward n and leads to the observation [k, n]; episodes last 23 steps.
 
     Args:
-        log: Directory of the books.
+        log: Directory of this actor's books.
     """
 
     observation_space = gymnasium.spaces.Box(0.0, 2.0**24, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, log: str = "") -> None:
-        self._log = Path(log or os.environ["COUNTING_LOG"])
+    def __init__(self, log: str) -> None:
+        self._log = Path(log)
         self.life = sum(1 for path in self._log.glob("life-*"))
         self._file = self._open("life", os.O_EXCL)
         self._steps = 0
@@ -73,4 +73,4 @@ class Wide(Counting):
     observation_space = gymnasium.spaces.Box(0.0, 2.0**24, (1000,), np.float32)
 
     def _observe(self) -> np.ndarray[Any, Any]:
-        return np.full(1000, self._steps, np.float32)
+        return np.resize(super()._observe(), 1000)

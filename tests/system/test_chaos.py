@@ -12,7 +12,7 @@ from broker import codec
 from learner import ledger
 from tests import conftest as brokers
 from tests.broker import examples
-from tests.system import audit, chaos
+from tests.system import books, chaos
 
 DURATION_S = 40.0
 
@@ -29,7 +29,7 @@ def test_nothing_is_lost_in_chaos(name: str) -> None:
     assert result["accepted"] > 1000 and sum(result["faults"].values()) >= 3
 
 
-def fill(directory: Path, in_ledger: list[list[int]]) -> audit.Balance:
+def fill(directory: Path, in_ledger: list[list[int]]) -> books.Balance:
     """The balance of an actor that took ten steps and had eight accepted, beside a ledger with these messages."""
     logs = directory / "books"
     (logs / "pi").mkdir(parents=True)
@@ -51,12 +51,12 @@ def fill(directory: Path, in_ledger: list[list[int]]) -> audit.Balance:
     book.begin(entries, 0)
     book.wait()
     book.close()
-    return audit.Audit(logs, directory).balance({"pi": 1})
+    return books.Books(logs, directory).balance(("pi", 0))
 
 
 def test_books_that_agree(tmp_path: Path) -> None:
     balance = fill(tmp_path, [[1, 2, 3], [4, 5, 6, 7, 8]])
-    assert balance == audit.Balance(accepted=8, lost=0, twice=0, dropped=1, invented=0) and balance.holds
+    assert balance == books.Balance(accepted=8, lost=0, twice=0, dropped=1, invented=0) and balance.holds
 
 
 def test_what_was_dropped_and_counted_may_be_missing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from broker import codec, errors, identity, messages, signing, topics
@@ -31,16 +32,13 @@ def steps_dropped(fleet: local_fleet.LocalFleet) -> int:
 
 
 def test_what_is_lost_was_dropped_and_counted_on_both_sides(
-    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, monkeypatch: pytest.MonkeyPatch
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
 ) -> None:
-    log, run = run_root / "log", run_root / "run"
-    log.mkdir()
-    monkeypatch.setenv("COUNTING_LOG", str(log))
+    run, life = run_root / "run", ("robot", 0)
     fleet = start_fleet("mosquitto")
-    kept = books.Books(log, run)
-    fleet.start_actor(
-        "robot", ["--env", f"{books.ENV_FILE}:Wide", "--rate-hz", "300", "--spool-bytes", str(SPOOL_BYTES)]
-    )
+    kept = books.Books(run_root / "books", run)
+    environment = kept.environment("robot", "Wide")
+    fleet.start_actor("robot", [*environment, "--rate-hz", "300", "--spool-bytes", str(SPOOL_BYTES)])
     learner = fleet.start_learner(
         [*QUICK, "--run-dir", str(run), "--keep-experience", "--evaluate-episodes", "0", "--message-steps", "20"]
         + ["--samples-per-insert", "0.01", "--max-env-steps", "10000000", "--json"]
@@ -49,17 +47,17 @@ def test_what_is_lost_was_dropped_and_counted_on_both_sides(
     learner.send_signal(signal.SIGSTOP)
     conftest.wait_until(lambda: steps_dropped(fleet) > 2500, "the spool is full", 60.0)
     learner.send_signal(signal.SIGCONT)
-    after = kept.accepted(0)
-    conftest.wait_until(lambda: max(after)[1] in kept.numbers(), "what it holds has arrived", 60.0)
+    newest = kept.accepted(life)[life].max()
+    conftest.wait_until(lambda: newest in kept.in_ledger()[life], "what it holds has arrived", 60.0)
     dropped = steps_dropped(fleet)
     fleet.children["robot"].send_signal(signal.SIGTERM)
     assert fleet.children["robot"].wait(10.0) == errors.EXIT_OK
     learner.send_signal(signal.SIGTERM)
     output, _ = learner.communicate(timeout=60.0)
 
-    found = kept.numbers()
-    assert max(found.values()) == 1
-    last = max(found)
-    lost = {number for _, number in kept.accepted(0) if number <= last} - found.keys()
+    balance = kept.balance()
+    assert balance.twice == balance.invented == 0
+    found, accepted = kept.in_ledger()[life], kept.accepted(life)[life]
+    lost = np.setdiff1d(accepted[accepted <= found.max()], found)
     assert json.loads(output)["steps_missed"] == len(lost)
     assert 0 < len(lost) <= dropped, "what the broker still had may have arrived all the same"

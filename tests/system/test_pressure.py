@@ -28,18 +28,15 @@ def memory_mb(pid: int) -> float:
 
 
 def test_a_learner_that_stands_still_loses_nothing_and_nobody_grows(
-    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, monkeypatch: pytest.MonkeyPatch
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
 ) -> None:
     """Each step has 4 KB, and 400 000 steps (1.6 GB) are granted ahead: only back-pressure holds the actors back."""
-    log, run = run_root / "log", run_root / "run"
-    log.mkdir()
-    monkeypatch.setenv("COUNTING_LOG", str(log))
+    run = run_root / "run"
     fleet = start_fleet("mosquitto")
-    kept = books.Books(log, run)
+    kept = books.Books(run_root / "books", run)
     actors = ("one", "two")
-    for life, name in enumerate(actors):
-        fleet.start_actor(name, ["--env", f"{books.ENV_FILE}:Wide", "--spool-bytes", str(SPOOL_BYTES)])
-        conftest.wait_until((log / f"life-{life}").exists, f"{name} has its environment", 20.0)
+    for name in actors:
+        fleet.start_actor(name, [*kept.environment(name, "Wide"), "--spool-bytes", str(SPOOL_BYTES)])
     learner = fleet.start_learner(
         [*QUICK, "--actors", "2", "--run-dir", str(run), "--evaluate-episodes", "0", "--replay-capacity", "4000"]
         + ["--message-steps", "200", "--samples-per-insert", "0.01", "--max-env-steps", "100000000"]
@@ -63,18 +60,21 @@ def test_a_learner_that_stands_still_loses_nothing_and_nobody_grows(
         while not sample() and not until() and time.monotonic() < deadline:
             time.sleep(0.1)
 
+    def accepted() -> dict[str, int]:
+        return {name: len(numbers) for (name, _), numbers in kept.accepted(*((name, 0) for name in actors)).items()}
+
     learner.send_signal(signal.SIGSTOP)
     watch(lambda: False, STILL_S / 2)
-    waiting = [len(kept.accepted(life)) for life in range(len(actors))]
+    waiting = accepted()
     watch(lambda: False, STILL_S / 2)
-    assert [len(kept.accepted(life)) for life in range(len(actors))] == waiting, "with half a spool they wait"
+    assert accepted() == waiting, "with half a spool they wait"
     spools = [sum(file.stat().st_size for file in fleet.spool(name).iterdir()) for name in actors]
     learner.send_signal(signal.SIGCONT)
-    watch(lambda: kept.steps() >= sum(waiting), 60.0)
+    watch(lambda: kept.steps() >= sum(waiting.values()), 60.0)
 
-    assert kept.steps() >= sum(waiting), "all that was accepted while it stood still has arrived"
-    for life in range(len(actors)):
-        conftest.wait_until(lambda: len(kept.accepted(life)) > waiting[life] + 1000, "they go on", 30.0)  # noqa: B023
+    assert kept.steps() >= sum(waiting.values()), "all that was accepted while it stood still has arrived"
+    for name in actors:
+        conftest.wait_until(lambda: accepted()[name] > waiting[name] + 1000, f"{name} goes on", 30.0)  # noqa: B023
     assert kept.ask("SELECT count(*) FROM messages WHERE verdict != 'ok'") == [(0,)]
     grown = {name: peak[name] - before[name] for name in pids}
     print(f"MB before {before}, grown {grown}, spools {spools}")
