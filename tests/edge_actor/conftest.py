@@ -1,4 +1,4 @@
-"""Tests of tflite-runtime run in a process of their own once TensorFlow is loaded.
+"""A swap that starts with nothing; and a process of its own for tests of tflite-runtime once TensorFlow is loaded.
 
 The tests of the learner, collected in the same session, load TensorFlow, whose symbols tflite-runtime 2.14 then picks
 up: it answers a sound model with `vector::reserve`. No actor ever has both.
@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from edge_actor import clock
+from tests.edge_actor import offers
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -22,3 +28,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         pytest.skip(done.stdout.strip().splitlines()[-2])
     assert done.returncode == 0, done.stdout + done.stderr
     return True
+
+
+@pytest.fixture
+def synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board whose clock is right, whatever this machine's is."""
+    monkeypatch.setattr(clock, "now_s", time.time)
+
+
+@pytest.fixture
+def swapped(tmp_path: Path, synchronised: None) -> Iterator[offers.Swap]:
+    """A swap that has started with nothing on its disk."""
+    made = offers.Swap(tmp_path)
+    made.start(offers.VERIFIER, offers.NAMES)
+    yield made
+    made.close()

@@ -1,0 +1,136 @@
+"""Policies that come as differences: chains, bases, gaps, damage and replays, as the swap sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from broker import delta, messages
+from edge_actor import swap
+from tests.edge_actor import offers
+
+pytestmark = pytest.mark.usefixtures("synchronised")
+
+
+def test_a_chain_of_deltas_from_the_policy_before(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1))
+    for version in range(2, 9):
+        swapped.offer(*offers.delta(version - 1, version))
+        if version % 3 == 0:
+            assert swapped.acts() == version
+    newest = swapped._held.newest
+    assert newest is not None
+    assert newest.model == offers.variant(8), "those that were never built are bases all the same"
+    assert swapped.refused == {}
+
+
+@pytest.mark.parametrize("delta_first", [False, True])
+def test_a_late_joiner_needs_the_keyframe_and_one_delta_in_any_order(swapped: offers.Swap, delta_first: bool) -> None:
+    arrivals = [offers.keyframe(10), offers.delta(10, 17)]
+    for offer in reversed(arrivals) if delta_first else arrivals:
+        swapped.offer(*offer)
+    assert swapped.acts() == 17
+    assert swapped.refused == ({"base": 1} if delta_first else {})
+
+
+def test_lost_deltas_are_mended_by_the_next_one_from_the_keyframe(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1))
+    swapped.offer(*offers.delta(1, 2))
+    assert swapped.acts() == 2
+    swapped.offer(*offers.delta(3, 4))  # 3 is lost, and 4 cannot be made without it
+    assert swapped.acts() is None
+    assert swapped.refused == {"base": 1}
+    assert swapped.phase is swap.Phase.ANNOUNCED
+    assert swapped.announced == (1, 4)
+    swapped.offer(*offers.delta(1, 6))
+    assert swapped.acts() == 6
+    swapped.offer(*offers.delta(6, 7))
+    assert swapped.acts() == 7
+
+
+def test_a_delta_for_an_unknown_keyframe_waits_for_it(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1))
+    assert swapped.acts() == 1
+    swapped.offer(*offers.delta(20, 21))
+    assert swapped.acts() is None
+    swapped.offer(*offers.keyframe(20))
+    assert swapped.acts() == 21
+    assert swapped.refused == {"base": 1}
+    swapped.offer(*offers.delta(20, 22, epoch=2))
+    assert swapped.acts() is None, "the base belongs to the epoch"
+
+
+def damaged(version: int, patch: bytes) -> offers.Offer:
+    """A genuine, signed delta whose patch is not what it should be."""
+    message = offers.delta(1, version)[0]
+    assert isinstance(message, messages.PolicyDelta)
+    return offers.sealed(dataclasses.replace(message, patch=np.frombuffer(patch, np.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("reason", "offer"),
+    [
+        ("patch", damaged(3, b"not zstd")),
+        ("patch", damaged(3, b"")),
+        ("patch", damaged(3, offers.delta(1, 3)[0].patch.tobytes()[:-3])),  # type: ignore[union-attr]
+        ("patch", damaged(3, delta.difference(b"short", b"patch"))),
+        ("sha256", damaged(3, offers.delta(1, 4)[0].patch.tobytes())),  # type: ignore[union-attr]
+        ("length", offers.delta(1, 3, length=17)),
+        ("size", offers.delta(1, 3, length=messages.MAX_POLICY_BYTES + 1)),
+        ("fingerprint", offers.delta(1, 3, fingerprint="0123456789abcdef")),
+    ],
+)
+def test_a_corrupted_delta_is_refused_and_the_next_one_works(
+    swapped: offers.Swap, reason: str, offer: offers.Offer
+) -> None:
+    swapped.offer(*offers.keyframe(1))
+    assert swapped.acts() == 1
+    swapped.offer(*offer)
+    assert swapped.acts() is None
+    assert swapped.refused == {reason: 1}
+    assert swapped.phase is swap.Phase.REFUSED
+    swapped.offer(*offers.delta(1, 5))
+    assert swapped.acts() == 5
+
+
+def test_after_a_reconnect_the_older_keyframe_and_delta_are_no_replays(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(10))
+    swapped.offer(*offers.delta(10, 12))
+    for version in (13, 14):
+        swapped.offer(*offers.delta(version - 1, version))
+    assert swapped.acts() == 14
+    swapped.offer(*offers.keyframe(10))  # what the broker retained
+    swapped.offer(*offers.delta(10, 12))
+    assert swapped.refused == {}
+    assert swapped.acts() is None
+    assert swapped.phase is swap.Phase.ACTIVE
+    swapped.offer(*offers.delta(10, 15))
+    assert swapped.acts() == 15
+
+
+def test_an_older_keyframe_that_is_new_here_becomes_a_base(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(10))
+    swapped.offer(*offers.delta(10, 17))
+    assert swapped.acts() == 17
+    swapped.offer(*offers.keyframe(15))
+    assert swapped.refused == {}
+    assert swapped.acts() is None, "17 acts on"
+    swapped.offer(*offers.delta(15, 18))
+    assert swapped.acts() == 18
+
+
+def test_replays_of_genuine_old_messages_are_refused(swapped: offers.Swap) -> None:
+    old = [offers.keyframe(1), offers.delta(1, 2), offers.delta(2, 3), offers.delta(1, 4)]
+    for offer in old:
+        swapped.offer(*offer)
+    swapped.offer(*offers.keyframe(10))
+    swapped.offer(*offers.delta(10, 11))
+    assert swapped.acts() == 11
+    for offer in old:
+        swapped.offer(*offer)
+    assert swapped.refused == {"older": 4}
+    assert swapped.acts() is None
+    swapped.offer(*offers.delta(11, 12))
+    assert swapped.acts() == 12
