@@ -22,10 +22,7 @@ pytestmark = pytest.mark.usefixtures("synchronised")
     [
         ([offers.keyframe(1), offers.keyframe(3)], 3),
         ([offers.keyframe(1), offers.delta(1, 2), offers.delta(1, 3)], 3),
-        (
-            [offers.keyframe(1), offers.delta(1, 2), offers.delta(2, 3)],
-            2,
-        ),  # the sealed do not make 3
+        ([offers.keyframe(1), offers.delta(1, 2), offers.delta(2, 3)], 2),  # the sealed do not make 3
         ([offers.keyframe(1), offers.delta(1, 2), offers.delta(2, 3), offers.delta(1, 3)], 3),  # now they do
         ([offers.keyframe(1), offers.delta(1, 2), offers.keyframe(4)], 4),
         ([offers.keyframe(1), offers.delta(1, 2), offers.delta(2, 4), offers.keyframe(4)], 4),
