@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from broker import backoff, errors, identity, link
+from broker import errors, identity, link
 from broker.mosquitto import access, process
 from tests import conftest
+from tests.broker import conftest as links
 from tests.broker import plain_client
 
 STATE = "actorq/t/actor/pi/state"
@@ -31,45 +30,12 @@ actor.wait_connected(10)
 print("connected", flush=True)
 time.sleep(60)
 """
-Messages = queue.Queue[tuple[str, bytes, bool]]
-MakeLink = Callable[..., link.Link]
-
-
-@pytest.fixture
-def make_link() -> Iterator[MakeLink]:
-    """Links that are closed behind the test."""
-    made: list[link.Link] = []
-
-    def make(*brokers: str, name: str = "pi", start: bool = True, **options: Any) -> link.Link:
-        made.append(link.Link(brokers, name, **options))
-        if start:
-            made[-1].start()
-            made[-1].wait_connected(10)
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def listen(made: link.Link, topic_filter: str) -> Messages:
-    received: Messages = queue.Queue()
-    made.subscribe(topic_filter, lambda *message: received.put(message))
-    return received
-
-
-def until(received: Messages, payload: bytes) -> tuple[str, bytes, bool]:
-    """The next message with this payload."""
-    while True:
-        message = received.get(timeout=15)
-        if message[1] == payload:
-            return message
 
 
 # -- connecting -------------------------------------------------------------------------------------------------------
 
 
-def test_birth_comes_after_the_subscriptions(broker_address: str, make_link: MakeLink) -> None:
+def test_birth_comes_after_the_subscriptions(broker_address: str, make_link: links.MakeLink) -> None:
     """Whoever answers a birth at once must be heard, so nothing may be sent before the SUBACK."""
     answerer = make_link(broker_address, name="learner", start=False)
 
@@ -81,15 +47,15 @@ def test_birth_comes_after_the_subscriptions(broker_address: str, make_link: Mak
     answerer.wait_connected(10)
     for n in range(5):
         actor = make_link(broker_address, name=f"pi-{n}", start=False)
-        received = listen(actor, "actorq/t/actor/pi/assignment")
+        received = links.listen(actor, "actorq/t/actor/pi/assignment")
         actor.retain(STATE, b"online")
         actor.start()
         assert received.get(timeout=10) == ("actorq/t/actor/pi/assignment", b"go", False)
 
 
-def test_the_state_is_sent_last(broker_address: str, make_link: MakeLink) -> None:
+def test_the_state_is_sent_last(broker_address: str, make_link: links.MakeLink) -> None:
     watcher = make_link(broker_address, name="watcher", start=False)
-    received = listen(watcher, "actorq/t/#")
+    received = links.listen(watcher, "actorq/t/#")
     watcher.start()
     watcher.wait_connected(10)
     actor = make_link(broker_address, start=False, will=(STATE, b"offline"))
@@ -100,7 +66,7 @@ def test_the_state_is_sent_last(broker_address: str, make_link: MakeLink) -> Non
     assert [received.get(timeout=10)[1] for _ in range(3)] == [b"policy", b"made anew", b"online"]
 
 
-def test_everything_is_said_to_be_ready_before_on_connect(broker_address: str, make_link: MakeLink) -> None:
+def test_everything_is_said_to_be_ready_before_on_connect(broker_address: str, make_link: links.MakeLink) -> None:
     order: queue.Queue[bool] = queue.Queue()
     actor: link.Link = make_link(broker_address, start=False, on_connect=lambda: order.put(actor.connected))
     actor.start()
@@ -108,10 +74,10 @@ def test_everything_is_said_to_be_ready_before_on_connect(broker_address: str, m
     assert actor.address == broker_address and actor.connections == 1
 
 
-def test_the_will_is_the_births_twin(broker_address: str, make_link: MakeLink) -> None:
+def test_the_will_is_the_births_twin(broker_address: str, make_link: links.MakeLink) -> None:
     """Killed -9: the broker says offline at the same topic, retained, to those listening and those who come later."""
     watcher = make_link(broker_address, name="watcher", start=False)
-    received = listen(watcher, STATE)
+    received = links.listen(watcher, STATE)
     watcher.start()
     watcher.wait_connected(10)
     with subprocess.Popen([sys.executable, "-c", ACTOR, broker_address], stdout=subprocess.PIPE, text=True) as actor:
@@ -120,51 +86,58 @@ def test_the_will_is_the_births_twin(broker_address: str, make_link: MakeLink) -
         actor.kill()
     assert received.get(timeout=10) == (STATE, b"offline", False)
     late = make_link(broker_address, name="late", start=False)
-    received = listen(late, STATE)
+    received = links.listen(late, STATE)
     late.start()
     assert received.get(timeout=10) == (STATE, b"offline", True)
 
 
-def test_subscribing_and_retaining_while_connected(broker_address: str, make_link: MakeLink) -> None:
+def test_subscribing_and_retaining_while_connected(broker_address: str, make_link: links.MakeLink) -> None:
     actor = make_link(broker_address)
-    received = listen(actor, "actorq/t/command")
+    received = links.listen(actor, "actorq/t/command")
     actor.retain("actorq/t/command", b"x" * 100_000)
     assert received.get(timeout=10)[1] == b"x" * 100_000
     assert actor.bytes_received >= 100_000 and actor.bytes_sent >= 100_000
 
 
-def test_a_large_policy_passes_beside_a_stream_of_small_messages(broker_address: str, make_link: MakeLink) -> None:
-    learner = make_link(broker_address, name="learner")
-    actor = make_link(broker_address, start=False)
-    received = listen(actor, "actorq/t/#")
-    actor.start()
-    actor.wait_connected(10)
-    policy = os.urandom(20_000_000)
-    learner.retain("actorq/t/policy", policy)
-    sent = 0
-    deadline = time.monotonic() + 30
-    while sent < 100:
-        assert time.monotonic() < deadline
-        if learner.publish("actorq/t/small", b"%d" % sent):
-            sent += 1
-        else:
-            time.sleep(0.001)
-    got = [received.get(timeout=20) for _ in range(101)]
-    assert [m[1] for m in got if m[0] == "actorq/t/policy"] == [policy]
-    assert [int(m[1]) for m in got if m[0] == "actorq/t/small"] == list(range(100))
+def test_listens_before_it_says_anything(broker_address: str, make_link: links.MakeLink) -> None:
+    """Who must not overwrite what is retained hears it first."""
+    first = make_link(broker_address)
+    first.retain("actorq/t/a", b"first")
+    conftest.wait_until(lambda: first.in_flight == 0, "it is retained")
+    second = make_link(broker_address, name="second", start=False, listens_first=True)
+    heard: links.Messages = queue.Queue()
+
+    def mute(*message: Any) -> None:
+        heard.put(message)
+        second.mute()
+
+    second.subscribe("actorq/t/a", mute)
+    second.retain("actorq/t/a", b"second")
+    second.start()
+    second.wait_connected(10)
+    assert heard.get(timeout=10) == ("actorq/t/a", b"first", True)
+    late = make_link(broker_address, name="late", start=False)
+    received = links.listen(late, "actorq/t/a")
+    late.start()
+    assert received.get(timeout=10)[1] == b"first"
+
+
+def test_an_empty_list_of_brokers() -> None:
+    with pytest.raises(errors.ConfigError, match="--broker HOST"):
+        link.Link([], "pi")
 
 
 # -- coming back ------------------------------------------------------------------------------------------------------
 
 
 def test_everything_retained_is_sent_again_to_a_broker_that_forgot(
-    real_broker: conftest.BrokerProcess, make_link: MakeLink
+    real_broker: conftest.BrokerProcess, make_link: links.MakeLink
 ) -> None:
     lines: list[str] = []
     actor = make_link(real_broker.address, start=False, will=(STATE, b"offline"), on_log=lines.append)
     actor.retain("actorq/t/policy", b"policy")
     actor.retain(STATE, b"online")
-    heard = listen(actor, "actorq/t/ping")
+    heard = links.listen(actor, "actorq/t/ping")
     actor.start()
     actor.wait_connected(10)
     real_broker.kill()
@@ -183,7 +156,7 @@ def test_everything_retained_is_sent_again_to_a_broker_that_forgot(
 
 
 def test_fails_over_to_the_next_broker_and_back(
-    start_broker: Callable[[str], conftest.BrokerProcess], make_link: MakeLink
+    start_broker: Callable[[str], conftest.BrokerProcess], make_link: links.MakeLink
 ) -> None:
     first, second = start_broker("embedded"), start_broker("embedded")
     actor = make_link(first.address, second.address, will=(STATE, b"offline"))
@@ -200,7 +173,7 @@ def test_fails_over_to_the_next_broker_and_back(
 
 
 def test_a_broker_that_is_not_there_yet(
-    start_broker: Callable[[str], conftest.BrokerProcess], make_link: MakeLink
+    start_broker: Callable[[str], conftest.BrokerProcess], make_link: links.MakeLink
 ) -> None:
     broker = start_broker("embedded")
     broker.kill()
@@ -214,7 +187,7 @@ def test_a_broker_that_is_not_there_yet(
     actor.wait_connected(15)
 
 
-def test_a_port_that_accepts_and_says_nothing(make_link: MakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_accepts_and_says_nothing(make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         actor = make_link(f"127.0.0.1:{mute.getsockname()[1]}", start=False)
@@ -228,7 +201,7 @@ def test_a_port_that_accepts_and_says_nothing(make_link: MakeLink, monkeypatch: 
         assert not actor.connected and actor.handler_errors == 0
 
 
-def test_refused_by_name_says_so(make_link: MakeLink) -> None:
+def test_refused_by_name_says_so(make_link: links.MakeLink) -> None:
     conftest.require("mosquitto")
     fleet = identity.Fleet.open("t")
     admission = access.Admission(fleet.users(), fleet.authority.certificate, fleet.broker_credential())
@@ -240,158 +213,8 @@ def test_refused_by_name_says_so(make_link: MakeLink) -> None:
         assert make_link(address, username="learner", password=fleet.password, tls=tls).connected
 
 
-# -- what must not break it -------------------------------------------------------------------------------------------
-
-
-def test_a_failing_handler_does_not_end_the_connection(broker_address: str, make_link: MakeLink) -> None:
-    lines: list[str] = []
-    actor = make_link(broker_address, start=False, on_log=lines.append)
-    received = listen(actor, "actorq/t/good")
-
-    def fail(topic: str, payload: bytes, retained: bool) -> None:
-        raise ZeroDivisionError("boom")
-
-    actor.subscribe("actorq/t/bad", fail)
-    actor.start()
-    actor.wait_connected(10)
-    for _ in range(3):
-        assert actor.publish("actorq/t/bad", b"x")
-    assert actor.publish("actorq/t/good", b"still here")
-    assert until(received, b"still here")
-    assert actor.handler_errors == 3 and actor.connections == 1
-    assert "actorq/t/bad failed: ZeroDivisionError: boom" in lines[0]
-
-
-def test_the_window_is_bounded_and_the_answer_is_no(
-    start_broker: Callable[[str], conftest.BrokerProcess], make_link: MakeLink
-) -> None:
-    """A broker that stands still: publish neither blocks nor queues without end."""
-    broker = start_broker("embedded")
-    actor = make_link(broker.address)
-    os.kill(broker.pid, signal.SIGSTOP)
-    try:
-        started = time.monotonic()
-        taken = sum(actor.publish("actorq/t/x", bytes(100_000)) for _ in range(100))
-        assert taken == link.IN_FLIGHT_LIMIT == actor.in_flight
-        assert time.monotonic() - started < 2
-    finally:
-        os.kill(broker.pid, signal.SIGCONT)
-    conftest.wait_until(lambda: actor.in_flight == 0, "the rest is acknowledged")
-    assert actor.publish("actorq/t/x", b"again")
-
-
-def test_of_what_is_retained_only_the_newest_waits_for_a_broker_that_stands_still(
-    start_broker: Callable[[str], conftest.BrokerProcess], make_link: MakeLink
-) -> None:
-    broker = start_broker("mosquitto")
-    watcher = make_link(broker.address, name="watcher", start=False)
-    received = listen(watcher, "actorq/t/#")
-    watcher.start()
-    watcher.wait_connected(10)
-    learner = make_link(broker.address, name="learner")
-    os.kill(broker.pid, signal.SIGSTOP)
-    try:
-        for n in range(1000):
-            learner.retain("actorq/t/policy", b"%d" % n)
-        learner.retain("actorq/t/end", b"end")
-        assert learner.in_flight == link.IN_FLIGHT_LIMIT
-    finally:
-        os.kill(broker.pid, signal.SIGCONT)
-    got = [received.get(timeout=10)[1]]
-    while got[-1] != b"end":
-        got.append(received.get(timeout=10)[1])
-    assert got == [*(b"%d" % n for n in range(link.IN_FLIGHT_LIMIT)), b"999", b"end"]
-
-
-def test_what_does_not_fit_stays_in_the_socket(broker_address: str, make_link: MakeLink) -> None:
-    """And keeps the connection, and comes when there is room."""
-    room = threading.Event()
-    receiver = make_link(broker_address, name="learner", start=False, has_room=room.is_set)
-    received = listen(receiver, "actorq/t/x")
-    receiver.start()
-    receiver.wait_connected(10)
-    sender = make_link(broker_address)
-    for n in range(20):
-        assert sender.publish("actorq/t/x", bytes([n]) * 100_000)
-    conftest.wait_until(lambda: sender.in_flight == 0, "the broker has all of it")
-    assert received.empty()
-    room.set()
-    assert [received.get(timeout=10)[1][0] for _ in range(20)] == list(range(20))
-    assert receiver.connections == 1
-
-
-def test_listens_before_it_says_anything(broker_address: str, make_link: MakeLink) -> None:
-    """Who must not overwrite what is retained hears it first."""
-    first = make_link(broker_address)
-    first.retain("actorq/t/a", b"first")
-    conftest.wait_until(lambda: first.in_flight == 0, "it is retained")
-    second = make_link(broker_address, name="second", start=False, listens_first=True)
-    heard: Messages = queue.Queue()
-
-    def mute(*message: Any) -> None:
-        heard.put(message)
-        second.mute()
-
-    second.subscribe("actorq/t/a", mute)
-    second.retain("actorq/t/a", b"second")
-    second.start()
-    second.wait_connected(10)
-    assert heard.get(timeout=10) == ("actorq/t/a", b"first", True)
-    late = make_link(broker_address, name="late", start=False)
-    received = listen(late, "actorq/t/a")
-    late.start()
-    assert received.get(timeout=10)[1] == b"first"
-
-
-def test_publishing_from_many_threads(broker_address: str, make_link: MakeLink) -> None:
-    receiver = make_link(broker_address, name="learner", start=False)
-    received = listen(receiver, "actorq/t/x")
-    receiver.start()
-    receiver.wait_connected(10)
-    sender = make_link(broker_address)
-
-    def send(start: int) -> None:
-        for n in range(start, start + 100):
-            while not sender.publish("actorq/t/x", b"%d" % n):
-                time.sleep(0.001)
-
-    threads = [threading.Thread(target=send, args=(100 * k,)) for k in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(int(received.get(timeout=10)[1]) for _ in range(500)) == list(range(500))
-    assert sender.handler_errors == 0
-
-
-def test_a_broker_that_dies_under_fire(real_broker: conftest.BrokerProcess, make_link: MakeLink) -> None:
-    """A loss may be noticed by the thread that publishes; that is a loss like any other, not an error."""
-    lines: list[str] = []
-    actor = make_link(real_broker.address, on_log=lines.append)
-    stop = threading.Event()
-
-    def fire() -> None:
-        while not stop.is_set():
-            if not actor.publish("actorq/t/x", bytes(20_000)):
-                time.sleep(0.0005)
-
-    threads = [threading.Thread(target=fire) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(3):
-            actor.wait_connected(15)
-            real_broker.restart()
-            conftest.wait_until(lambda: actor.connected, "it is back", 15)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert actor.handler_errors == 0, lines
-
-
 def test_a_network_thread_that_died_is_replaced(
-    broker_address: str, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+    broker_address: str, make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "WATCHDOG_S", 0.6)
     lines: queue.Queue[str] = queue.Queue()
@@ -408,9 +231,11 @@ def test_a_network_thread_that_died_is_replaced(
 # -- goodbye ----------------------------------------------------------------------------------------------------------
 
 
-def test_close_says_farewell_and_withdraws_the_will(real_broker: conftest.BrokerProcess, make_link: MakeLink) -> None:
+def test_close_says_farewell_and_withdraws_the_will(
+    real_broker: conftest.BrokerProcess, make_link: links.MakeLink
+) -> None:
     watcher = make_link(real_broker.address, name="watcher", start=False)
-    received = listen(watcher, STATE)
+    received = links.listen(watcher, STATE)
     watcher.start()
     watcher.wait_connected(10)
     actor = link.Link([real_broker.address], "pi", will=(STATE, b"vanished"))
@@ -434,19 +259,3 @@ def test_close_without_a_broker_is_quick() -> None:
     actor.close((STATE, b"farewell"))
     assert time.monotonic() - started < 3
     assert not actor._thread.is_alive()
-
-
-# -- small parts ------------------------------------------------------------------------------------------------------
-
-
-def test_backoff_grows_is_capped_and_is_jittered() -> None:
-    limit = backoff.LIMIT_S
-    for failures, base in ((0, 0.1), (1, 0.2), (3, 0.8), (6, 6.4), (7, limit), (10**6, limit)):
-        delays = [backoff.delay_s(failures) for _ in range(200)]
-        assert base * 0.5 <= min(delays) and max(delays) <= base
-        assert len(set(delays)) > 100, "a fleet must not come back as one"
-
-
-def test_an_empty_list_of_brokers() -> None:
-    with pytest.raises(errors.ConfigError, match="--broker HOST"):
-        link.Link([], "pi")

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
-
-from broker import link
 from tests import conftest
-
-LinkTo = Callable[[str], link.Link]
-
-
-@pytest.fixture
-def link_to() -> Iterator[LinkTo]:
-    """Connected links that are closed behind the test."""
-    made: list[link.Link] = []
-
-    def connect(broker: str) -> link.Link:
-        made.append(link.Link([broker], f"link-{len(made)}"))
-        made[-1].start()
-        made[-1].wait_connected(10)
-        return made[-1]
-
-    yield connect
-    for one in made:
-        one.close()
+from tests.broker import conftest as links
 
 
 def test_a_caller_that_takes_turns_handles_messages_in_its_own_thread(
-    mosquitto: conftest.BrokerProcess, link_to: LinkTo
+    mosquitto: conftest.BrokerProcess, make_link: links.MakeLink
 ) -> None:
     threads: queue.Queue[threading.Thread] = queue.Queue()
-    made = link_to(mosquitto.address)
+    made = make_link(mosquitto.address)
     made.subscribe("x/#", lambda *_: threads.put(threading.current_thread()))
-    other = link_to(mosquitto.address)
+    other = make_link(mosquitto.address, name="other")
 
     def handled(act: Callable[[], None]) -> threading.Thread:
         """The thread in which the next message is handled, `act` being called all the while."""
@@ -59,19 +39,21 @@ def test_a_caller_that_takes_turns_handles_messages_in_its_own_thread(
         pass
 
 
-def test_a_caller_that_stops_taking_turns_is_not_waited_for(mosquitto: conftest.BrokerProcess, link_to: LinkTo) -> None:
+def test_a_caller_that_stops_taking_turns_is_not_waited_for(
+    mosquitto: conftest.BrokerProcess, make_link: links.MakeLink
+) -> None:
     received: queue.Queue[object] = queue.Queue()
-    made = link_to(mosquitto.address)
+    made = make_link(mosquitto.address)
     made.subscribe("x/#", lambda *message: received.put(message))
     made.turn()  # and never again, as when an environment's step takes long
-    other = link_to(mosquitto.address)
+    other = make_link(mosquitto.address, name="other")
     conftest.wait_until(lambda: other.publish("x/1", b"") and not received.empty(), "the network thread takes over")
 
 
 def test_a_connection_lost_while_the_caller_takes_turns_comes_back(
-    mosquitto: conftest.BrokerProcess, link_to: LinkTo
+    mosquitto: conftest.BrokerProcess, make_link: links.MakeLink
 ) -> None:
-    made = link_to(mosquitto.address)
+    made = make_link(mosquitto.address)
 
     def turned(condition: Callable[[], bool]) -> Callable[[], bool]:
         def turn() -> bool:
