@@ -11,6 +11,7 @@ paho never holds messages of its own over a reconnect; what must survive is held
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import select
@@ -35,6 +36,7 @@ ROOM_PERIOD_MS = 20  # between two looks whether there is room again
 IN_FLIGHT_LIMIT = 20  # more is slower with paho (FACTS.md) and delays what is urgent
 
 Handler = Callable[[str, bytes, bool], None]
+_matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)  # which builds a tree at each call
 
 
 class Link:
@@ -373,7 +375,7 @@ class Link:
     def _message(self, client: mqtt.Client, userdata: Any, message: mqtt.MQTTMessage) -> None:
         self.bytes_received += len(message.payload)
         for topic_filter, handler in self._handlers:
-            if mqtt.topic_matches_sub(topic_filter, message.topic):
+            if _matches(topic_filter, message.topic):
                 try:
                     handler(message.topic, bytes(message.payload), message.retain)
                 except Exception as error:  # paho would end its loop, and the fleet its connection, over one message
