@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from broker import codec, errors, messages
 from learner import ingest, ledger, replay
 
@@ -95,19 +97,21 @@ class Intake:
         self._book.close()
 
     def _feed(self) -> list[messages.Experience]:
-        fed = []
-        for id_, taken in enumerate(self._under_way, self._first_id):
-            if taken.entry.body is not None and taken.experience is not None:
-                self._insert(id_, taken.experience)
-                fed.append(taken.experience)
+        fed = {
+            id_: taken.experience
+            for id_, taken in enumerate(self._under_way, self._first_id)
+            if taken.entry.body is not None and taken.experience is not None
+        }
+        self._insert(fed)
         self._checks.settle([taken.entry for taken in self._under_way])
         self.pending_steps -= sum(taken.entry.steps for taken in self._under_way)
         self._under_way = []
-        return fed
+        return list(fed.values())
 
-    def _insert(self, id_: int, experience: messages.Experience) -> None:
-        self._replay.insert(experience)
-        self._fed.append((id_, self._replay.inserted))
+    def _insert(self, by_id: dict[int, messages.Experience]) -> None:
+        ends = self._replay.inserted + np.cumsum([len(experience.reward) for experience in by_id.values()])
+        self._replay.insert(*by_id.values())
+        self._fed.extend(zip(by_id, ends.tolist(), strict=True))
 
     def _needed_from(self) -> int:
         """The first message of which replay still has transitions."""
@@ -119,7 +123,7 @@ class Intake:
         unreadable = 0
         for id_, body in self._book.newest(self._replay.capacity):
             try:
-                self._insert(id_, codec.decode(messages.Experience, body))
+                self._insert({id_: codec.decode(messages.Experience, body)})
             except (errors.DecodeError, errors.SpecError):  # another release, or another replay_capacity
                 unreadable += 1
         if len(self._replay):

@@ -32,7 +32,7 @@ FloatArray = NDArray[np.float32]
 
 
 class Segments(Protocol):
-    """The part of `messages.Experience` that is stored: S segments of N transitions in all, laid end to end."""
+    """The part of an experience message that is stored: S segments of N transitions in all, laid end to end."""
 
     @property
     def length(self) -> NDArray[np.int32]: ...  # [S]
@@ -109,51 +109,63 @@ class Replay:
         """Whether a message of so many steps in so many segments can be inserted."""
         return steps <= self.capacity and steps + segments <= self._slots
 
-    def insert(self, segments: Segments) -> int:
-        """Adds S segments; returns the number of transitions, N.
+    def insert(self, *messages: Segments) -> int:
+        """Adds the segments of one or more messages; returns the number of transitions.
+
+        Several at once take half the time that they take one by one: what an array takes is mostly its call.
 
         Raises:
-            SpecError: They hold more than fits at all, or their arrays do not belong together.
+            SpecError: One holds more than fits at all, or its arrays do not belong together; nothing was inserted.
         """
-        length = segments.length.astype(np.int64)
-        n, n_observations = len(segments.reward), len(segments.observation)
-        if int(length.sum()) != n or n_observations != n + len(length) or len(segments.action) != n:
-            raise errors.SpecError(
-                f"{len(length)} segments of {int(length.sum())} steps came with {n_observations} observations, "
-                f"{len(segments.action)} actions and {n} rewards"
-            )
-        if not self.fits(n, len(length)):
-            raise errors.SpecError(
-                f"{n} transitions in one message do not fit a replay of {self.capacity}",
-                todo="raise replay_capacity, or lower message_steps",
-            )
+        for one in messages:
+            self._check(one)
+        n, n_observations = sum(len(one.reward) for one in messages), sum(len(one.observation) for one in messages)
+        if not self.fits(n, n_observations - n):
+            return sum(map(self.insert, messages))
         if n == 0:
             return 0
-        start, steps, reward, discount = self._n_step(length, segments.terminated, segments.reward)
+        length = np.concatenate([one.length for one in messages], dtype=np.int64)
+        terminated = np.concatenate([one.terminated for one in messages])
+        rewards = np.concatenate([one.reward for one in messages], dtype=np.float32)
+        start, steps, total, discount = self._n_step(length, terminated, rewards)
         start += self._observed
         self._evict(n, n_observations)
-        _write(self._observation, self._observed, segments.observation)
         _write(self._start, self.inserted, start)
         _write(self._bootstrap, self.inserted, start + steps)
-        _write(self._action, self.inserted, segments.action)
-        _write(self._reward, self.inserted, reward)
+        _write(self._action, self.inserted, np.concatenate([one.action for one in messages]))
+        _write(self._reward, self.inserted, total)
         _write(self._discount, self.inserted, discount)
         if self._tree is not None:
             self._tree.set(np.arange(self.inserted, self.inserted + n) % self.capacity, self._priority_max)
         self.inserted += n
-        self._observed += n_observations
+        for one in messages:  # these are large: one copy each
+            _write(self._observation, self._observed, one.observation)
+            self._observed += len(one.observation)
         return n
+
+    def _check(self, message: Segments) -> None:
+        steps, segments, n = int(message.length.sum()), len(message.length), len(message.reward)
+        if steps != n or len(message.observation) != n + segments or len(message.action) != n:
+            raise errors.SpecError(
+                f"{segments} segments of {steps} steps came with {len(message.observation)} observations, "
+                f"{len(message.action)} actions and {n} rewards"
+            )
+        if not self.fits(n, segments):
+            raise errors.SpecError(
+                f"{n} transitions in one message do not fit a replay of {self.capacity}",
+                todo="raise replay_capacity, or lower message_steps",
+            )
 
     def _n_step(
         self, length: IntArray, terminated: NDArray[np.uint8], reward: FloatArray
     ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-        """Per transition: place of its observation in the message, steps to bootstrap over, return, discount."""
+        """Per transition: place of its observation among these, steps to bootstrap over, return, discount."""
         n = len(reward)
         end = np.cumsum(length)
         start = np.arange(n)
         left = np.repeat(end, length) - start  # steps to the segment's end, this one included
         steps = np.minimum(left, self.n_step)
-        total = reward.astype(np.float32, copy=True)
+        total = reward.copy()
         for j in range(1, min(self.n_step, n)):
             total[:-j] += np.float32(self.gamma**j) * reward[j:] * (left[:-j] > j)
         powers = (self.gamma ** np.arange(self.n_step + 1)).astype(np.float32)

@@ -114,23 +114,29 @@ def test_no_reward_or_observation_crosses_from_one_segment_into_the_next() -> No
         st.lists(st.tuples(st.integers(1, 10), st.booleans()), min_size=1, max_size=2), min_size=1, max_size=30
     ),
     stretch=st.sampled_from([1, 2]),  # short segments fill the ring of observations first, long ones the other
+    at_once=st.integers(1, 4),
     prioritized=st.booleans(),
 )
 def test_agrees_with_the_naive_reference_through_wrap_around(
-    capacity: int, n_step: int, messages: list[list[tuple[int, bool]]], stretch: int, prioritized: bool
+    capacity: int, n_step: int, messages: list[list[tuple[int, bool]]], stretch: int, at_once: int, prioritized: bool
 ) -> None:
     memory = replay.Replay(SPEC, capacity, n_step, GAMMA, prioritized=prioritized)
     naive = Naive(capacity, capacity + capacity // 8 + 1, n_step)
+    waiting = []
     for message in messages:
         lengths, terminated = [stretch * length for length, _ in message], [t for _, t in message]
         if sum(lengths) > capacity or sum(lengths) + len(lengths) > naive.slots:
             continue
-        batch = segments(lengths, terminated, first=naive.observed)
-        memory.insert(batch)
-        naive.insert(batch)
+        waiting.append(segments(lengths, terminated, first=naive.observed))
+        naive.insert(waiting[-1])
+        if len(waiting) < at_once:
+            continue
+        assert memory.insert(*waiting) == sum(len(one.reward) for one in waiting)
+        waiting.clear()
         assert len(memory) == len(naive.transitions)
         kept = memory.observations(1000, np.random.default_rng(0))[:, 0]
         assert sorted(kept) == list(range(int(naive.transitions[0][0]), naive.observed))
+    memory.insert(*waiting)
     assert contents(memory) == naive.transitions
 
 
@@ -197,6 +203,9 @@ def test_what_does_not_belong_together_or_never_fits_is_refused() -> None:
         memory.insert(odd)
     with pytest.raises(errors.SpecError, match="do not fit a replay of 4"):
         memory.insert(segments([5], [True]))
-    assert memory.insert(segments([], [])) == 0
+    with pytest.raises(errors.SpecError, match="came with 3 observations"):
+        memory.insert(segments([2], [True]), odd)
+    assert len(memory) == 0
+    assert memory.insert(segments([], [])) == memory.insert() == 0
     with pytest.raises(IndexError, match="empty"):
         memory.sample(1, 1, np.random.default_rng(0))
