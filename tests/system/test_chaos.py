@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from broker import codec
 from learner import ledger
 from tests import conftest as brokers
 from tests.broker import examples
-from tests.system import books, chaos
+from tests.system import books, chaos, chaos_scenario
 
 DURATION_S = 40.0
 
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chaos.SCENARIOS)
-def test_nothing_is_lost_in_chaos(name: str) -> None:
-    for kind in chaos.SCENARIOS[name]:
+@pytest.mark.parametrize("name", chaos_scenario.SCENARIOS)
+def test_nothing_is_lost_in_chaos(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for kind in chaos_scenario.SCENARIOS[name]:
         brokers.require(kind)
-    said: list[str] = []
-    result = chaos.scenario(name, DURATION_S, seed=1, say=said.append)
-    assert result["holds"], "\n".join((*said, chaos.sentence(result)))
+    result = chaos.run(name, DURATION_S, seed=1)
+    assert result["holds"], f"{capfd.readouterr().err}\n{chaos.sentence(result)}"
     assert result["accepted"] > 1000 and sum(result["faults"].values()) >= 3
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("also_the_scenario", [False, True])
+def test_a_killed_run_leaves_nothing(open_tmpdir: str, also_the_scenario: bool) -> None:
+    """No process, no mount, and no file either unless the scenario, which cleans up, was killed as well."""
+    command = [sys.executable, "-m", chaos.__name__, "--scenario", "embedded", "--duration-s", "600"]
+    started = subprocess.Popen(command, env=os.environ | {"TMPDIR": open_tmpdir}, start_new_session=True)
+    brokers.wait_until(lambda: [*Path(open_tmpdir).glob("*/run/checkpoints/*.npz")], "the fleet works", 90.0)
+    (scenario,) = psutil.Process(started.pid).children()
+    children = [scenario, *scenario.children(recursive=True)]
+    mounted = open_tmpdir in Path(f"/proc/{scenario.pid}/mounts").read_text()
+    here = Path("/proc/self/mounts").read_text()
+    started.kill()
+    started.wait()
+    if also_the_scenario:
+        scenario.kill()
+    brokers.wait_until(lambda: not any(map(brokers.runs, children)), "all have ended", 60.0)
+    assert mounted == (os.geteuid() == 0) and open_tmpdir not in here
+    assert len(os.listdir(open_tmpdir)) == also_the_scenario
 
 
 def fill(directory: Path, in_ledger: list[list[int]]) -> books.Balance:

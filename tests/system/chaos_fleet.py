@@ -1,0 +1,125 @@
+"""What chaos befalls: a whole fleet of processes on one machine, in which anything may be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker import identity
+from broker.mosquitto import process
+from tests import conftest
+from tests.system import books, network
+
+FLEET = "chaos"
+ACTORS = ("pi-0", "pi-1", "pi-2")
+PACE = ("--message-steps", "100", "--samples-per-insert", "32", "--max-env-steps", "1000000000")
+LEARNING = ("--learning-starts", "200", "--epsilon-decay-steps", "1000", "--hidden", "32", "--no-energy")
+
+
+def spool(root: Path, actor: str) -> Path:
+    """Directory of an actor's spool."""
+    return root / f"spool-{actor}"
+
+
+class Fleet:
+    """Brokers, a network before them, actors and a learner; a context that ends them all.
+
+    Args:
+        root: Directory of all that they write.
+        kinds: Of the brokers.
+        spool_bytes: Of each actor.
+    """
+
+    def __init__(self, root: Path, kinds: Sequence[str], spool_bytes: int) -> None:
+        self.root, self.run = root, root / "run"
+        self._spool_bytes = spool_bytes
+        self._environment = os.environ | {"ACTORQ_HOME": str(root / "home")}
+        self._keys = identity.Fleet.open(FLEET, root / "home" / "fleets" / FLEET)
+        self.brokers = [conftest.BrokerProcess(kind, str(root)) for kind in kinds]
+        self.children: dict[str, subprocess.Popen[str]] = {}
+        self._network = network.Network()
+        self.links = {
+            name: [self._network.relay(broker.port) for broker in self.brokers] for name in (*ACTORS, "learner")
+        }
+        for name in ACTORS:
+            self._keys.enroll(name, self._addresses(name)).write(root / f"{name}.json")
+        self.books = books.Books(root / "books", self.run)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name in (*self.children,):
+            self.stop(name)
+        self._network.close()
+        for broker in self.brokers:
+            if broker.process.returncode is None:
+                broker.stop()
+
+    def start_actor(self, name: str) -> None:
+        """Starts an actor in the place of the one before."""
+        command = ["edge_actor", "run", "--bundle", str(self.root / f"{name}.json")]
+        command += [*self.books.environment(name), "--spool-dir", str(spool(self.root, name))]
+        command += ["--state-dir", str(self.root / "home" / name), "--connect-timeout-s", "60"]
+        self._spawn(name, [*command, "--spool-bytes", str(self._spool_bytes)])
+
+    def start_learner(self) -> None:
+        """Starts the learner, on the run that there is."""
+        brokers = ["--broker", ",".join(self._addresses("learner"))]
+        command = ["learner", "train", "--fleet", FLEET, *brokers, "--keep-experience", "--evaluate-episodes", "0"]
+        command += ["--checkpoint-period-s", "0.5", "--json"]
+        started = self.run.exists()
+        command += ["--resume", str(self.run)] if started else ["--run-dir", str(self.run), *LEARNING, *PACE]
+        self._spawn("learner", command)
+
+    def stop(self, name: str) -> int:
+        """SIGTERM, and what became of it."""
+        child = self.children.pop(name)
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+        try:
+            return child.wait(20.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return child.wait()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self.children[name].kill()
+        self.children[name].wait()
+
+    def revive(self) -> list[str]:
+        """Starts whatever is down; names it. What ended by itself is the supervisor's (systemd's) to start again."""
+        down = [name for name, child in self.children.items() if child.poll() is not None]
+        for broker in self.brokers:
+            if broker.process.poll() is not None:
+                broker.restart()
+        for name in down:
+            if name == "learner":
+                self.start_learner()
+            else:
+                self.start_actor(name)
+        return down
+
+    def log_tail(self, name: str) -> str:
+        """The last words of a process."""
+        return "\n".join((self.root / f"{name}.log").read_text(errors="replace").splitlines()[-12:])
+
+    def _addresses(self, name: str) -> list[str]:
+        return [f"127.0.0.1:{link.port}" for link in self.links[name]]
+
+    def _spawn(self, name: str, module: list[str]) -> None:
+        with open(self.root / f"{name}.log", "a") as log:
+            self.children[name] = subprocess.Popen(
+                [sys.executable, "-m", *module],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+                env=self._environment,
+                preexec_fn=process.die_with_parent(),  # noqa: PLW1509  the proxies' threads hold no lock it needs
+            )
