@@ -5,7 +5,7 @@ ONLY ?=
 DURATION_S ?= 900
 
 BIN := .venv/bin
-PACKAGES := broker edge_actor learner
+PACKAGES := broker edge_actor learner tests
 # Whatever decides what gets installed; a stamp in .venv older than one of these is stale.
 RECIPE := setup.cfg pyproject.toml constraints.txt
 SHELL_SCRIPTS = .ci/run $(shell find . \( -name .git -o -name .venv -o -name runs \) -prune -o -name '*.sh' -print)

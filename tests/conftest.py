@@ -113,7 +113,7 @@ def answers(port: int) -> bool:
 def runs(child: psutil.Process) -> bool:
     """Whether it has not ended; as process 1 of a container, tests are left with the zombies of others."""
     try:
-        return child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        return bool(child.is_running() and child.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

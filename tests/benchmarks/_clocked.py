@@ -15,7 +15,7 @@ NOTED_S = 0.0005
 """Gaps between two steps that are longer are noted."""
 
 
-class Clocked(gymnasium.Env):  # type: ignore[type-arg]
+class Clocked(gymnasium.Env[Any, Any]):
     """Walks through a table of random observations.
 
     Args:

@@ -49,28 +49,26 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
     keyframe = b""
     times: dict[str, list[float]] = {}
 
-    def timed(stage: str, work: Callable[[], Any]) -> Any:
+    def timed(stage: str, work: Callable[..., Any], *arguments: Any) -> Any:
         started = time.perf_counter()
-        result = work()
+        result = work(*arguments)
         times.setdefault(stage, []).append((time.perf_counter() - started) * 1e3)
         return result
 
     for i in range(rounds):
         _change(policy, rng)
-        ranges, outputs = timed("calibration", lambda: calibrate.measure(policy, observations, rows))
-        timed("requantize, cold caches", lambda r=ranges: quantize.quantize(policy, r, calibration))
+        ranges, outputs = timed("calibration", calibrate.measure, policy, observations, rows)
+        timed("requantize, cold caches", quantize.quantize, policy, ranges, calibration)
         for _ in range(REPEATS):
-            timed("requantize", lambda r=ranges: quantize.quantize(policy, r, calibration))
+            timed("requantize", quantize.quantize, policy, ranges, calibration)
         if i % (rounds // conversions) == 0:
-            timed("TFLiteConverter", lambda: convert.convert(policy, calibration, "int8"))
-        level, ranges, outputs = timed("refinement", lambda: refiner.measure(policy, observations, rows))
-        model = timed(
-            "requantize refined, cold caches", lambda p=level, r=ranges: published.quantize(p, r, calibration)
-        )
-        timed("gate", lambda m=model, o=outputs: gate.judge(m, o[rows:], held_back, settings))
+            timed("TFLiteConverter", convert.convert, policy, calibration, "int8")
+        level, ranges, outputs = timed("refinement", refiner.measure, policy, observations, rows)
+        model = timed("requantize refined, cold caches", published.quantize, level, ranges, calibration)
+        timed("gate", gate.judge, model, outputs[rows:], held_back, settings)
         keyframe = keyframe or model
-        timed("delta", lambda k=keyframe, m=model: delta.difference(k, m))
-        timed("signing", lambda m=model: sealer.seal(TOPIC, m))
+        timed("delta", delta.difference, keyframe, model)
+        timed("signing", sealer.seal, TOPIC, model)
     assert not quantize.fallbacks + published.fallbacks
     reference = times.pop("TFLiteConverter")
     patch = delta.difference(keyframe, model)

@@ -38,12 +38,12 @@ def sealed(message: messages.Policy | messages.PolicyDelta) -> Offer:
 
 
 def keyframe(version: int = 1, model: bytes | None = None, **changes: Any) -> Offer:
-    fields = {"fingerprint": CARTPOLE.fingerprint, "version": version} | changes
+    fields: dict[str, Any] = {"fingerprint": CARTPOLE.fingerprint, "version": version} | changes
     return sealed(fake_learner.policy(variant(version) if model is None else model, **fields))
 
 
 def delta(base: int, version: int, **changes: Any) -> Offer:
-    fields = {"fingerprint": CARTPOLE.fingerprint, "version": version} | changes
+    fields: dict[str, Any] = {"fingerprint": CARTPOLE.fingerprint, "version": version} | changes
     return sealed(fake_learner.policy_delta(variant(base), variant(version), base_version=base, **fields))
 
 

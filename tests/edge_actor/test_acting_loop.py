@@ -62,7 +62,11 @@ class Site:
         self.running: list[Running] = []
 
     def start(self, **settings: Any) -> Running:
-        defaults = {"env": "CartPole-v1", "state_dir": str(self.directory / "state"), "heartbeat_s": 0.1}
+        defaults: dict[str, Any] = {
+            "env": "CartPole-v1",
+            "state_dir": str(self.directory / "state"),
+            "heartbeat_s": 0.1,
+        }
         defaults["spool_dir"] = str(self.directory / "spool")
         self.running.append(Running(config.ActorConfig(**(defaults | settings)), self.bundle))
         return self.running[-1]
@@ -95,7 +99,8 @@ def check_continuity(received: list[messages.Experience]) -> None:
     """Every message follows the one before, and segments go on where they were left."""
     by_seq = {message.seq: message for message in received}
     assert sorted(by_seq) == list(range(1, len(by_seq) + 1))
-    steps, last, length = 0, None, 0
+    last: Any = None
+    steps = length = 0
     for seq in sorted(by_seq):
         m = by_seq[seq]
         assert m.step == steps
@@ -138,7 +143,7 @@ def test_a_policy_acts_and_each_message_has_one_version(site: Site) -> None:
     site.learner.await_steps(2000)
     for version in range(2, 8):
         site.publish(version=version)
-        vitals = site.await_vitals(lambda v, version=version: v.policy_version == version, "the swap is told")
+        vitals = site.await_vitals(lambda v: v.policy_version == version, "the swap is told")  # noqa: B023
         assert vitals.policy_phase == "active"
         assert vitals.delegate == "XNNPACK"
     versions = [m.version for m in sorted(site.learner.experience, key=lambda m: m.seq)]
@@ -378,7 +383,7 @@ def test_the_safe_action_is_taken_when_the_policy_is_too_old(site: Site) -> None
     running = site.start(env=f"{toys.__file__}:Robot", rate_hz=100.0, max_policy_age_s=0.3, safe_action="[0.5, 0.25]")
     site.assign(steps_granted=1 << 40)
     conftest.wait_until(lambda: running.actor._plant is not None and running.actor._plant.running, "it acts")
-    robot: Any = running.actor._plant.environment.step.__self__.unwrapped  # type: ignore[union-attr,attr-defined]
+    robot: Any = running.actor._plant.environment.step.__self__.unwrapped  # type: ignore[union-attr]
     conftest.wait_until(lambda: robot.taken and robot.taken[-1].tolist() == [0.5, 0.25], "it is safe")
     recorded = running.actor._recorder.recorded
     count = len(robot.taken)

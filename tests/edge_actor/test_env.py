@@ -59,7 +59,7 @@ def test_deepmind_control_by_its_own_names() -> None:
     first = made.reset(seed=3)[0]
     assert np.hypot(first[1], first[2]) == pytest.approx(1.0), "position: slider, cosine, sine; then velocity"
     assert made.reset(seed=3)[0].tolist() == first.tolist()
-    assert made.step(made.to_env(np.float32([5.0])))[1] > 0.5
+    assert made.step(made.to_env(np.array([5.0], np.float32)))[1] > 0.5
     assert env.make("dm_control/cartpole-balance-v0", 2).spec == made.spec
     made.close()
 
@@ -75,7 +75,7 @@ def test_mujoco_through_gymnasium() -> None:
 def test_continuous_actions_are_clipped_and_typed() -> None:
     made = env.make(f"{HERE}:Robot")
     assert made.spec.action == specs.ActionSpec("continuous", shape=(2,), low=(-1.0, 0.0), high=(2.0, 1.0))
-    action = made.to_env(np.float32([9.0, -9.0]))
+    action = made.to_env(np.array([9.0, -9.0], np.float32))
     assert action.tolist() == [2.0, 0.0]
     assert action.dtype == np.float32
 

@@ -41,7 +41,7 @@ def test_the_share_of_random_steps_follows_the_schedule() -> None:
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20))
 def test_a_row_does_not_depend_on_how_rows_are_grouped(groups: list[int]) -> None:
-    changes = {"epsilon_start": 0.5, "epsilon_end": 0.5, "seed": 7, "slot": 1}
+    changes: dict[str, Any] = {"epsilon_start": 0.5, "epsilon_end": 0.5, "seed": 7, "slot": 1}
     whole, parts = explorer(**changes), explorer(**changes)
     total = sum(groups)
     expected: list[Any] = []
@@ -123,7 +123,7 @@ def test_noise_has_the_deviation_asked_for_and_forgets_itself_in_time(steps: flo
 
 
 def test_rows_that_explore_anyway_get_no_noise_and_the_others_keep_theirs() -> None:
-    changes = {"action": CONTINUOUS, "noise_std": 0.5, "noise_correlation_steps": 3.0, "seed": 2}
+    changes: dict[str, Any] = {"action": CONTINUOUS, "noise_std": 0.5, "noise_correlation_steps": 3.0, "seed": 2}
     _, every = explorer(**changes).take_perturbed(200)
     drawn, kept = explorer(**changes, epsilon_start=0.5, epsilon_end=0.5).take_perturbed(200)
     asked = [n for n, action in zip(every, drawn, strict=True) if action is None]

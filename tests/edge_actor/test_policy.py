@@ -74,7 +74,7 @@ def test_categorical_samples_the_softmax(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_gaussian_samples_and_gives_the_density(monkeypatch: pytest.MonkeyPatch) -> None:
     action = specs.ActionSpec("continuous", shape=(2,), low=(-9.0, -9.0), high=(9.0, 9.0))
     made = with_output(monkeypatch, "gaussian", action, [[1.0, -2.0, math.log(0.5), math.log(2.0)]] * 3)
-    noise = np.float32([[[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]])
+    noise = np.array([[[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]], np.float32)
     log_probs: list[Any] = []
     chosen = made.sampler(iter(noise), log_probs.append)(np.zeros((3, 3), np.float32))
     assert chosen == pytest.approx(np.array([[1.0, 0.0], [1.5, -2.0], [1.0, -2.0]]))

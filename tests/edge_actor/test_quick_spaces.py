@@ -62,7 +62,7 @@ def test_multi_discrete_answers_as_gymnasium(start: int) -> None:
     "space",
     [
         spaces.MultiDiscrete([2, 3]),
-        spaces.MultiDiscrete([[2, 2], [2, 2]]),
+        spaces.MultiDiscrete(np.array([[2, 2], [2, 2]])),
         spaces.MultiDiscrete([2, 2], start=[0, 1]),
         spaces.Discrete(1 << 20),
         spaces.Box(-1, 1, (2,)),

@@ -21,7 +21,7 @@ BODY = 1000
 def taken(steps: int = 10) -> trajectory.Segments:
     ints, flags, floats = np.zeros(1, np.int32), np.zeros(1, np.uint8), np.zeros(1, np.float32)
     return trajectory.Segments(
-        length=np.int32([steps]),
+        length=np.array([steps], np.int32),
         env_index=ints,
         terminated=flags,
         truncated=flags,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker import messages
-from edge_actor import clock, interpreter, swap
+from edge_actor import clock, interpreter, policy, swap
 from tests import conftest
 from tests.edge_actor import offers
 
@@ -18,18 +18,22 @@ pytestmark = pytest.mark.usefixtures("synchronised")
 
 
 def test_a_policy_goes_through_all_phases_and_acts(swapped: offers.Swap, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert swapped.phase is swap.Phase.NONE
+    seen = [swapped.phase]
     swapped.announce(1, 1)
-    assert swapped.phase is swap.Phase.ANNOUNCED
+    seen.append(swapped.phase)
     swapped.offer(*offers.keyframe())
-    assert swapped.phase is swap.Phase.VERIFIED
+    seen.append(swapped.phase)
     assert swapped.has_work
-    seen: list[swap.Phase] = []
-    monkeypatch.setattr(swapped, "_build", lambda *what: (seen.append(swapped.phase), offers.build(*what))[1])
+
+    def build(manifest: messages.Manifest, model: bytes) -> policy.Policy:
+        seen.append(swapped.phase)
+        return offers.build(manifest, model)
+
+    monkeypatch.setattr(swapped, "_build", build)
     taken = swapped.build()
     assert taken is not None
-    assert seen == [swap.Phase.BUILDING]
-    assert swapped.phase is swap.Phase.ACTIVE
+    seen.append(swapped.phase)
+    assert seen == [swap.Phase.NONE, swap.Phase.ANNOUNCED, swap.Phase.VERIFIED, swap.Phase.BUILDING, swap.Phase.ACTIVE]
     kernels = "XNNPACK" if interpreter.find().name == "ai-edge-litert" else "built-in"
     assert (taken.epoch, taken.version, taken.delegate) == (1, 1, kernels)
     assert not swapped.has_work

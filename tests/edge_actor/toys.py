@@ -16,7 +16,7 @@ class Countdown(gymnasium.Env[Any, Any]):
     Observation is [episode, step], reward of step s is s + 1, plus 100 times the action.
     """
 
-    observation_space = spaces.Box(-1e6, 1e6, (2,), np.float32)
+    observation_space: spaces.Space[Any] = spaces.Box(-1e6, 1e6, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
     def __init__(self, lengths: tuple[int, ...] = (3,), ends: str = "T") -> None:
@@ -26,14 +26,14 @@ class Countdown(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.episode, self.now = self.episode + 1, 0
-        return np.float32([self.episode, 0]), {}
+        return np.array([self.episode, 0], np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.now += 1
         over = self.now == self.lengths[self.episode % len(self.lengths)]
         how = self.ends[self.episode % len(self.ends)]
         reward = self.now + 100.0 * float(action)
-        return np.float32([self.episode, self.now]), reward, over and how == "T", over and how == "t", {}
+        return np.array([self.episode, self.now], np.float32), reward, over and how == "T", over and how == "t", {}
 
 
 class Flaky(Countdown):
@@ -56,7 +56,7 @@ class Robot(gymnasium.Env[Any, Any]):
     """Continuous actions in [-1, 2] x [0, 1]; keeps what it was given."""
 
     observation_space = spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Box(-1, 1, (2,), np.float64)})
-    action_space = spaces.Box(np.float32([-1, 0]), np.float32([2, 1]))
+    action_space = spaces.Box(np.array([-1, 0], np.float32), np.array([2, 1], np.float32))
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -109,7 +109,7 @@ class Offset(Countdown):
     """Actions 5 and 6; an observation of bytes."""
 
     action_space = spaces.Discrete(2, start=5)
-    observation_space = spaces.Box(0, 255, (2, 2), np.uint8)  # type: ignore[assignment]
+    observation_space = spaces.Box(0, 255, (2, 2), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return np.zeros((2, 2), np.uint8), super().reset(seed=seed)[1]
@@ -120,4 +120,4 @@ class Offset(Countdown):
 
 
 if "Countdown-v0" not in gymnasium.registry:  # loaded again by tests that name this file
-    gymnasium.register("Countdown-v0", Countdown)
+    gymnasium.register("Countdown-v0", Countdown)  # type: ignore[arg-type]  # its protocol demands **kwargs

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from learner import layers, networks
-from learner.quantize import aware, convert, distillation, fake_quant, gate
+from learner.quantize import aware, convert, distillation, fake_quant, fold, gate
 
 FloatArray = NDArray[np.float32]
 
@@ -24,8 +24,8 @@ def test_the_simulation_is_what_the_int8_model_does() -> None:
     policy, x = random_policy(3), observations()
     exact = networks.outputs(policy, x)
     ranges = aware._Ranges(3)
-    affine = aware.fold.from_ranges(x)
-    scaled, inputs = aware.fold.compensate(policy, affine), affine.apply(x)
+    affine = fold.from_ranges(x)
+    scaled, inputs = fold.compensate(policy, affine), affine.apply(x)
     ranges.measure(scaled, inputs)
     simulated = aware._simulate(scaled, list(layers.arrays(scaled).values()), inputs, ranges, 8).numpy()
     real, _, _ = gate.run(convert.convert(policy, x, "int8"), x)

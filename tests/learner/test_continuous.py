@@ -29,7 +29,7 @@ def make(name: str, seed: int = 0, **changes: Any) -> Algorithm:
 def batches(k: int, b: int, seed: int = 0) -> replay.Batch:
     """The best action lies at a quarter of the range, or three quarters, as the observation says; one step, no more."""
     rng = np.random.default_rng(seed)
-    low, high = np.float32(LOW), np.float32(HIGH)
+    low, high = np.array(LOW, np.float32), np.array(HIGH, np.float32)
     observation = rng.choice([-1.0, 1.0], (k, b, 1)).astype(np.float32)
     action = rng.uniform(low, high, (k, b, 2)).astype(np.float32)
     share = (action - low) / (high - low)
@@ -57,7 +57,7 @@ def test_finds_the_best_action_within_any_bounds_and_goes_on_bit_for_bit(name: s
     assert action[0] == pytest.approx([-2.0, 2.125], abs=0.35)
     assert action[1] == pytest.approx([0.0, 2.375], abs=0.35)
     far = networks.outputs(agent.policy_layers(), np.array([[-1e6], [1e6]], np.float32))
-    assert (np.abs(far - np.float32([-1.0, 2.25])) <= np.float32([2.0, 0.25])).all()
+    assert (np.abs(far - np.array([-1.0, 2.25], np.float32)) <= np.array([2.0, 0.25], np.float32)).all()
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.7])
@@ -76,20 +76,20 @@ def test_one_step_of_ddpg_by_hand(cost: float) -> None:
     agent = ddpg.Ddpg(spec, settings, seed=0)
     state = agent.state()
     w, v, u = 0.5, 3.0, -2.0
-    state["weights/actor/0/kernel"] = np.float32([[w]])
-    state["weights/critic/0/kernel"] = np.float32([[v, u]])
-    state["targets/actor/0/kernel"] = np.float32([[0.2]])
-    state["targets/critic/0/kernel"] = np.float32([[1.0, 4.0]])
+    state["weights/actor/0/kernel"] = np.array([[w]], np.float32)
+    state["weights/critic/0/kernel"] = np.array([[v, u]], np.float32)
+    state["targets/actor/0/kernel"] = np.array([[0.2]], np.float32)
+    state["targets/critic/0/kernel"] = np.array([[1.0, 4.0]], np.float32)
     agent.restore(state)
     x, action, reward, discount, after = 0.6, 1.0, 0.25, 0.9, -0.4
-    one = [np.float32([[value]]) for value in (reward, discount)]
     update = agent.update(
         replay.Batch(
-            np.float32([[[x]]]),
-            np.float32([[[action]]]),
-            *one,
-            np.float32([[[after]]]),
-            np.float32([[1.0]]),
+            np.array([[[x]]], np.float32),
+            np.array([[[action]]], np.float32),
+            np.array([[reward]], np.float32),
+            np.array([[discount]], np.float32),
+            np.array([[[after]]], np.float32),
+            np.array([[1.0]], np.float32),
             np.zeros((1, 1), np.int64),
         )
     )
@@ -106,18 +106,25 @@ def test_one_step_of_ddpg_by_hand(cost: float) -> None:
     assert new["weights/actor/0/kernel"][0, 0] == pytest.approx(w - 0.01, abs=1e-5)
     signs = np.sign(error) * np.sign([x, action])
     assert new["weights/critic/0/kernel"][0] == pytest.approx([v, u] + 0.02 * signs, abs=1e-5)
-    moved = 0.75 * np.float32([1.0, 4.0]) + 0.25 * new["weights/critic/0/kernel"][0]
+    moved = 0.75 * np.array([1.0, 4.0], np.float32) + 0.25 * new["weights/critic/0/kernel"][0]
     assert new["targets/critic/0/kernel"][0] == pytest.approx(moved, abs=1e-5)
 
 
 def test_one_step_of_d4pg_by_hand() -> None:
     """Without weights the distribution is that of the biases, so loss and values are sums over three atoms."""
-    chosen = {"hidden": (), "critic_hidden": (), "atoms": 3, "value_min": 0.0, "value_max": 2.0, "target_period": 2}
+    chosen: dict[str, Any] = {
+        "hidden": (),
+        "critic_hidden": (),
+        "atoms": 3,
+        "value_min": 0.0,
+        "value_max": 2.0,
+        "target_period": 2,
+    }
     agent = make("d4pg", **chosen)
     state = agent.state()
     for group in ("weights", "targets"):
         state[f"{group}/critic/0/kernel"][:] = 0.0
-    predicted, target = np.float32([0.2, 0.5, 0.3]), np.float32([0.5, 0.25, 0.25])
+    predicted, target = np.array([0.2, 0.5, 0.3], np.float32), np.array([0.5, 0.25, 0.25], np.float32)
     state["weights/critic/0/bias"], state["targets/critic/0/bias"] = np.log(predicted), np.log(target)
     agent.restore(state)
     one = batches(1, 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from broker import codec, errors, messages, specs, topics
+from broker import codec, delta, errors, messages, specs, topics
 from edge_actor import reassembly
 from learner import deltas
 
@@ -140,7 +140,7 @@ def test_no_period_of_keyframes_would_have_been_cheaper(wire: Wire) -> None:
         sizes = []
         for index, model in enumerate(models):
             base = models[index - index % period]
-            sizes.append(len(model) if base is model else len(deltas.delta.difference(base, model)))
+            sizes.append(len(model) if base is model else len(delta.difference(base, model)))
         fixed.append(np.mean(sizes) + 410)  # manifest and header
     assert mean < 1.03 * min(fixed) < 0.9 * fixed[0]
 

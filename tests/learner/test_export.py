@@ -68,7 +68,7 @@ def test_stitches(bodies: list[bytes], expected: list[tuple[list[int], bool, boo
 
 def test_an_age_that_fits_by_chance_is_no_continuation() -> None:
     other = codec.decode(messages.Experience, message((3, 4, "T")))
-    moved = codec.encode(dataclasses.replace(other, observation=other.observation + np.float32(0.5)))
+    moved = codec.encode(dataclasses.replace(other, observation=other.observation.astype(np.float32) + 0.5))
     episodes = list(export.stitch([("pi", message((1, 2, "-"))), ("pi", moved)]))
     assert [len(episode.rewards[0]) for episode in episodes] == [2, 2]
     assert not any(episode.complete for episode in episodes)

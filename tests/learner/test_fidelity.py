@@ -13,7 +13,7 @@ import pytest
 
 from broker import codec, errors, settings, specs
 from learner import __main__ as command_line
-from learner import checkpoint, config, fidelity, ledger, play, recipes
+from learner import checkpoint, config, fidelity, ledger, play, recipes, trained
 from learner.algorithms import d4pg, dqn
 from learner.quantize import gate
 from tests.learner import fleet_examples
@@ -49,7 +49,7 @@ def make_run(path: Path, *, dueling: bool = True, replay: bool = True, states: i
 
 def make_pendulum_run(path: Path) -> Path:
     """A run of D4PG whose policy is random and steep."""
-    bounds = {"shape": (1,), "low": (-2.0,), "high": (2.0,)}
+    bounds: dict[str, Any] = {"shape": (1,), "low": (-2.0,), "high": (2.0,)}
     spec = specs.EnvSpec(specs.ObservationSpec((3,)), specs.ActionSpec("continuous", **bounds))
     algorithm = config.D4pgConfig(hidden=(32, 16), critic_hidden=(8,))
     agent = d4pg.D4pg(spec, algorithm, seed=0)
@@ -99,7 +99,7 @@ def test_the_file_that_was_published_has_a_row_of_its_own(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", published="v000003.int8")
     assert command_line.main(["fidelity", str(run)]) == 17  # it was removed
     (run / "policies").mkdir()
-    network = fidelity.trained.load(make_run(tmp_path / "like"), silent)
+    network = trained.load(make_run(tmp_path / "like"), silent)
     model = recipes.make(recipes.SHIPPED, network, network.observations[:32])
     (run / "policies" / "v000003.int8.tflite").write_bytes(model)
     study = fidelity.study(run, episodes=0, rows=["plain int8"], say=silent)
@@ -156,7 +156,7 @@ def test_where_the_environment_is_not_here_the_rest_is_still_said(tmp_path: Path
 
 
 def test_models_are_what_their_names_say(tmp_path: Path) -> None:
-    run = fidelity.trained.load(make_run(tmp_path / "run"), silent)
+    run = trained.load(make_run(tmp_path / "run"), silent)
     x = run.observations
     by_name = {recipe.name: recipe for recipe in recipes.CHOICES}
     outputs = {

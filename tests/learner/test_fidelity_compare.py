@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -57,7 +59,7 @@ def test_interval_of_many_values_is_the_normal_one() -> None:
 def test_returns_are_paired() -> None:
     exact = np.array([100.0, 500.0, 300.0], np.float32)
     found = compare.returns(exact, exact - 9, chance=np.array([50.0, 150.0]))
-    assert found == compare.Returns(291.0, -9.0, -9.0, -9.0, pytest.approx(-9 / 200), True)
+    assert dataclasses.astuple(found) == (291.0, -9.0, -9.0, -9.0, pytest.approx(-9 / 200), True)
     assert compare.returns(exact, exact - 11, chance=np.array([100.0])).non_inferior is False
     assert compare.returns(exact, exact + 50, chance=np.array([100.0])).low_relative == pytest.approx(0.25)
 

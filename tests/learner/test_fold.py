@@ -106,7 +106,7 @@ def _run(model: bytes, x: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_appended_operations_bring_actions_to_their_bounds_and_the_template_keeps_them() -> None:
     rng = np.random.default_rng(0)
     bounds = layers.Rescale(np.array([2.0, 0.5], np.float32), np.array([1.0, -3.0], np.float32))
-    last = layers.Dense(rng.normal(size=(2, 8)).astype(np.float32), np.float32([0.1, 0.2]), "tanh")
+    last = layers.Dense(rng.normal(size=(2, 8)).astype(np.float32), np.array([0.1, 0.2], np.float32), "tanh")
     policy = (dataclasses.replace(dense(rng, 3, 8), activation="relu"), last, bounds)
     x = rng.normal(size=(200, 3)).astype(np.float32)
     exact = _run(convert.convert(policy, x, "float32"), x)
@@ -126,8 +126,8 @@ def test_a_split_input_keeps_twelve_bits_of_the_observation() -> None:
     """A steep policy: with 8 bits of observation each level moves its action by 0.3."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (2000, 3)).astype(np.float32)
-    first = layers.Dense(np.diag(np.float32([20, -20, 20])), np.float32([0.5, 1.0, 1.5]), "relu")
-    last = layers.Dense(rng.uniform(0.5, 1.5, (2, 3)).astype(np.float32), np.float32([0.1, 0.2]), "tanh")
+    first = layers.Dense(np.diag(np.array([20, -20, 20], np.float32)), np.array([0.5, 1.0, 1.5], np.float32), "relu")
+    last = layers.Dense(rng.uniform(0.5, 1.5, (2, 3)).astype(np.float32), np.array([0.1, 0.2], np.float32), "tanh")
     policy = (first, last)
     affines = [fold.from_ranges(x, split=split) for split in (False, True)]
     halves = affines[1].apply(x).reshape(len(x), 2, 3)

@@ -37,7 +37,7 @@ def clipped(policy: layers.PolicyLayers, limit: float) -> bytes:
 
 def judge(
     int8: bytes, float32: bytes, x: NDArray[np.float32], settings: config.GateConfig, previous: bytes | None = None
-) -> gate.Verdict:
+) -> gate.ChoiceVerdict:
     exact, _, _ = gate.run(float32, x)
     return gate.judge(int8, exact, x, settings, previous)
 

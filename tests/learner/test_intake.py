@@ -71,11 +71,12 @@ def test_it_is_full_until_the_commit_under_way_has_ended(tmp_path: Path, monkeyp
     monkeypatch.setattr(intake, "LIMIT_BYTES", 3000)
     learner = Learner(tmp_path)
     learner.take(1, 2)
-    assert not learner.intake.is_full
+    full = [learner.intake.is_full]
     learner.take(3, 4, 5)
-    assert learner.intake.is_full
+    full.append(learner.intake.is_full)
     learner.intake.settle(wait=False)
-    assert not learner.intake.is_full, "they are being written, and others may wait"
+    full.append(learner.intake.is_full)
+    assert full == [False, True, False], "while they are written, others may wait"
     learner.intake.settle(wait=True)
     learner.intake.close()
 

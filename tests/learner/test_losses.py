@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from learner import losses
 
@@ -70,7 +73,7 @@ def test_value_error_by_hand_and_no_gradient_reaches_the_target() -> None:
     assert d_q_t is None
 
 
-def project_by_loop(z_p: list[float], p: list[float], z_q: np.ndarray) -> list[float]:
+def project_by_loop(z_p: list[float], p: list[float], z_q: NDArray[Any]) -> list[float]:
     """Bellemare et al. 2017, algorithm 1, as it is printed."""
     v_min, v_max, delta = z_q[0], z_q[-1], (z_q[-1] - z_q[0]) / (len(z_q) - 1)
     m = [0.0] * len(z_q)

@@ -140,7 +140,7 @@ def test_rewritten_layer_normalisation_is_the_same_in_fp32() -> None:
     for form in ("l2", "rsqrt"):
         network = keras_model.prepare(model, x, form=form)
         answer, _, _ = gate.run(keras_model.to_tflite(network, network.weights, x, "float32"), x)
-        assert answer == pytest.approx(exact, abs=1e-4 * np.ptp(exact)), form
+        assert answer == pytest.approx(exact, abs=1e-4 * float(np.ptp(exact))), form
 
 
 def test_distillation_leaves_the_network_it_was_given_as_it_was() -> None:

@@ -19,7 +19,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from broker import errors, specs
 from learner import layers, networks
-from learner.quantize import calibrate, convert, fold, quantizer, requantize, template
+from learner.quantize import calibrate, convert, fold, gate, quantizer, requantize, template
 
 Arrays = NDArray[np.float32]
 
@@ -141,7 +141,7 @@ def test_own_ranges_differ_from_the_converters_by_rounding_alone() -> None:
 @pytest.mark.parametrize("value", [0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, -0.49999997, 126.5, 63.499996, 3.4999998])
 def test_halves_round_away_from_zero(value: float) -> None:
     expected = np.copysign(np.floor(abs(np.float64(np.float32(value))) + 0.5), value)
-    assert requantize._rounded(np.float32([value]), np.zeros(1, np.uint32)).astype(np.int8) == expected
+    assert requantize._rounded(np.array([value], np.float32), np.zeros(1, np.uint32)).astype(np.int8) == expected
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,8 @@ def test_biases_of_zero_need_no_other_template() -> None:
     ranges, exact = calibrate.measure(policy, observations, 64)
     quantize = quantizer.Quantizer()
     model = quantize.quantize(policy, ranges, observations)
-    from learner.quantize import gate
-
     assert quantize.fallbacks == 0
-    outputs = gate.run(model, observations)[0] if hasattr(gate, "run") else gate._run(model, observations)[0]
+    outputs, _, _ = gate.run(model, observations)
     assert np.abs(outputs - exact).max() < 0.05 * np.ptp(exact)
 
 
@@ -248,12 +246,13 @@ def test_biases_take_back_the_mean_of_the_rounding_error() -> None:
 
 def test_steady_scales_stay_while_the_weights_fit() -> None:
     target, policy, ranges = _one_layer(127.0, 0.4)
-    (place,) = target.layers
+    (place,), (layer,) = target.layers, policy
+    assert isinstance(layer, layers.Dense)
     steady = dataclasses.replace(ranges, steady=True)
 
     def scale(largest: float) -> float:
         kernel = np.array([[largest, 1.0]], np.float32)
-        requantize.requantize(target, (dataclasses.replace(policy[0], kernel=kernel),), steady)
+        requantize.requantize(target, (dataclasses.replace(layer, kernel=kernel),), steady)
         assert abs(place.weights[0, 0] * place.weight_scale[0] - largest) <= place.weight_scale[0] / 2
         return float(place.weight_scale[0])
 

@@ -14,10 +14,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from edge_actor import spool
+from edge_actor import spool, trajectory
 
 
-class Counting(gymnasium.Env):  # type: ignore[type-arg]
+class Counting(gymnasium.Env[Any, Any]):
     """Step n of life k gives the reward n and leads to the observation [k, n]; episodes last 23 steps.
 
     Args:
@@ -41,15 +41,17 @@ class Counting(gymnasium.Env):  # type: ignore[type-arg]
         accepted, dropped = self._open("accepted"), self._open("dropped")
         add, drop = spool.Spool.add, spool.Spool._drop
 
-        def add_and_tell(outbox: spool.Spool, taken: Any, *order: int) -> None:
-            add(outbox, taken, *order)
-            if outbox._held[-1].record is not None:  # in a file: what waits in memory for room is not accepted yet
-                os.write(accepted, taken.reward.astype(np.int32).tobytes())
+        def add_and_tell(
+            self: spool.Spool, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int
+        ) -> None:
+            add(self, segments, assigned_epoch, epoch, version)
+            if self._held[-1].record is not None:  # in a file: what waits in memory for room is not accepted yet
+                os.write(accepted, segments.reward.astype(np.int32).tobytes())
 
-        def drop_and_tell(outbox: spool.Spool) -> None:
-            before = outbox.steps_dropped
-            drop(outbox)
-            os.write(dropped, np.int32(outbox.steps_dropped - before).tobytes())
+        def drop_and_tell(self: spool.Spool) -> None:
+            before = self.steps_dropped
+            drop(self)
+            os.write(dropped, np.int32(self.steps_dropped - before).tobytes())
 
         spool.Spool.add = add_and_tell  # type: ignore[method-assign]
         spool.Spool._drop = drop_and_tell  # type: ignore[method-assign]

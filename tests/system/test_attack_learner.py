@@ -110,7 +110,7 @@ def test_an_enrolled_actor_that_sends_poison(training: at_work.Training) -> None
         old = schema.replace(f'"schema":"{messages.SCHEMA_VERSION}"'.encode(), b'"schema":"0"')
         rogue.publish(topic, training.rogue.seal(topic, old))
         expected["schema"] += 1
-        receipts = []
+        receipts: list[messages.Receipt] = []
         while not receipts or receipts[-1].seq < len(POISON) + 1:
             where, payload, _ = rogue.next()
             verifier = signing.LearnerVerifier(training.learner_key)

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from broker import codec
+from broker import codec, messages
 from learner import ledger
 from tests import conftest as brokers
 from tests.broker import examples
@@ -60,11 +60,13 @@ def fill(directory: Path, in_ledger: list[list[int]]) -> books.Balance:
     (logs / "pi" / "accepted-0").write_bytes(np.arange(1, 9, dtype=np.int32).tobytes())
     (logs / "pi" / "dropped-0").write_bytes(np.array([1], np.int32).tobytes())
     book = ledger.Ledger(directory / ledger.NAME, keep=True)
+    example = examples.EXAMPLES["experience"]
+    assert isinstance(example, messages.Experience)
     entries = []
     for seq, numbers in enumerate(in_ledger, 1):
         n = len(numbers)
         message = dataclasses.replace(
-            examples.EXAMPLES["experience"],
+            example,
             boot=1,
             seq=seq,
             reward=np.array(numbers, np.float32),

@@ -83,7 +83,7 @@ def genuine(kind: str, **changes: Any) -> bytes:
 
 
 def _changed(kind: str, changes: dict[str, Any]) -> messages.Message:
-    message: messages.Message = dataclasses.replace(examples.EXAMPLES[kind], **changes)  # type: ignore[type-var]
+    message: messages.Message = dataclasses.replace(examples.EXAMPLES[kind], **changes)
     return message
 
 

@@ -21,7 +21,7 @@ from learner.quantize import convert
 def balancing(width: int, precision: str) -> bytes:
     """A .tflite that maps CartPole's observation [1, 4] to two values [1, 2]."""
     rng = np.random.default_rng(0)
-    scale = np.float32([0.8, 1.0, 0.1, 1.0])  # of position, speed, angle, its speed
+    scale = np.array([0.8, 1.0, 0.1, 1.0], np.float32)  # of position, speed, angle, its speed
     observations = rng.normal(size=(2048, 4)).astype(np.float32) * scale
     hidden, policy = observations, []
     for inputs in (4, width):
@@ -31,7 +31,7 @@ def balancing(width: int, precision: str) -> bytes:
         bias = rng.normal(0.0, 0.3, width).astype(np.float32)
         policy.append(layers.Dense(kernel.T, bias, "relu"))
         hidden = np.maximum(hidden @ kernel + bias, 0.0)
-    push = np.clip(observations @ np.float32([0.1, 0.3, 4.0, 1.0]), -1.0, 1.0)
+    push = np.clip(observations @ np.array([0.1, 0.3, 4.0, 1.0], np.float32), -1.0, 1.0)
     fitted = np.linalg.lstsq(np.c_[hidden, np.ones(len(hidden))], push, rcond=1e-3)[0].astype(np.float32)
     last = np.stack([-fitted, fitted], axis=1)
     return convert.convert((*policy, layers.Dense(last[:-1].T, last[-1], "none")), observations, precision)
