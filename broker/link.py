@@ -33,7 +33,7 @@ WATCHDOG_S = 30.0  # a network thread that did not turn for so long is declared 
 MISC_PERIOD_S = 0.5  # between two looks at keep-alive
 LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
 ROOM_PERIOD_MS = 20  # between two looks whether there is room again
-IN_FLIGHT_LIMIT = 20  # more is slower with paho (FACTS.md) and delays what is urgent
+IN_FLIGHT_LIMIT = 20  # more is slower with paho, and delays what is urgent
 
 Handler = Callable[[str, bytes, bool], None]
 _matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)  # which builds a tree at each call

@@ -35,8 +35,8 @@ def _no_floats() -> FloatArray:
 class LearnerState:
     """Learner's birth, heartbeat and will. Retained.
 
-    `session` is new with every process, `epoch` with every session on this fleet (DESIGN: policies are ordered by
-    epoch, then version). `env_id` is the task for actors that have none of their own.
+    `session` is new with every process, `epoch` with every session on this fleet (policies are ordered by epoch,
+    then version). `env_id` is the task for actors that have none of their own.
     """
 
     online: bool

@@ -63,7 +63,7 @@ def ina(root: Path, kind: str, period_s: float) -> Ina | str:
 class Pmic:
     """The Pi 5's power management chip, asked by one long-lived loop outside Python, at 10 Hz or less.
 
-    Its rails do not cover all that the board draws (FACTS: one board's fit to a wall meter was 1.1451 x + 0.5879 W).
+    Its rails do not cover all that the board draws (one board's fit to a wall meter was 1.1451 x + 0.5879 W).
     """
 
     name = "Pi 5 PMIC"

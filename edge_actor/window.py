@@ -15,7 +15,7 @@ LIMIT = 64
 LIMIT_BYTES = 8_000_000
 RESEND_S = 5.0
 """A learner that was heard so long after the last receipt has had its time: a broker may have dropped what it was sent
-in silence (FACTS.md, MQTT)."""
+in silence (Mosquitto does, beyond its queue)."""
 
 
 class Window:

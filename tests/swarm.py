@@ -1,6 +1,6 @@
 """Many simulated actors in one process, for benchmarks and tests of load.
 
-One thread serves all sockets: paho's threads would deliver 340 of 500 (FACTS.md).
+One thread serves all sockets: with a paho thread each, 500 clients deliver what 340 should.
 
     python -m tests.swarm --bundles DIR --rate 50
 

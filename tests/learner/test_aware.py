@@ -65,7 +65,7 @@ def test_training_mends_what_few_bits_break(bits: int) -> None:
 
 
 def test_what_values_have_in_common_is_taken_out_of_them() -> None:
-    """DESIGN: values near 95 do not survive 256 levels; their differences do."""
+    """Values near 95 do not survive 256 levels; their differences do."""
     policy, x = random_policy(2, value=95), observations()
     better = aware.distil(policy, x, steps=10)
     assert agreement(policy, policy, x) < 0.8

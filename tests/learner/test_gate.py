@@ -88,7 +88,7 @@ def test_outputs_that_never_change_are_refused() -> None:
 
 
 def test_q_values_far_above_their_gaps_are_refused_and_their_advantages_pass() -> None:
-    """DESIGN: values near 95 with gaps of 0.05 do not survive 256 levels; without the mean they do."""
+    """Values near 95 with gaps of 0.05 do not survive 256 levels; without the mean they do."""
     gap = 0.05
     values = linear([[gap, -gap], [20.0, 20.0]], [95.0, 95.0])
     verdict = judge(model(values, "int8"), model(values), X, SETTINGS)
