@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import queue
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from broker import codec, identity, messages, signing, topics
-from learner import config, console, replay, roster, run_directory, session, training_loop
+from learner import (
+    checkpoint,
+    config,
+    console,
+    layers,
+    replay,
+    roster,
+    run_directory,
+    session,
+    training_loop,
+)
 from learner.algorithms import Update
+from tests import conftest
 from tests.broker import plain_client
 from tests.conftest import BrokerProcess
 from tests.learner import fleet_examples
 
 TOPICS = topics.Topics("lab")
 WAIT_S = 60.0
+ANY_POLICY = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
 
 
 class Actor:
@@ -55,23 +71,61 @@ class Actor:
         return codec.decode(messages.Receipt, self._verifier.open(topic, payload)).seq >= seq
 
 
+class Judge:
+    """The same actor's word on each policy that it is to score: good. It keeps the last one back until told."""
+
+    def __init__(self, fleet: identity.Fleet, client: plain_client.PlainClient) -> None:
+        self._mac = signing.ActorMac(fleet.bundle("pi").mac_key)
+        self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
+        self._client = client
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+        client.subscribe(TOPICS.command("pi"))
+
+    def run(self) -> None:
+        for n in range(3):  # screening, then as published and in fp32
+            topic, payload, _ = self._client.received.get(timeout=WAIT_S)
+            order = codec.decode(messages.Command, self._verifier.open(topic, payload))
+            if n == 2:
+                self.asked.set()
+                assert self.may_answer.wait(WAIT_S)
+            report = messages.Report(
+                order.command_id, "evaluate", episode_return=np.full(order.episodes, 9, np.float32)
+            )
+            topic = TOPICS.report("pi")
+            self._client.publish(topic, self._mac.seal(topic, codec.encode(report)))
+
+
+@contextlib.contextmanager
+def training(
+    port: int, tmp_path: Path, stop: threading.Event, **changes: Any
+) -> Iterator[tuple[training_loop.TrainingLoop, Actor, Judge]]:
+    """A loop that has not begun, an actor that sends, and one who judges."""
+    fleet = identity.Fleet.open("lab")
+    fleet.enroll("pi")
+    train = config.TrainConfig(fleet="lab", broker=(f"127.0.0.1:{port}",), learning_starts=24, **changes)
+    settings = config.Settings(train, config.DqnConfig(hidden=(8,), batch_size=4), ANY_POLICY)
+    here = session.Session(train, print)
+    with plain_client.PlainClient(port, "pi") as client, plain_client.PlainClient(port, "judge") as other:
+        actor, judge = Actor(fleet, client), Judge(fleet, other)
+        threads = [threading.Thread(target=actor.run), threading.Thread(target=judge.run, daemon=True)]
+        for thread in threads:
+            thread.start()
+        try:
+            actors = here.gather(roster.Roster(here.id, here.epoch, "", print), stop)
+            directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
+            screen, now_s = console.Console(io.StringIO()), time.monotonic()
+            yield training_loop.TrainingLoop(settings, directory, here, actors, None, screen, now_s, stop), actor, judge
+        finally:
+            actor.stop.set()
+            threads[0].join()
+            here.close()
+
+
 def test_a_receipt_does_not_wait_for_an_update(
     mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = identity.Fleet.open("lab")
-    fleet.enroll("pi")
-    train = config.TrainConfig(fleet="lab", broker=(mosquitto.address,), learning_starts=24, evaluate_episodes=0)
-    settings = config.Settings(train, config.DqnConfig(hidden=(8,), batch_size=4), config.GateConfig())
     stop = threading.Event()
-    here = session.Session(train, print)
-    with plain_client.PlainClient(mosquitto.port, "pi") as client:
-        actor = Actor(fleet, client)
-        acting = threading.Thread(target=actor.run)
-        acting.start()
-        actors = here.gather(roster.Roster(here.id, here.epoch, "", print), stop)
-        directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
-        screen, now_s = console.Console(io.StringIO()), time.monotonic()
-        loop = training_loop.TrainingLoop(settings, directory, here, actors, None, screen, now_s, stop)
+    with training(mosquitto.port, tmp_path, stop, evaluate_episodes=0) as (loop, actor, _):
         update = loop.algorithm.update
 
         def slow(batch: replay.Batch) -> Update:
@@ -83,11 +137,33 @@ def test_a_receipt_does_not_wait_for_an_update(
             return update(batch)
 
         monkeypatch.setattr(loop.algorithm, "update", slow)
-        try:
-            loop.train()
-        finally:
-            actor.stop.set()
-            acting.join()
-            here.close()
-    assert loop.algorithm.updates == settings.algorithm.updates_per_call
+        loop.train()
+    assert loop.algorithm.updates == loop.algorithm_settings.updates_per_call
     assert loop.env_steps >= 24 + 3 * 12
+
+
+def test_a_run_ends_with_the_network_that_was_found_good(
+    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the last word on it comes while an update computes, after which a policy would be due."""
+    wanted = {"evaluate_episodes": 2, "solved_return": 5.0, "publish_period_updates": 1, "samples_per_insert": 64.0}
+    with training(mosquitto.port, tmp_path, threading.Event(), **wanted) as (loop, _, judge):
+        update = loop.algorithm.update
+
+        def slow(batch: replay.Batch) -> Update:
+            if judge.asked.is_set():
+                judge.may_answer.set()
+                conftest.wait_until(lambda: loop.solved is not None, "the loop hears it during the update")
+            return update(batch)
+
+        monkeypatch.setattr(loop.algorithm, "update", slow)
+        loop.train()
+        assert loop.solved is not None
+        good = layers.arrays(loop.solved.policy.layers)
+        left = layers.arrays(loop.algorithm.policy_layers())
+    assert all(np.array_equal(good[name], left[name]) for name in good)
+    assert loop.publisher.newest is not None
+    assert loop.publisher.newest.model == loop.solved.policy.model
+    saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints", print)
+    assert saved is not None
+    assert saved.meta["published"] == run_directory.policy_name(loop.publisher.newest.manifest)
