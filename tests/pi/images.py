@@ -37,14 +37,16 @@ def image(
     return path
 
 
-def bookworm(path: Path) -> Path:
-    return image(path, {"cmdline.txt": f"{BOOKWORM}\n"})
+def bookworm(path: Path, **sizes: int) -> Path:
+    return image(path, {"cmdline.txt": f"{BOOKWORM}\n"}, **sizes)
 
 
-def trixie(path: Path) -> Path:
+def trixie(path: Path, **sizes: int) -> Path:
     seed = {"user-data": "#cloud-config\n", "meta-data": "instance_id: rpios-image\n", "network-config": "# nothing\n"}
-    return image(path, {"cmdline.txt": f"{CMDLINE} resize\n", **seed})
+    return image(path, {"cmdline.txt": f"{CMDLINE} resize\n", **seed}, **sizes)
 
+
+SUITES = {"bookworm": bookworm, "trixie": trixie}
 
 if __name__ == "__main__":
-    {"bookworm": bookworm, "trixie": trixie}[sys.argv[1]](Path(sys.argv[2]))
+    SUITES[sys.argv[1]](Path(sys.argv[2]))

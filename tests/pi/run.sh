@@ -2,6 +2,7 @@
 # Makes a board out of a Debian root under qemu: setup_pi.sh as a user runs it, then the actor's tests on emulated cores.
 #
 #   tests/pi/run.sh SUITE ARCHITECTURE CORE ...        as root; like: tests/pi/run.sh bookworm arm64 cortex-a53 cortex-a72
+#   tests/pi/run.sh SUITE arm64 boot                   as root; a whole emulated machine, see boot.sh
 #
 # arm64 and armhf; amd64 (no emulation, no cores) runs what must fail in setup_pi.sh, at the machine's own speed.
 # Emulation proves wheels, instructions, kernels and numbers; never latency or energy.
@@ -24,6 +25,8 @@ shift 2
 PYTHON=${PYTHON:-$REPOSITORY/.venv/bin/python}
 # What Raspberry Pi OS Lite has of what matters here
 PACKAGES=python3,python3-venv,systemd,systemd-sysv,ca-certificates
+# ... and what takes the first settings there; on Bookworm that is Raspberry Pi OS's own
+[ "$SUITE" != trixie ] || PACKAGES=$PACKAGES,cloud-init,netplan.io,udev,dbus,sudo,openssh-server
 
 require
 [ "$ARCHITECTURE" = amd64 ] || emulate "$ARCHITECTURE"
