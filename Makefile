@@ -1,8 +1,10 @@
-# Variables: PYTHON (interpreter for .venv), ARGS (passed to the demo, pytest or chaos), ONLY (one benchmark), DURATION_S.
+# Variables: PYTHON (interpreter for .venv), ARGS (passed to the demo, pytest or chaos), ONLY (one benchmark), DURATION_S,
+# SUITES (of test-boot).
 PYTHON ?= python3
 ARGS ?=
 ONLY ?=
 DURATION_S ?= 900
+SUITES ?= bookworm trixie
 
 BIN := .venv/bin
 PACKAGES := broker edge_actor learner tests
@@ -55,8 +57,8 @@ test-pi-all: test-pi test-setup ## as root: the other cores (A53, A76), Trixie, 
 	tests/pi/run.sh trixie arm64 cortex-a53 cortex-a72 cortex-a76
 	tests/pi/run.sh bookworm armhf cortex-a7
 
-test-boot: .venv/.dev ## as root: a card of flash.sh boots in qemu, from its first boot to experience, with the plug pulled
-	tests/pi/run.sh bookworm arm64 boot
+test-boot: .venv/.dev ## as root: a card of flash.sh boots in qemu, from its first boot to experience (SUITES=trixie)
+	set -e; for suite in $(SUITES); do tests/pi/run.sh $$suite arm64 boot; done
 
 clean: ## remove .venv, caches and build output; runs/ stays
 	rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
