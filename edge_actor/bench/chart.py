@@ -34,7 +34,7 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Points]) 
     x_of = _scale(xs[0], xs[-1], _LEFT, _WIDTH - _RIGHT)
     low, high = 10.0 ** math.floor(math.log10(min(ys))), 10.0 ** math.ceil(math.log10(max(ys)))
     y_of = _scale(low, high if high > low else 10 * low, _HEIGHT - _BOTTOM, _TOP)
-    parts = [_text(_LEFT, 18, title, weight="bold"), _text(_LEFT, _HEIGHT - 8, x_label), _text(4, _TOP - 4, y_label)]
+    parts = [_text(_LEFT, 18, f"{title}, {y_label}", weight="bold"), _text(_LEFT, _HEIGHT - 8, x_label)]
     for exponent in range(round(math.log10(low)), round(math.log10(high)) + 1):
         y = y_of(10.0**exponent)
         parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="#ddd"/>')
