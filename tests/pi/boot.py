@@ -168,6 +168,7 @@ def _log_in(machine: Machine, key: Path) -> None:
     print(f"boot: {said.stdout}{said.stderr}", file=sys.stderr)
     assert said.stdout.startswith(f"{_ACTOR}\n")
     assert "status: done" in said.stdout
+    assert "errors: []\nrecoverable_errors: {}" in said.stdout, "cloud-init finds fault with what flash.sh wrote"
 
 
 def _pull_the_plug(machine: Machine, run_dir: Path) -> None:

@@ -18,7 +18,7 @@ get_kernel() {
 	say 'fetching a kernel'
 	on_board apt-get update -qq
 	name=$(on_board apt-cache depends linux-image-cloud-arm64 | sed -n 's/.*Depends: //p' | head -n 1)
-	on_board sh -c "cd /srv && apt-get download -qq '$name' busybox-static"
+	on_board sh -c "cd /srv && apt-get download -qq -o APT::Sandbox::User=root '$name' busybox-static"
 	unfinished=$(mktemp -d "$KERNEL.XXXXXX")
 	mkdir -p "$unfinished/files" "$unfinished/modules"
 	for name in "$BOARD"/srv/*.deb; do dpkg-deb -x "$name" "$unfinished/files"; done
@@ -68,6 +68,8 @@ get_system() {
 	mkdir -p "$SYSTEM" "$of_pi/etc/cloud/cloud.cfg.d" "$of_pi/etc/systemd/system/multi-user.target.wants"
 	printf '%s\n' 'datasource_list: [ NoCloud, None ]' 'datasource:' '  NoCloud:' '    seedfrom: file:///boot/firmware' \
 		> "$of_pi/etc/cloud/cloud.cfg.d/99_raspberry-pi.cfg"
+	# The card is as large as its image.
+	printf '%s\n' 'resize_rootfs: false' 'growpart: {mode: "off"}' > "$of_pi/etc/cloud/cloud.cfg.d/99_card.cfg"
 	ln -s /lib/systemd/system/systemd-networkd.service "$of_pi/etc/systemd/system/multi-user.target.wants"
 	mount -t overlay overlay -o "lowerdir=$of_pi:$ROOT" "$SYSTEM"
 }
