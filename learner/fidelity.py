@@ -56,8 +56,8 @@ def study(
     for recipe in chosen:
         say(f"making {recipe.name}")
         models[recipe.name] = recipes.make(recipe, run, calibration)
-        if run.published is not None:
-            models[PUBLISHED] = run.published
+    reference = {recipes.REFERENCE.name: models.pop(recipes.REFERENCE.name)}
+    models = reference | ({PUBLISHED: run.published} if run.published else {}) | models
     exact, _, _ = gate.run(models[recipes.REFERENCE.name], held_back)
     found: list[Object] = []
     for name, model in models.items():

@@ -143,7 +143,7 @@ def test_a_policy_acts_and_each_message_has_one_version(site: Site) -> None:
     site.learner.await_steps(2000)
     for version in range(2, 8):
         site.publish(version=version)
-        vitals = site.await_vitals(lambda v: v.policy_version == version, "the swap is told")  # noqa: B023
+        vitals = site.await_vitals(lambda v: v.policy_version == version, "the swap is told")  # noqa: B023  called at once
         assert vitals.policy_phase == "active"
         assert vitals.delegate == "XNNPACK"
     versions = [m.version for m in sorted(site.learner.experience, key=lambda m: m.seq)]

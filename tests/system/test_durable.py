@@ -59,7 +59,7 @@ def test_every_accepted_step_is_in_the_ledger_once(
         else:
             kill("pi")
         fleet.start_actor("pi", kept.environment("pi"))
-        brokers.wait_until(lambda: kept.boots() == round_ + 2, "the next boot's messages follow", 90.0)  # noqa: B023
+        brokers.wait_until(lambda: kept.boots() == round_ + 2, "the next boot's messages follow", 90.0)  # noqa: B023  called at once
     kept.await_rows(5)
     fleet.children["learner"].send_signal(signal.SIGTERM)
     output, _ = fleet.children["learner"].communicate(timeout=60.0)

@@ -74,7 +74,7 @@ def test_a_learner_that_stands_still_loses_nothing_and_nobody_grows(
 
     assert kept.steps() >= sum(waiting.values()), "all that was accepted while it stood still has arrived"
     for name in actors:
-        conftest.wait_until(lambda: accepted()[name] > waiting[name] + 1000, f"{name} goes on", 30.0)  # noqa: B023
+        conftest.wait_until(lambda: accepted()[name] > waiting[name] + 1000, f"{name} goes on", 30.0)  # noqa: B023  called at once
     assert kept.ask("SELECT count(*) FROM messages WHERE verdict != 'ok'") == [(0,)]
     grown = {name: peak[name] - before[name] for name in pids}
     print(f"MB before {before}, grown {grown}, spools {spools}")
