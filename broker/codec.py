@@ -8,7 +8,9 @@ of the payload.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -21,6 +23,12 @@ from broker import errors, messages, specs
 
 _M = TypeVar("_M")
 MAX_HEADER_BYTES = 64 * 1024
+_METADATA_FIRST = '{"__metadata__":{'
+_KEPT_CHARS = 2048
+"""Of a description of arrays that is remembered: a learner decodes thousands of messages a second, much alike."""
+_MAX_ITEMS = 1 << 40
+_Lie = tuple[str, np.dtype[Any], int, tuple[int, ...], int]
+"""Name, dtype, items, shape and offset in bytes of an array."""
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "I32": np.dtype("<i4"),
@@ -41,6 +49,7 @@ _PLANS = {
     for cls in _KIND_OF
 }
 """Of each message: its other fields with their types, and the names of its arrays, both in declaration order."""
+_FIELDS = {cls: {"message", "schema", *scalars} for cls, (scalars, _) in _PLANS.items()}
 _LEGAL = {
     cls: {
         name: ({code: dtype for code, dtype in _DTYPES.items() if dtype.name in names}, rank)
@@ -80,9 +89,8 @@ def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
     Raises:
         DecodeError: Anything else; its `reason` is one of `size`, `header`, `schema`, `kind`, `field`, `array`.
     """
-    header, body = _split(payload)
-    metadata = header.pop("__metadata__", None)
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+    metadata, described, start = _split(payload, arrays=bool(_PLANS[expected][1]))
+    if not isinstance(metadata, dict) or not all(type(value) is str for value in metadata.values()):
         raise errors.DecodeError("the header has no metadata", reason="header")
     if metadata.get("schema") != _SCHEMA:
         raise errors.DecodeError(
@@ -93,43 +101,72 @@ def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
     kind = _KIND_OF[expected]
     if metadata.get("message") != kind:
         raise errors.DecodeError(f"message {str(metadata.get('message'))[:20]!r}, expected {kind!r}", reason="kind")
-    scalars, arrays = _PLANS[expected]
-    if header.keys() != set(arrays):
-        raise errors.DecodeError(f"arrays of {kind} are not {arrays}", reason="array")
-    if metadata.keys() != {"message", "schema", *scalars}:
-        raise errors.DecodeError(f"fields of {kind} are not {tuple(scalars)}", reason="field")
-    values: dict[str, Any] = {name: _load(name, metadata[name], hint) for name, hint in scalars.items()}
-    offset = 0
-    for name, entry in header.items():  # the library lists arrays as they lie, and sorts them in its own way
-        values[name], offset = _array(expected, name, entry, body, offset)
-    if offset != len(body):
-        raise errors.DecodeError(f"{len(body) - offset} bytes too many behind the arrays", reason="array")
+    lies, end = (_kept_layout if len(described) <= _KEPT_CHARS else _layout)(kind, described)
+    if metadata.keys() != _FIELDS[expected]:
+        raise errors.DecodeError(f"fields of {kind} are not {tuple(_PLANS[expected][0])}", reason="field")
+    if start + end != len(payload):
+        raise errors.DecodeError(f"{len(payload) - start} bytes for arrays of {end}", reason="array")
+    values: dict[str, Any] = {name: _load(name, metadata[name], hint) for name, hint in _PLANS[expected][0].items()}
+    for name, dtype, items, shape, offset in lies:
+        flat = np.frombuffer(payload, dtype, items, start + offset)
+        values[name] = flat if len(shape) == 1 else flat.reshape(shape)
     try:
         return expected(**values)
     except errors.ActorqError as error:
         raise errors.DecodeError(error.what, reason="field") from error
 
 
-def _split(payload: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
+def _split(payload: bytes | memoryview, *, arrays: bool) -> tuple[Any, str, int]:
+    """A header's metadata, its descriptions of arrays as JSON, and where the data start.
+
+    Everybody writes the metadata first, so the rest is a piece of text that is the same in message after message. Where
+    the first "}," does not end the metadata, what is before it is no JSON, and the header is parsed as a whole.
+    """
     if len(payload) < 8:
         raise errors.DecodeError("shorter than a header", reason="size")
     length = int.from_bytes(payload[:8], "little")
     if length > MAX_HEADER_BYTES or 8 + length > len(payload):
         raise errors.DecodeError(f"header length {length} does not fit", reason="size")
     try:
-        header = json.loads(bytes(payload[8 : 8 + length]))
+        text = str(payload[8 : 8 + length], "utf-8")
+        if arrays and text.startswith(_METADATA_FIRST):
+            first, _, rest = text.partition("},")
+            with contextlib.suppress(ValueError):
+                return json.loads(first[len(_METADATA_FIRST) - 1 :] + "}"), "{" + rest, 8 + length
+        header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise errors.DecodeError("the header is not JSON", reason="header") from error
     if not isinstance(header, dict):
         raise errors.DecodeError("the header is not an object", reason="header")
-    return header, memoryview(payload)[8 + length :]
+    return header.pop("__metadata__", None), json.dumps(header) if header else "{}", 8 + length
 
 
-def _array(cls: type[Any], name: str, entry: Any, body: memoryview, offset: int) -> tuple[np.ndarray[Any, Any], int]:
-    """The array described by `entry`, which must start at `offset`; and the offset behind it.
+def _layout(kind: str, described: str) -> tuple[tuple[_Lie, ...], int]:
+    """How arrays lie one behind the other, as a header describes them; and how many bytes they take.
 
-    An experience has ten, and a learner thousands a second, so nothing is built here but the array.
+    Raises:
+        DecodeError: They are not those of `kind`, or do not lie so.
     """
+    cls = messages.KINDS[kind]
+    try:
+        header = json.loads(described)
+    except (ValueError, RecursionError) as error:
+        raise errors.DecodeError("the header is not JSON", reason="header") from error
+    if header.keys() != set(_PLANS[cls][1]):
+        raise errors.DecodeError(f"arrays of {kind} are not {_PLANS[cls][1]}", reason="array")
+    lies, offset = [], 0
+    for name, entry in header.items():  # the library lists arrays as they lie, and sorts them in its own way
+        lie = _lie(cls, name, entry, offset)
+        lies.append(lie)
+        offset += lie[2] * lie[1].itemsize
+    return tuple(lies), offset
+
+
+_kept_layout = functools.lru_cache(256)(_layout)
+
+
+def _lie(cls: type[Any], name: str, entry: Any, offset: int) -> _Lie:
+    """Where and what the array is that `entry` describes, which must start at `offset`."""
     dtypes, rank = _LEGAL[cls][name]
     try:
         code, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -139,19 +176,14 @@ def _array(cls: type[Any], name: str, entry: Any, body: memoryview, offset: int)
         raise errors.DecodeError(f"array {name} has dtype {str(code)[:20]!r}", reason="array")
     if type(shape) is not list or len(shape) > 5 or (rank is not None and len(shape) != rank):
         raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
-    items = 1
-    for size in shape:
-        if type(size) is not int or size < 0:
-            raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
-        items *= size
-    end = offset + items * dtype.itemsize
-    if type(first) is not int or type(last) is not int or first != offset or last != end or end > len(body):
+    if not all(type(size) is int and 0 <= size <= _MAX_ITEMS for size in shape):
+        raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
+    if math.prod(max(1, size) for size in shape) > _MAX_ITEMS:  # [0, 2**62] has no elements, and fits nowhere
+        raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
+    items = math.prod(shape)
+    if type(first) is not int or type(last) is not int or (first, last) != (offset, offset + items * dtype.itemsize):
         raise errors.DecodeError(f"array {name} does not lie where it says", reason="array")
-    try:
-        flat = np.frombuffer(body[offset:end], dtype)
-        return flat if len(shape) == 1 else flat.reshape(shape), end
-    except ValueError as error:  # [0, 2**62] has no elements and fits nowhere
-        raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array") from error
+    return name, dtype, items, tuple(shape), offset
 
 
 def _dump(value: Any) -> str:
@@ -165,6 +197,8 @@ def _dump(value: Any) -> str:
 def _load(name: str, text: str, hint: Any) -> Any:
     if hint is int and len(text) < 19 and text.isascii() and text.isdigit():
         return int(text)
+    if hint is str and text[1:-1].isalnum() and text.isascii() and text[0] == text[-1] == '"':
+        return text[1:-1]
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -12,8 +12,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker import codec, errors, messages, signing, specs
 from learner import dead_letters, ledger
@@ -205,22 +207,21 @@ def _place(body: bytes | memoryview, error: errors.DecodeError) -> _Place:
 
 
 def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
-    """Raises DecodeError unless shapes, dtypes and values are those of `spec`."""
-    segments, steps = len(experience.length), len(experience.reward)
-    per_segment = (
-        experience.env_index,
-        experience.terminated,
-        experience.truncated,
-        experience.episode_return,
-        experience.episode_length,
-    )
-    if segments == 0 or any(len(array) != segments for array in per_segment):
+    """Raises DecodeError unless shapes, dtypes and values are those of `spec`.
+
+    What there is of each segment goes through lists: they are short, and numpy takes 2 us a call whatever the length.
+    """
+    length, steps = experience.length.tolist(), len(experience.reward)
+    env_index, episode_return = experience.env_index.tolist(), experience.episode_return.tolist()
+    terminated, truncated = experience.terminated.tolist(), experience.truncated.tolist()
+    per_segment = (env_index, terminated, truncated, episode_return, experience.episode_length)
+    if not length or any(len(values) != len(length) for values in per_segment):
         raise errors.DecodeError("arrays of segments differ in length", reason="shape")
-    if experience.length.min() < 1 or int(experience.length.sum(dtype=np.int64)) != steps:
+    if min(length) < 1 or sum(length) != steps:
         raise errors.DecodeError("segment lengths do not add up to the steps", reason="shape")
     observation, action = spec.observation, spec.action
     if (
-        experience.observation.shape != (steps + segments, *observation.shape)
+        experience.observation.shape != (steps + len(length), *observation.shape)
         or experience.observation.dtype != observation.dtype
     ):
         raise errors.DecodeError("observations do not have the spec's shape and dtype", reason="shape")
@@ -231,15 +232,18 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         raise errors.DecodeError("actions do not have the spec's shape and dtype", reason="shape")
     if len(experience.log_prob) not in (0, steps):
         raise errors.DecodeError("log-probabilities do not match the steps", reason="shape")
-    if experience.env_index.min() < 0 or max(experience.terminated.max(), experience.truncated.max()) > 1:
+    if min(env_index) < 0 or max(terminated) > 1 or max(truncated) > 1:
         raise errors.DecodeError("flags are neither 0 nor 1", reason="value")
-    floats = [experience.reward, experience.log_prob, experience.episode_return]
+    floats: list[NDArray[Any]] = [experience.reward]
+    if len(experience.log_prob):
+        floats.append(experience.log_prob)
     if observation.dtype == "float32":
-        floats.append(experience.observation)  # type: ignore[arg-type]
-    if not all(np.isfinite(array).all() for array in floats):
+        floats.append(experience.observation)
+    if not all(map(math.isfinite, episode_return)) or not all(np.isfinite(array).all() for array in floats):
         raise errors.DecodeError("NaN or infinite values", reason="value")
     if action.kind == "discrete":
-        legal = experience.action.min() >= 0 and experience.action.max() < action.n
+        # As unsigned numbers those below 0 are the largest: one pass for both ends
+        legal = bool(experience.action.view(np.uint32).max() < action.n)
     else:
         flat = experience.action.reshape(steps, -1)
         legal = bool(

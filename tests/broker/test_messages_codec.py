@@ -94,6 +94,17 @@ def test_we_read_what_the_library_writes(kind: str) -> None:
     strategies.assert_same(message, codec.decode(messages.KINDS[kind], written))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_metadata_may_come_last_and_hold_what_ends_it(kind: str) -> None:
+    def move(header: Header) -> None:
+        header["__metadata__"] = header.pop("__metadata__")
+
+    payload = examples.golden(kind)
+    expected = codec.decode(messages.KINDS[kind], payload)
+    strategies.assert_same(codec.decode(messages.KINDS[kind], repacked(payload, move)), expected)
+    refused(kind, repacked(payload, lambda header: header["__metadata__"].update(more='"}},')), "field")
+
+
 def test_arrays_of_experience_are_aligned_views_of_the_payload() -> None:
     sealed = examples.ACTOR.seal(examples.TOPIC, codec.encode(examples.EXAMPLES["experience"]))
     decoded = codec.decode(messages.Experience, examples.ACTOR.open(examples.TOPIC, sealed))
