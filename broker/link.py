@@ -1,4 +1,4 @@
-"""One MQTT connection that keeps itself up. The only file that imports paho.
+"""One MQTT connection that keeps itself up. With `client`, the only file that imports paho.
 
 A network thread owns connecting, reading, keep-alive and reconnecting; a lock makes `publish` safe from any other
 thread. `publish` writes to the socket inline, and nothing in it waits for the network. A loop that computes all the
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 import select
 import socket
 import ssl
@@ -23,15 +22,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.enums import MQTTErrorCode
 
 from broker import address, backoff, errors, messages, outbox, refusal, turns, wakeup
+from broker import client as paho
 
 KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
 CONNECT_TIMEOUT_S = 5.0
 WATCHDOG_S = 30.0  # a network thread that did not turn for so long is declared dead
 MISC_PERIOD_S = 0.5  # between two looks at keep-alive
 LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
+PACKETS_AT_ONCE = 16  # are read and acknowledged together; then others get the lock
 ROOM_PERIOD_MS = 20  # between two looks whether there is room again
 IN_FLIGHT_LIMIT = 20  # more is slower with paho, and delays what is urgent
 
@@ -77,16 +78,13 @@ class Link:
             )
         self._tls = tls
         self._client_id = client_id
-        self._credentials = (username, password)
-        self._will = will
+        self._credentials, self._will = (username, password), will
         self._listens_first, self._has_room = listens_first, has_room
-        self._on_connect = on_connect
-        self._on_log = on_log or (lambda line: None)
+        self._on_connect, self._on_log = on_connect, on_log or (lambda line: None)
         self._handlers: list[tuple[str, Handler]] = []
-        self._outbox = outbox.Outbox(last=will[0] if will else "")
-        self._muted = False
+        self._outbox, self._muted = outbox.Outbox(last=will[0] if will else ""), False
         self._lock = threading.RLock()
-        self._client: mqtt.Client | None = None
+        self._client: paho.Client | None = None
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._drained = threading.Condition(self._lock)
@@ -275,7 +273,7 @@ class Link:
             if not callers_turn and not self._exchange(client, poll, wait_ms=200):
                 return
 
-    def _exchange(self, client: mqtt.Client, poll: select.poll, wait_ms: int) -> bool:
+    def _exchange(self, client: paho.Client, poll: select.poll, wait_ms: int) -> bool:
         """Reads and writes what the socket is ready for; false when the connection is over."""
         with self._lock:
             sock = client.socket()
@@ -283,20 +281,19 @@ class Link:
                 return False
             reads = not self._ready.is_set() or self._has_room()
             poll.register(sock, select.POLLIN * reads | select.POLLOUT * client.want_write())
-            # Read from the socket already: poll cannot tell
-            decrypted = reads and isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
-        events = poll.poll(0 if decrypted else wait_ms if reads else min(wait_ms, ROOM_PERIOD_MS))
-        if not events and not decrypted and time.monotonic() - self._misc_at < MISC_PERIOD_S:
+            has_read = reads and client.has_read  # from the socket already: poll cannot tell
+        events = poll.poll(0 if has_read else wait_ms if reads else min(wait_ms, ROOM_PERIOD_MS))
+        if not events and not has_read and time.monotonic() - self._misc_at < MISC_PERIOD_S:
             return True
         self._misc_at = time.monotonic()
         with self._lock:
-            code = client.loop_read() if decrypted else MQTTErrorCode.MQTT_ERR_SUCCESS
+            code = self._read(client) if has_read else MQTTErrorCode.MQTT_ERR_SUCCESS
             for descriptor, event in events:
                 if descriptor == self._wakeup.fileno():
                     self._wakeup.clear()
                     continue
                 if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                    code = client.loop_read() or code
+                    code = self._read(client) or code
                 if event & select.POLLOUT and client.socket() is not None:
                     code = client.loop_write() or code
             if client._in_packet["remaining_length"] > messages.MAX_PACKET_BYTES:  # paho would take up to 268 MB
@@ -304,11 +301,15 @@ class Link:
             code = code or client.loop_misc()
             return not code and client.socket() is not None
 
-    def _new_client(self, where: address.Address) -> mqtt.Client:
-        own_id = f"{self._client_id}-{random.getrandbits(32):08x}"
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, own_id, clean_session=True, protocol=mqtt.MQTTv311)
-        client.connect_timeout = CONNECT_TIMEOUT_S
-        client.max_inflight_messages_set(0)  # the window is ours: `publish` refuses beyond IN_FLIGHT_LIMIT
+    def _read(self, client: paho.Client) -> MQTTErrorCode:
+        """Some of the packets that are there, without asking the socket anew in between."""
+        for _ in range(PACKETS_AT_ONCE):
+            if (code := client.loop_read()) or not client.has_read or not self._has_room():
+                break
+        return code or client.acknowledge()
+
+    def _new_client(self, where: address.Address) -> paho.Client:
+        client = paho.Client(self._client_id, CONNECT_TIMEOUT_S)
         if where.tls and self._tls is not None:
             client.tls_set_context(self._tls)
             client.on_log = self._heard  # a broker refuses a certificate after the handshake: only paho's log says so

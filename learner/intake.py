@@ -7,6 +7,8 @@ message in the ledger and rebuilds replay from there.
 from __future__ import annotations
 
 import collections
+import math
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,6 +18,11 @@ from learner import ingest, ledger, replay
 
 LIMIT_BYTES = 32_000_000
 """Of messages that wait for a commit. Beyond it the rest stays where it is, up to the socket."""
+GROUP_S = 0.01
+"""From the beginning of one commit to that of the next, at least: each waits for the disk, and is followed by a signed
+receipt for every actor in it, so that with commits back to back a busy learner spends a fifth of its time on those."""
+GROUP_BYTES = 2_000_000
+"""So much does not wait."""
 
 
 class Intake:
@@ -42,6 +49,7 @@ class Intake:
         self.pending_steps = 0
         self._under_way: list[ingest.Taken] = []
         self._first_id = 0  # of those under way
+        self._began_at = -math.inf  # the last commit
         self._fed: collections.deque[tuple[int, int]] = collections.deque()  # ledger id, and where it ends in replay
         self._refill(say)
 
@@ -54,6 +62,14 @@ class Intake:
     def is_full(self) -> bool:
         """Nothing more should be taken before the commit under way has ended."""
         return self._waiting_bytes > LIMIT_BYTES
+
+    @property
+    def rest_s(self) -> float:
+        """How long until what waits is to be committed; infinite if nothing does, or a commit has to end first."""
+        if self._under_way or not self._waiting:
+            return math.inf
+        grouped = self._waiting_bytes >= GROUP_BYTES
+        return 0.0 if grouped else max(0.0, self._began_at + GROUP_S - time.monotonic())
 
     def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> messages.Experience | None:
         """Checks one message; returns it if it could be read and is new, whether it is to enter replay or not."""
@@ -69,7 +85,8 @@ class Intake:
         """Commits what was taken, and feeds what is durable to replay; returns the latter.
 
         Args:
-            wait: Until all of it is; else a commit goes on meanwhile, and its messages come with a later call.
+            wait: Until all of it is; else a commit goes on meanwhile, or is not due yet (`rest_s`), and what it holds
+                comes with a later call.
 
         Raises:
             RunError: The ledger cannot be written.
@@ -82,6 +99,9 @@ class Intake:
                 self._book.wait()
                 fed += self._feed()
             elif self._waiting:
+                if not wait and self.rest_s > 0:
+                    break
+                self._began_at = time.monotonic()
                 self._under_way, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 self._first_id = self._book.begin([taken.entry for taken in self._under_way], self._needed_from()).start
                 if not wait:

@@ -264,7 +264,7 @@ class TrainingLoop:
         """Takes in what has arrived; waits up to `wait_s` for an arrival, a commit or an update to end."""
         if self.intake.is_full:
             self._feed(wait=True)
-        for arrival in itertools.islice(self.session.drain(wait_s), ARRIVALS):
+        for arrival in itertools.islice(self.session.drain(min(wait_s, self.intake.rest_s)), ARRIVALS):
             message = arrival.message
             if isinstance(message, messages.ActorState):
                 self._take_state(arrival.actor_id, message, arrival.retained)

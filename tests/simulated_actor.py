@@ -1,7 +1,7 @@
 """An actor but for board and environment, for load: enrolment, TLS connection, MAC, numbering, window, receipts.
 
-It checks every policy it is sent, as edge_actor does. What it records is drawn once and sent again and again. It has no
-thread: whoever owns it serves its socket.
+It checks every policy it is sent, as edge_actor does, unless others on this machine do so for it. What it records is
+drawn once and sent again and again. It has no thread: whoever owns it serves its socket.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import socket
 import time
 from typing import Any
 
 import numpy as np
-import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
 
 from broker import address, codec, errors, identity, messages, signing, specs, topics
 from edge_actor import reassembly
+from tests import light_connection
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,), "float32"), specs.ActionSpec("discrete", n=4))
 BOOT = int(time.time())
@@ -96,36 +94,59 @@ class Pattern:
 _pattern = functools.lru_cache(maxsize=16)(Pattern)
 
 
+class Policies:
+    """What was sent of a channel, verified: by one actor for itself, or once for all actors of a process."""
+
+    def __init__(self, learner_key: bytes) -> None:
+        self._verifier = signing.LearnerVerifier(learner_key)
+        self._reassembly = reassembly.Reassembly(SPEC)
+        self._sealed: dict[str, bytes] = {}
+
+    def take(self, topic: str, leaf: str, sealed: bytes) -> int:
+        """The version that an actor who was sent this has; 0 for none.
+
+        Raises:
+            PolicyError: It is none, or not one for this actor.
+            SignatureError: It is not the learner's.
+        """
+        if sealed != self._sealed.get(leaf):
+            body = self._verifier.open(topic, sealed)
+            if leaf == "keyframe":
+                self._reassembly.add_keyframe(codec.decode(messages.Policy, body), sealed, 0.0)
+            else:
+                self._reassembly.add_delta(codec.decode(messages.PolicyDelta, body), sealed, 0.0)
+            waiting = self._reassembly.take_waiting()
+            if waiting is not None:
+                self._reassembly.add_delta(*waiting, 0.0)
+            self._sealed[leaf] = sealed
+        newest = self._reassembly.newest
+        return newest.manifest.version if newest is not None else 0
+
+
 class SimulatedActor:
     """One connection. Everything runs on the swarm's thread."""
 
-    def __init__(self, bundle: identity.Bundle, load: Load, tally: Tally) -> None:
-        self._load, self._tally = load, tally
+    def __init__(self, bundle: identity.Bundle, load: Load, tally: Tally, policies: Policies) -> None:
+        self._load, self._tally, self._policies = load, tally, policies
         self._topics = topics.Topics(bundle.fleet)
         self._id = bundle.actor_id
         self._mac = signing.ActorMac(bundle.mac_key)
         self._verifier = signing.LearnerVerifier(bundle.learner_key)
-        self._policies = reassembly.Reassembly(SPEC)
         self._assignment: messages.Assignment | None = None
         self._held: collections.deque[tuple[int, int, float]] = collections.deque()  # seq, steps, and when it was sent
         self._told = False
         self._made = self._recorded = self._beats = 0
-        self._ledger = ""
         where = address.Address.parse(bundle.brokers[0])
-        self.client = client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"{self._id}-swarm")
-        client.max_inflight_messages_set(0)
-        client.username_pw_set(self._id, bundle.password)
-        if where.tls:
-            client.tls_set_context(bundle.tls())
-        client.on_connect = self._connected
-        client.on_subscribe = lambda *args: self.beat()
-        client.on_message = self._message
-        client.will_set(self._topics.actor_state(self._id), self._state(online=False), qos=1, retain=True)
-        client.connect(where.host, where.port, keepalive=60)
-        sock = client.socket()
-        assert isinstance(sock, socket.socket)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket = sock
+        self.connection = light_connection.LightConnection(
+            (where.host, where.port),
+            bundle.tls() if where.tls else None,
+            f"{self._id}-swarm",
+            (self._id, bundle.password),
+            (self._topics.actor_state(self._id), self._state(online=False)),
+        )
+        names, channel = self._topics, topics.MAIN_CHANNEL
+        wanted = [names.assignment(self._id), names.receipt(self._id), names.keyframe(channel), names.delta(channel)]
+        self.connection.subscribe(wanted)
 
     @property
     def done(self) -> bool:
@@ -146,15 +167,15 @@ class SimulatedActor:
     def close(self) -> None:
         """Says goodbye."""
         self._beats += 1  # the state with the highest number counts
-        self.client.publish(self._topics.actor_state(self._id), self._state(online=False), qos=1, retain=True)
-        self.client.disconnect()
+        self.connection.publish(self._topics.actor_state(self._id), self._state(online=False), retain=True)
+        self.connection.close()
 
     def beat(self) -> None:
         """Says that it is there."""
         if not self._beats:
             self._tally.connected += 1
         self._beats += 1
-        self.client.publish(self._topics.actor_state(self._id), self._state(online=True), qos=1, retain=True)
+        self.connection.publish(self._topics.actor_state(self._id), self._state(online=True), retain=True)
 
     @property
     def period_s(self) -> float:
@@ -191,7 +212,7 @@ class SimulatedActor:
         self._tally.sent += 1
         self._tally.bytes_sent += len(payload)
         self._tally.held_max = max(self._tally.held_max, len(self._held))
-        self.client.publish(topic, payload, qos=1)
+        self.connection.publish(topic, payload)
         return True
 
     def _state(self, *, online: bool) -> bytes:
@@ -199,27 +220,24 @@ class SimulatedActor:
         state = messages.ActorState(online, "swarm", BOOT, self._beats, birth)
         return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
 
-    def _connected(self, client: mqtt.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
-        if reason.is_failure:
-            raise ConnectionError(f"{self._id}: {reason}")
-        names, channel = self._topics, topics.MAIN_CHANNEL
-        wanted = (names.assignment(self._id), names.receipt(self._id), names.keyframe(channel), names.delta(channel))
-        client.subscribe([(name, 1) for name in wanted])
-
-    def _message(self, client: mqtt.Client, userdata: Any, message: mqtt.MQTTMessage) -> None:
-        if not message.payload:
-            return
-        sealed = bytes(message.payload)
-        body = self._verifier.open(message.topic, sealed)
-        leaf = message.topic.rpartition("/")[2]
-        if leaf == "receipt":
-            self._acknowledge(codec.decode(messages.Receipt, body))
-        elif leaf == "assignment":
-            assignment = codec.decode(messages.Assignment, body)
-            if assignment.boot == BOOT:
-                self._assignment = assignment
-        else:
-            self._take_policy(leaf, body, sealed)
+    def receive(self) -> None:
+        """Takes in what has arrived. Raises ConnectionError when the broker hung up."""
+        for topic, sealed in self.connection.receive():
+            if not sealed:
+                continue
+            leaf = topic.rpartition("/")[2]
+            if leaf in ("keyframe", "delta"):
+                self._take_policy(topic, leaf, sealed)
+                continue
+            body = self._verifier.open(topic, sealed)
+            if leaf == "receipt":
+                self._acknowledge(codec.decode(messages.Receipt, body))
+            else:
+                assignment = codec.decode(messages.Assignment, body)
+                if assignment.boot == BOOT:
+                    self._assignment = assignment
+        if not self._beats and self.connection.subscribed:
+            self.beat()
 
     def _acknowledge(self, receipt: messages.Receipt) -> None:
         now = time.monotonic()
@@ -234,18 +252,11 @@ class SimulatedActor:
                 self._tally.receipt_s.clear()
             self._tally.last_receipt_s = now
 
-    def _take_policy(self, leaf: str, body: memoryview, sealed: bytes) -> None:
+    def _take_policy(self, topic: str, leaf: str, sealed: bytes) -> None:
         try:
-            if leaf == "keyframe":
-                self._policies.add_keyframe(codec.decode(messages.Policy, body), sealed, 0.0)
-            else:
-                self._policies.add_delta(codec.decode(messages.PolicyDelta, body), sealed, 0.0)
-            waiting = self._policies.take_waiting()
-            if waiting is not None:
-                self._policies.add_delta(*waiting, 0.0)
+            version = self._policies.take(topic, leaf, sealed)
         except errors.PolicyError:
             self._tally.refused += 1
             return
-        newest = self._policies.newest
-        if newest is not None:
-            self._tally.verified_s[newest.manifest.version].append(time.monotonic())
+        if version:
+            self._tally.verified_s[version].append(time.monotonic())

@@ -35,7 +35,7 @@ def run() -> Iterator[dict[str, Any]]:
 
 def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]], publish.Publisher, dict[str, Any]]:
     """Seconds until each actor had verified each policy."""
-    swarm = site.swarm("--rate", "1")
+    swarm = site.swarm("--rate", "1", "--verify-each")
     settings = config.TrainConfig(fleet=_load.FLEET, broker=(site.address,), actors=ACTORS, wait_s=120.0)
     here = session.Session(settings, lambda line: None)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,8 @@ def test_a_kill_between_any_two_steps_loses_and_doubles_nothing(tmp_path: Path, 
     first.intake.settle(wait=True)
     first.take(3)
     if killed == "before replay":
-        first.intake.settle(wait=False)
+        while first.intake.rest_s < math.inf:  # until a commit is due
+            first.intake.settle(wait=False)
         first.book.wait()
     elif killed == "before the receipt":
         first.intake.settle(wait=True)
