@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import psutil
 from broker import identity, listener
 
 FLEET = "bench"
+FIRST_ROW_S = 120.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -86,10 +88,16 @@ class Site:
         return line
 
     def newest_metrics(self) -> dict[str, Any]:
-        """The last row that the learner wrote."""
-        lines = (self.directory / "run" / "metrics.jsonl").read_text().splitlines()
-        row: dict[str, Any] = json.loads(lines[-1])
-        return row
+        """The last row that the learner wrote; waits for the first one, which comes when the networks are compiled."""
+        deadline = time.monotonic() + FIRST_ROW_S
+        file = self.directory / "run" / "metrics.jsonl"
+        while time.monotonic() < deadline:
+            rows = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
+            if rows:
+                row: dict[str, Any] = json.loads(rows[-1])
+                return row
+            time.sleep(0.1)
+        raise RuntimeError(f"the learner wrote no metrics within {FIRST_ROW_S:g} s")
 
     @staticmethod
     def stop_learner(learner: subprocess.Popen[str]) -> dict[str, Any]:

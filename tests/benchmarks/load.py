@@ -100,6 +100,7 @@ def _phase(site: _load.Site, swarm_arguments: tuple[str, ...]) -> tuple[float, d
     """Updates/s while this swarm sends, and its report."""
     swarm = site.swarm(*swarm_arguments, "--warm-s", str(WARM_S))
     site.line(swarm)
+    site.newest_metrics()
     time.sleep(WARM_S)  # until the first row of metrics that is all this swarm's
     first = site.newest_metrics()
     time.sleep(PHASE_S)
