@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import errors, identity
+from broker import errors, identity, specs
 
 KEEP = 3
 FORMAT = 2
@@ -31,6 +31,15 @@ class Checkpoint:
 
     meta: dict[str, Any]
     parts: dict[str, dict[str, NDArray[Any]]]
+
+    def check(self, spec: specs.EnvSpec, env_id: str) -> None:
+        """Raises SpecError unless it was made for this environment, which actors have."""
+        if self.meta["fingerprint"] != spec.fingerprint:
+            raise errors.SpecError(
+                "the run was made for another environment",
+                where=f"run: {self.meta['env_id']}; actors: {env_id}, {spec.describe()}",
+                todo="start the actors with the run's environment, or start a new run",
+            )
 
 
 def save(directory: Path, updates: int, meta: Mapping[str, Any], parts: Mapping[str, State]) -> Path:

@@ -170,7 +170,7 @@ class Publisher:
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
-        for older in [sent for sent in self._sent_at if sent < version - _REMEMBERED]:
+        for older in [sent for sent in list(self._sent_at) if sent < version - _REMEMBERED]:  # another thread adds
             del self._sent_at[older]
         if version in self._sent_at:
             self.timings.acting_ms.append((now_s - self._sent_at[version]) * 1e3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from broker import errors, messages, specs, topics
@@ -13,6 +13,8 @@ SILENCE_S = 10.0
 """An actor that said nothing for so long is not counted as live."""
 ASSIGN_PERIOD_S = 0.02
 """Least time between two assignments of one actor that differ in nothing but the pace."""
+LOOK_PERIOD_S = 0.02
+"""Between two looks at a large fleet: a few assignments each time, because a hundred hold up receipts for 50 ms."""
 MESSAGES_PER_S = 200.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
 
@@ -129,17 +131,29 @@ class Roster:
             self._working = sorted(found, key=lambda actor: actor.slot)
         return self._working
 
-    def live(self) -> list[Actor]:
-        """Those whose assignment is the oldest first, so that nobody is passed over for ever."""
-        return sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.assigned_at)
+    def due(self, lockstep_version: int, now_s: float) -> Iterator[Actor]:
+        """Live actors that may need an assignment now: who waits for more than pace, and then as many as is allowed.
+
+        Those whose assignment is the oldest come first, so that nobody is passed over for ever.
+        """
+        live = sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.assigned_at)
+        paced = [_paced(actor, lockstep_version) for actor in live]
+        yield from (actor for actor, only_pace in zip(live, paced, strict=True) if not only_pace)
+        spacing_s = max(ASSIGN_PERIOD_S, self.period_s)
+        for actor, only_pace in zip(live, paced, strict=True):
+            if self._allowance < 1 or now_s - actor.assigned_at < spacing_s:
+                return
+            if only_pace:
+                yield actor
 
     def look(self, now_s: float) -> bool:
         """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
         elapsed_s = now_s - self._looked_at
-        if not self._somebody_waits and elapsed_s < self.period_s / 10:
+        if not self._somebody_waits and elapsed_s < min(LOOK_PERIOD_S, self.period_s / 10):
             return False
-        # Spread over time: all at once, they would hold up updates, and all actors would send at once as well
-        self._allowance = min(max(4.0, len(self.working()) / 5), self._allowance + MESSAGES_PER_S * elapsed_s)
+        # Spread over time: all at once, they would hold up receipts, and all actors would send at once as well
+        allowed = MESSAGES_PER_S * elapsed_s
+        self._allowance = min(max(4.0, 2.0 * allowed), self._allowance + allowed)
         self._looked_at, self._somebody_waits = now_s, False
         return True
 
@@ -166,7 +180,7 @@ class Roster:
             now_s: Monotonic time.
         """
         old = actor.assignment
-        paced = old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
+        paced = _paced(actor, lockstep_version)
         if paced and (self._allowance < 1 or now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, self.period_s)):
             return None
         n = max(1, len(self.working()))
@@ -208,3 +222,9 @@ class Roster:
             self._allowance -= paced
         actor.assignment, actor.assigned_at = new, now_s
         return new
+
+
+def _paced(actor: Actor, lockstep_version: int) -> bool:
+    """Whether the assignment it has can be wrong in nothing but the pace."""
+    old = actor.assignment
+    return old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)

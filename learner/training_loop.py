@@ -1,8 +1,8 @@
 """The learner's loop: take in experience, set the pace, update, publish, score, save. The wiring on this side.
 
 Everything is decided in one thread, one step after the other, so that the loop can be read. Updates come several per
-TensorFlow call, which computes on a thread of its own: the loop takes in what arrives meanwhile, so that a receipt need
-not wait for an update, nor an update for the fleet. In lock-step nothing arrives meanwhile.
+TensorFlow call, which computes on a thread of its own, as policies are made: the loop takes in what arrives meanwhile,
+so that a receipt need not wait for them, nor they for the fleet. In lock-step nothing arrives meanwhile.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
-from broker import errors, messages
+from broker import messages
 from learner import (
     checkpoint,
     config,
@@ -41,8 +42,8 @@ from learner.algorithms import registry
 from learner.quantize import calibrate
 
 NORMALIZER_OBSERVATIONS = 1024
-ARRIVALS = 64
-"""Messages that are taken in at once, at most: about 10 ms, then updates have their turn."""
+ARRIVALS = 64  # messages that are taken in at once, at most: about 10 ms, then updates have their turn
+_T = TypeVar("_T")
 
 
 class TrainingLoop:
@@ -91,7 +92,7 @@ class TrainingLoop:
         self._started, self._stop = started_s, stop
         self._lockstep_goal = train.learning_starts
         self._first_epoch = here.epoch
-        self._updating = concurrent.futures.ThreadPoolExecutor(1, "update")
+        self._computing = concurrent.futures.ThreadPoolExecutor(1, "compute")
         version = self._restore_counters(saved) if saved else 0
         book = self._open_ledger(resumed=saved is not None, say=screen.say)
         self.ingest = ingest.Ingest(
@@ -165,7 +166,7 @@ class TrainingLoop:
             self.save()
             self.metrics.close()
             self.intake.close()
-            self._updating.shutdown()
+            self._computing.shutdown()
 
     @property
     def _budget_spent(self) -> bool:
@@ -215,7 +216,25 @@ class TrainingLoop:
             self.algorithm.normalize(self.replay.observations(NORMALIZER_OBSERVATIONS, self.rng))
         batch = self.replay.sample(settings.updates_per_call, settings.batch_size, self.rng)
         self.limiter.sample(self._samples_per_call)
-        computing = self._updating.submit(self.algorithm.update, batch)
+        update = self._meanwhile(lambda: self.algorithm.update(batch))
+        self.replay.update_priorities(batch.ids, update.td_error)
+        self.update_metrics = update.metrics
+
+    def _publish(self) -> None:
+        self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
+        policy = self.algorithm.policy_layers()
+        seen = self.replay.observations(calibrate.rows(policy), self.rng)
+        verdict = self._meanwhile(lambda: self.publisher.publish(policy, *calibrate.split(seen)))
+        if not verdict.passed or self.publisher.newest is None:
+            return
+        self.session.announce(self.spec.fingerprint, self.publisher.version)
+        if self.settings.evaluate_episodes and not self.scoring.busy and self.solved is None:
+            self._scored = self.algorithm.state()
+            self.scoring.begin(self.publisher.newest)
+
+    def _meanwhile(self, compute: Callable[[], _T]) -> _T:
+        """The result of what computes on a thread of its own, while what arrives is taken in here."""
+        computing = self._computing.submit(compute)
         computing.add_done_callback(lambda _: self.session.wake())
         try:
             while not computing.done():
@@ -224,21 +243,7 @@ class TrainingLoop:
                     self._assign(lockstep_version=0)
         finally:
             concurrent.futures.wait([computing])  # a checkpoint must not see half an update
-        update = computing.result()
-        self.replay.update_priorities(batch.ids, update.td_error)
-        self.update_metrics = update.metrics
-
-    def _publish(self) -> None:
-        self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
-        policy = self.algorithm.policy_layers()
-        seen = self.replay.observations(calibrate.rows(policy), self.rng)
-        verdict = self.publisher.publish(policy, *calibrate.split(seen))
-        if not verdict.passed or self.publisher.newest is None:
-            return
-        self.session.announce(self.spec.fingerprint, self.publisher.version)
-        if self.settings.evaluate_episodes and not self.scoring.busy:
-            self._scored = self.algorithm.state()
-            self.scoring.begin(self.publisher.newest)
+        return computing.result()
 
     def _finish(self) -> None:
         """Makes the policy that was found good the newest; where none was, scores the last one."""
@@ -339,7 +344,7 @@ class TrainingLoop:
             samples_per_s = self.progress.updates_per_s * self.algorithm_settings.batch_size
             self.limiter.widen(2.0 * self.roster.period_s * samples_per_s)
             goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
-        for actor in self.roster.live():
+        for actor in self.roster.due(lockstep_version, now):
             assignment = self.roster.assign(
                 actor,
                 steps_left=goal - self.env_steps - self.intake.pending_steps,
@@ -374,13 +379,8 @@ class TrainingLoop:
 
     def _restore_counters(self, saved: checkpoint.Checkpoint) -> int:
         """Takes back all but the algorithm; returns the last policy version."""
+        saved.check(self.spec, self.roster.env_id)
         meta = saved.meta
-        if meta["fingerprint"] != self.spec.fingerprint:
-            raise errors.SpecError(
-                "the run was made for another environment",
-                where=f"run: {meta['env_id']}; actors: {self.roster.env_id}, {self.spec.describe()}",
-                todo="start the actors with the run's environment, or start a new run",
-            )
         self.rng.bit_generator.state = meta["rng"]
         self.limiter.restore(meta["limiter"])
         self.progress.episodes = int(meta["episodes"])
