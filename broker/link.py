@@ -18,7 +18,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import paho.mqtt.client as mqtt
@@ -76,27 +76,23 @@ class Link:
             raise errors.IdentityError(
                 "a broker that is reached over TLS asks for a certificate", todo="join with a bundle or a fleet's keys"
             )
-        self._tls = tls
-        self._client_id = client_id
+        self._tls, self._client_id = tls, client_id
         self._credentials, self._will = (username, password), will
         self._listens_first, self._has_room = listens_first, has_room
         self._on_connect, self._on_log = on_connect, on_log or (lambda line: None)
         self._handlers: list[tuple[str, Handler]] = []
-        self._outbox, self._muted = outbox.Outbox(last=will[0] if will else ""), False
+        self._outbox = outbox.Outbox(last=will[0] if will else "")
+        self._muted = self._down_logged = False
         self._lock = threading.RLock()
         self._client: paho.Client | None = None
-        self._ready = threading.Event()
-        self._stopping = threading.Event()
+        self._ready, self._stopping = threading.Event(), threading.Event()
         self._drained = threading.Condition(self._lock)
         self._awaited_subacks: set[int] = set()
         self._refusal = self._last_refusal = ""  # of this attempt to connect, and of the one before
         self._turned_at, self._generation = time.monotonic(), 0
-        self._wakeup = wakeup.Wakeup()
-        self._down_logged = False
-        self._turns = turns.Turns()
+        self._wakeup, self._turns = wakeup.Wakeup(), turns.Turns()
         self._misc_at, self._turn_poll = 0.0, select.poll()
-        self.bytes_sent = self.bytes_received = 0
-        self.connections = self.handler_errors = 0
+        self.bytes_sent = self.bytes_received = self.connections = self.handler_errors = 0
         self.address = ""
 
     # -- what callers use -------------------------------------------------------------------------------------------
@@ -139,8 +135,13 @@ class Link:
 
         At once, if connected; or as soon as less is in flight, and then what is retained there by that time.
         """
+        self.retain_all([(topic, payload)])
+
+    def retain_all(self, those: Iterable[tuple[str, outbox.Payload]]) -> None:
+        """As `retain`, of several. They take the lock once, which the network thread often holds."""
         with self._lock:
-            self._outbox.retain(topic, payload)
+            for topic, payload in those:
+                self._outbox.retain(topic, payload)
             if self._ready.is_set():
                 self._send_overdue()
 
@@ -262,8 +263,7 @@ class Link:
         poll = select.poll()  # not select(): that fails past descriptor 1023
         poll.register(self._wakeup, select.POLLIN)
         with self._lock:
-            self._client, self._turn_poll = client, select.poll()  # a poll object serves one thread
-            self.address = str(where)
+            self._client, self._turn_poll, self.address = client, select.poll(), str(where)  # a poll serves one thread
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while generation == self._generation and (self._ready.is_set() or not self._stopping.is_set()):
             self._turned_at = time.monotonic()

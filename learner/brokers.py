@@ -74,10 +74,10 @@ class Brokers:
         if not any(one.connected for one in self._all):
             raise self._unreachable(timeout_s)
 
-    def retain(self, topic: str, payload: bytes) -> None:
-        """As Link.retain, at every broker."""
+    def retain_all(self, those: Sequence[tuple[str, bytes]]) -> None:
+        """As Link.retain_all, at every broker."""
         for one in self._all:
-            one.retain(topic, payload)
+            one.retain_all(those)
 
     def publish(self, topic: str, payload: bytes) -> bool:
         """Sends once, by every broker that is there; false if none took it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from broker import errors, messages, specs, topics
 from learner import config
@@ -131,7 +132,16 @@ class Roster:
             self._working = sorted(found, key=lambda actor: actor.slot)
         return self._working
 
-    def due(self, lockstep_version: int, now_s: float) -> Iterator[Actor]:
+    def assign_due(
+        self, *, lockstep_version: int, now_s: float, **rest: Any
+    ) -> Iterator[tuple[str, messages.Assignment]]:
+        """The new assignments of all that are due, by actor; arguments as for `assign`."""
+        for actor in self._due(lockstep_version, now_s):
+            assignment = self.assign(actor, lockstep_version=lockstep_version, now_s=now_s, **rest)
+            if assignment is not None:
+                yield actor.actor_id, assignment
+
+    def _due(self, lockstep_version: int, now_s: float) -> Iterator[Actor]:
         """Live actors that may need an assignment now: who waits for more than pace, and then as many as is allowed.
 
         Those whose assignment is the oldest come first, so that nobody is passed over for ever.

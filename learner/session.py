@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from broker import codec, errors, identity, messages, signing, topics
@@ -157,8 +157,13 @@ class Session:
     def retain(self, topic: str, message: messages.Message) -> int:
         """Signs and publishes a retained message, now and on every connect; its size in bytes."""
         sealed = self._sealed(topic, message)
-        self.brokers.retain(topic, sealed)
+        self.brokers.retain_all([(topic, sealed)])
         return len(sealed)
+
+    def retain_all(self, those: Iterable[tuple[str, messages.Message]]) -> None:
+        """As `retain`, of several together."""
+        if sealed := [(topic, self._sealed(topic, message)) for topic, message in those]:
+            self.brokers.retain_all(sealed)
 
     def tell(self, topic: str, message: messages.Message) -> int:
         """Signs and sends a message once; its size in bytes, or 0 if it cannot go out now."""
@@ -167,7 +172,7 @@ class Session:
 
     def forget(self, topic: str) -> None:
         """Takes back what is retained at a topic."""
-        self.brokers.retain(topic, b"")
+        self.brokers.retain_all([(topic, b"")])
 
     def command(self, actor_id: str, command: messages.Command) -> bool:
         """Signs and sends a command; false if it cannot go out now."""

@@ -6,6 +6,7 @@ Nothing here imports TensorFlow before actors are sought: its three seconds pass
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,10 @@ from typing import Any
 
 from broker import errors
 from learner import chatter, checkpoint, config, console, energy, roster, run_directory, session
+
+SWITCH_S = 0.001
+"""How long a thread may keep Python's lock from another. With the default, 5 ms, an update that has been computed waits
+so long for the loop to hear of it, and so does what arrives: 146 updates/s instead of 176 beside 500 actors."""
 
 
 def run(
@@ -58,6 +63,7 @@ def run(
             from learner import summary, training_loop  # with TensorFlow, which has had time to load
 
             _set_up_tensorflow(settings.train)
+            sys.setswitchinterval(SWITCH_S)
             loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, started, stop)
             loop.train()
             used = tracker.stop() if tracker else None

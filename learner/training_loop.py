@@ -287,8 +287,8 @@ class TrainingLoop:
             self.limiter.insert(len(experience.reward))
             ours = experience.epoch == self.session.epoch
             self.progress.count(experience, self.publisher.version if ours else None)
-        for actor_id, receipt in self.intake.receipts():
-            self.session.retain(self.session.topics.receipt(actor_id), receipt)
+        receipts = self.intake.receipts()
+        self.session.retain_all((self.session.topics.receipt(actor_id), receipt) for actor_id, receipt in receipts)
 
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
@@ -344,18 +344,17 @@ class TrainingLoop:
             samples_per_s = self.progress.updates_per_s * self.algorithm_settings.batch_size
             self.limiter.widen(2.0 * self.roster.period_s * samples_per_s)
             goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
-        for actor in self.roster.due(lockstep_version, now):
-            assignment = self.roster.assign(
-                actor,
-                steps_left=goal - self.env_steps - self.intake.pending_steps,
-                env_steps=self.env_steps,
-                lockstep_version=lockstep_version,
-                settings=self.settings,
-                exploration=self.algorithm_settings,
-                now_s=now,
-            )
-            if assignment is not None:
-                self.session.retain(self.session.topics.assignment(actor.actor_id), assignment)
+        given = self.roster.assign_due(
+            steps_left=goal - self.env_steps - self.intake.pending_steps,
+            env_steps=self.env_steps,
+            lockstep_version=lockstep_version,
+            settings=self.settings,
+            exploration=self.algorithm_settings,
+            now_s=now,
+        )
+        self.session.retain_all(
+            (self.session.topics.assignment(actor_id), assignment) for actor_id, assignment in given
+        )
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -105,7 +106,8 @@ def test_what_does_not_fit_stays_in_the_socket(broker_address: str, make_link: l
     receiver.wait_connected(10)
     sender = make_link(broker_address)
     for n in range(20):
-        assert sender.publish("actorq/t/x", bytes([n]) * 100_000)
+        body = bytes([n]) * 100_000
+        conftest.wait_until(functools.partial(sender.publish, "actorq/t/x", body), "the network thread lets us publish")
     conftest.wait_until(lambda: sender.in_flight == 0, "the broker has all of it")
     assert received.empty()
     room.set()

@@ -172,18 +172,15 @@ def told(n: int, every_s: float, looks: int) -> list[set[str]]:
     for look in range(looks):
         now_s = look * every_s
         assert found.look(now_s)
-        given.append(set[str]())
-        for actor in found.due(0, now_s):
-            assignment = found.assign(
-                actor,
-                steps_left=n * (look + 1),
-                env_steps=0,
-                lockstep_version=0,
-                settings=SETTINGS,
-                exploration=EXPLORATION,
-                now_s=now_s,
-            )
-            given[-1] |= {actor.actor_id} if assignment else set()
+        assignments = found.assign_due(
+            steps_left=n * (look + 1),
+            env_steps=0,
+            lockstep_version=0,
+            settings=SETTINGS,
+            exploration=EXPLORATION,
+            now_s=now_s,
+        )
+        given.append({actor_id for actor_id, _ in assignments})
     return given
 
 
