@@ -38,7 +38,7 @@ from edge_actor import (
 
 _IDLE_S = 0.2
 _UNSENT_IDLE_S = 0.005  # the link refuses while its window is full, and does not say when it opens
-_BUILD_SLACK_S = 0.005  # building takes 0.1 to 5 ms
+_BUILD_MARGIN = 1.5  # slack that is wanted, by what the last swap took
 _SLACK_WAIT_S = 1.0  # for so much slack at a control rate; then a missed deadline is the smaller evil
 _EPISODE_WAIT_S = 0.01  # for an episode's end when running flat out; longer, and learning waits for tidiness
 _MESSAGE_STEPS = 1024  # before the learner says how many
@@ -224,7 +224,7 @@ class Actor:
         if self._acting is None or self._plant is None or not self._plant.running or self._swap.overdue:
             return True
         if self._metronome is not None:
-            return self._metronome.slack_s > _BUILD_SLACK_S
+            return self._metronome.has_room(_BUILD_MARGIN * 1e-3 * (self._swap.pause_ms or 0.0))
         ended = self._recorder.trajectory.ended
         return len(ended) > 1 or bool(ended[0]) or not self._allowed_rows()
 

@@ -69,6 +69,10 @@ class Metronome:
         """Time until the next step is due."""
         return self._due - self._clock()
 
+    def has_room(self, seconds: float) -> bool:
+        """Whether that fits before the next step. What fits into no period needs half of one: more it cannot get."""
+        return self.slack_s > min(seconds, self._period_s / 2)
+
     def wait(self, wake: threading.Event) -> bool:
         """Waits for the next step.
 

@@ -9,12 +9,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors, messages, specs, topics
-from learner import config, deltas, layers, networks, run_directory
+from learner import config, deltas, layers, run_directory
 from learner.quantize import bits, convert, gate, quantizer, refine
 
 
@@ -39,7 +40,10 @@ _REMEMBERED = 4096
 
 
 LARGE_BYTES = 400_000
-"""From here on, the difference takes longer than a thread to begin."""
+"""From here on, the fp32 pass and the difference take longer than a thread to begin."""
+PATIENCE_S = 0.25
+"""What can wait until an actor acts on the newest policy waits no longer than this: there may be no actor."""
+_R = TypeVar("_R")
 
 
 def _newest() -> deque[float]:
@@ -48,13 +52,17 @@ def _newest() -> deque[float]:
 
 @dataclass(slots=True)
 class Timings:
-    """Milliseconds of each stage, and until each actor acted on it (learner's clock), of the newest publishes."""
+    """Milliseconds of each stage, and until each actor acted on it (learner's clock), of the newest publishes.
+
+    `put_off_ms` is what was done after that: ranges for the next policy, and files.
+    """
 
     calibrate_ms: deque[float] = field(default_factory=_newest)
     quantize_ms: deque[float] = field(default_factory=_newest)
     gate_ms: deque[float] = field(default_factory=_newest)
     delta_ms: deque[float] = field(default_factory=_newest)
     send_ms: deque[float] = field(default_factory=_newest)
+    put_off_ms: deque[float] = field(default_factory=_newest)
     acting_ms: deque[float] = field(default_factory=_newest)
 
 
@@ -105,9 +113,14 @@ class Publisher:
         self._directory = directory
         self._sent_at: dict[int, float] = {}
         self._precision, self._weight_bits = precision, weight_bits
-        self._refiner = refine.Refiner(refine.STEPS_BY_HEAD[head], steady=head in refine.STEADY_HEADS)
+        self._refines = precision == "int8" and weight_bits == bits.BITS_MAX
+        self._keeps_fit = head in refine.STEADY_HEADS
+        self._fit: refine.Fit | None = None  # of the newest policy
+        self._refiner = refine.Refiner(refine.STEPS_BY_HEAD[head], steady=self._keeps_fit)
         self._quantizer = quantizer.Quantizer(say=say)
-        self._beside = futures.ThreadPoolExecutor(1, "draft")
+        self._beside = futures.ThreadPoolExecutor(1, "publish")
+        self._put_off: list[Callable[[], object]] = []
+        self._newest_at, self._acts = 0.0, False
         self.version = version
         self.newest: Published | None = None
         self.held_back: Counter[str] = Counter()
@@ -130,37 +143,24 @@ class Publisher:
             held_back: [M', *shape] other observations, for the gate.
         """
         started = time.monotonic()
-        observations = np.concatenate([calibration, held_back])
-        refines = self._precision == "int8" and self._weight_bits == bits.BITS_MAX
-        if refines:
-            refined, ranges, outputs = self._refiner.measure(policy, observations, len(calibration))
+        self._catch_up()
+        if self.newest is not None and _same(policy, self.newest.layers):
+            verdict = gate.Verdict(False, "identical")
         else:
-            outputs = networks.outputs(policy, observations)
-        calibrated = time.monotonic()
-        try:
-            if refines:
-                model = self._quantizer.quantize(refined, ranges, calibration)
-            else:
-                model = convert.convert(policy, calibration, self._precision, weight_bits=self._weight_bits)
-        except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
-            self.held_back[error.reason] += 1
-            return gate.Verdict(False, error.reason)
-        quantized = time.monotonic()
-        previous = self.newest.model if self.newest else None
-        exact = outputs[len(calibration) :]
-        drafting = self._beside.submit(self.channel.draft, model) if len(model) > LARGE_BYTES else None
-        verdict = gate.judge_policy(model, exact, held_back, self._spec.action, self._settings, previous)
-        judged = time.monotonic()
-        self.timings.calibrate_ms.append((calibrated - started) * 1e3)
-        self.timings.quantize_ms.append((quantized - calibrated) * 1e3)
-        self.timings.gate_ms.append((judged - quantized) * 1e3)
-        if verdict.passed:
-            sha256 = hashlib.sha256(model).hexdigest()
-            draft = drafting.result() if drafting else self.channel.draft(model)
-            self._send(model, sha256, draft, verdict, policy, calibration, started)
-        else:
+            was_fitted = self._fit is not None
+            verdict = self._attempt(policy, calibration, held_back, started)
+            if was_fitted and not verdict.passed:  # training has left behind what that was made for
+                self._fit = None
+                verdict = self._attempt(policy, calibration, held_back, started)
+        if not verdict.passed:
             self.held_back[verdict.reason] += 1
         return verdict
+
+    def settle(self, *, at_once: bool = False) -> None:
+        """Call again and again: does what can wait until an actor acts on the newest policy; `at_once` if none will."""
+        if at_once or self._acts or time.monotonic() - self._newest_at > PATIENCE_S:
+            self._catch_up()
+            self.channel.settle(at_once=at_once)
 
     def publish_again(self, policy: Published) -> None:
         """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
@@ -170,10 +170,67 @@ class Publisher:
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
+        self._acts |= version == self.version
         for older in [sent for sent in list(self._sent_at) if sent < version - _REMEMBERED]:  # another thread adds
             del self._sent_at[older]
         if version in self._sent_at:
             self.timings.acting_ms.append((now_s - self._sent_at[version]) * 1e3)
+
+    def _attempt(
+        self,
+        policy: layers.PolicyLayers,
+        calibration: NDArray[np.generic],
+        held_back: NDArray[np.generic],
+        started_s: float,
+    ) -> gate.Verdict:
+        """Quantizes and judges; sends what passes."""
+        began, is_large = time.monotonic(), sum(a.size for a in layers.arrays(policy).values()) > LARGE_BYTES
+        if self._refines and self._fit is None:
+            self._fit = self._refiner.fit(policy, calibration)
+        fitted, fit = time.monotonic(), self._fit
+        refined = fit.levelled(policy) if fit else policy
+        passing = self._meanwhile(functools.partial(refine.outputs, refined, held_back), is_large=is_large)
+        try:
+            if fit:
+                model = self._quantizer.quantize(refined, fit.ranges, calibration)
+            else:
+                model = convert.convert(policy, calibration, self._precision, weight_bits=self._weight_bits)
+        except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
+            return gate.Verdict(False, error.reason)
+        quantized = time.monotonic()
+        exact = passing()
+        passed = time.monotonic()
+        drafting = self._meanwhile(functools.partial(self.channel.draft, model), is_large=is_large)
+        previous = self.newest.model if self.newest else None
+        verdict = gate.judge_policy(model, exact, held_back, self._spec.action, self._settings, previous)
+        self.timings.calibrate_ms.append((fitted - began + passed - quantized) * 1e3)
+        self.timings.quantize_ms.append((quantized - fitted) * 1e3)
+        self.timings.gate_ms.append((time.monotonic() - passed) * 1e3)
+        if verdict.passed:
+            sha256 = hashlib.sha256(model).hexdigest()
+            self._send(model, sha256, drafting(), verdict, policy, calibration, started_s)
+        if fit and verdict.passed and self._keeps_fit:
+            self._put_off.append(functools.partial(self._refit, policy, calibration))
+        else:
+            self._fit = None
+        return verdict
+
+    def _refit(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
+        self._fit = self._refiner.fit(policy, calibration)
+
+    def _meanwhile(self, work: Callable[[], _R], *, is_large: bool) -> Callable[[], _R]:
+        """Gives what `work` gives; of a large policy it is done on another thread."""
+        return self._beside.submit(work).result if is_large else work
+
+    def _catch_up(self) -> None:
+        """Does what was put off."""
+        if not self._put_off:
+            return
+        began = time.monotonic()
+        for work in self._put_off:
+            work()
+        self._put_off.clear()
+        self.timings.put_off_ms.append((time.monotonic() - began) * 1e3)
 
     def _send(
         self,
@@ -207,6 +264,13 @@ class Publisher:
         self.channel.send(manifest, model, draft)
         self.timings.delta_ms.append(self.channel.delta_ms)
         self.timings.send_ms.append(self.channel.send_ms)
-        self._directory.save_policy(manifest, model)
+        self._put_off.append(functools.partial(self._directory.save_policy, manifest, model))
+        self._newest_at, self._acts = time.monotonic(), False
         self.newest = Published(manifest, model, verdict, policy, calibration)
         self.published += 1
+
+
+def _same(policy: layers.PolicyLayers, other: layers.PolicyLayers) -> bool:
+    """Whether nothing has changed; the first layer that differs decides."""
+    pairs = zip(layers.arrays(policy).values(), layers.arrays(other).values(), strict=True)
+    return all(np.array_equal(one, another) for one, another in sorted(pairs, key=lambda pair: pair[0].size))

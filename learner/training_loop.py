@@ -162,7 +162,7 @@ class TrainingLoop:
             if not self._stop.is_set():
                 self._finish()
         finally:
-            self.publisher.channel.settle(at_once=True)
+            self.publisher.settle(at_once=True)
             self.save()
             self.metrics.close()
             self.intake.close()
@@ -280,6 +280,7 @@ class TrainingLoop:
                 if self.intake.is_full:
                     break
         self._feed(wait=False)
+        self.publisher.settle()
 
     def _feed(self, *, wait: bool) -> None:
         """What is durable enters replay and gets receipts: one an actor, however many messages it covers."""
@@ -325,7 +326,6 @@ class TrainingLoop:
         """Heartbeat, pace, scores and metrics, each when due."""
         now = time.monotonic()
         self.session.beat()
-        self.publisher.channel.settle()
         self.roster.expire(now)
         self._assign(self.publisher.version if self.settings.deterministic else 0)
         self.scoring.advance(self.roster.working(), now, self.session.brokers.changes)

@@ -78,6 +78,25 @@ class Channels:
     mean: FloatArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """What makes eight bits hold a policy, and those that training makes of it next.
+
+    Attributes:
+        ranges: What to fit the int8 model to.
+        common: Weights [features] to subtract from each row of the last kernel; None where outputs stay what they are.
+        level: To subtract from each of its biases.
+    """
+
+    ranges: requantize.Ranges
+    common: FloatArray | None
+    level: float
+
+    def levelled(self, policy: layers.PolicyLayers) -> layers.PolicyLayers:
+        """The policy without what its outputs have in common: it chooses as before."""
+        return policy if self.common is None else _without(policy, self.common, self.level)
+
+
 class Refiner:
     """Refines one policy after another.
 
@@ -101,7 +120,7 @@ class Refiner:
     def measure(
         self, policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, *, per_feature: bool = True
     ) -> tuple[layers.PolicyLayers, requantize.Ranges, FloatArray]:
-        """Runs a policy once, and makes it fit for int8. In the place of `calibrate.measure`.
+        """Makes a policy fit for int8. In the place of `calibrate.measure`.
 
         Args:
             policy: Layers for raw observations.
@@ -113,21 +132,31 @@ class Refiner:
             The policy with levelled outputs, what to fit its int8 model to, and fp32 outputs [N, n] that int8 is to
             come close to. All three are NaN or infinite where the policy is: `requantize` refuses them.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self._measure(policy, observations, rows, per_feature)
+        fit = self.fit(policy, observations[:rows], per_feature=per_feature)
+        policy = fit.levelled(policy)
+        return policy, fit.ranges, outputs(policy, observations)
 
-    def _measure(
-        self, policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, per_feature: bool
-    ) -> tuple[layers.PolicyLayers, requantize.Ranges, FloatArray]:
+    def fit(self, policy: layers.PolicyLayers, observations: NDArray[Any], *, per_feature: bool = True) -> Fit:
+        """What eight bits need to hold this policy, or one that training soon makes of it.
+
+        Args:
+            policy: Layers for raw observations.
+            observations: Sample [N, *shape] in any dtype that decides everything.
+            per_feature: As in `measure`.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._fit(policy, observations, per_feature)
+
+    def _fit(self, policy: layers.PolicyLayers, observations: NDArray[Any], per_feature: bool) -> Fit:
         first = layers.weighted(policy)[0]
-        affine = self._affine(observations[:rows]) if per_feature and isinstance(first, layers.Dense) else None
-        channels, inputs, outputs = _pass(policy, observations, rows, affine)
-        last = policy[-1]
-        level = "level" in self._steps and isinstance(last, layers.Dense) and last.activation == "none"
-        if level:
-            policy = levelled(policy, inputs[:rows], outputs[:rows])
-            outputs = _linear(layers.weighted(policy)[-1], inputs)
-            channels[-1] = _channels(outputs[:rows])
+        affine = self._affine(observations) if per_feature and isinstance(first, layers.Dense) else None
+        channels, inputs, found = _pass(policy, observations, affine)
+        last, common, level = policy[-1], None, 0.0
+        if "level" in self._steps and isinstance(last, layers.Dense) and last.activation == "none":
+            common, level = _shared(inputs, found)
+            policy = _without(policy, common, level)
+            found = _linear(layers.weighted(policy)[-1], inputs)
+            channels[-1] = _channels(found)
         factors = None
         if "equalise" in self._steps:
             self._exponents = exponents(policy, channels, self._exponents)
@@ -136,13 +165,14 @@ class Refiner:
         spans = [_range(channels[0], None), *(_range(*both) for both in zip_longest(channels[1:], factors or ()))]
         if affine:
             spans[0] = fold.ENDS
-        if level:
-            spans[-1] = decisive_range(outputs[:rows])
+        if common is not None:
+            spans[-1] = decisive_range(found)
         if "bound" in self._steps and layers.weighted(policy)[-1].activation == "tanh":
             spans[-1] = max(spans[-1][0], -_TANH_END), min(spans[-1][1], _TANH_END)
         if self._steady:
             spans[1:] = self._spans = [_held(span, kept) for span, kept in zip_longest(spans[1:], self._spans)]
-        return policy, requantize.Ranges(spans[0], tuple(spans[1:]), affine, factors, means, self._steady), outputs
+        ranges = requantize.Ranges(spans[0], tuple(spans[1:]), affine, factors, means, self._steady)
+        return Fit(ranges, common, level)
 
     def _affine(self, observations: NDArray[Any]) -> fold.Affine:
         """Of all that was seen, where that is not too wide for what is seen now."""
@@ -180,28 +210,23 @@ def _means(policy: layers.PolicyLayers, channels: Sequence[Channels]) -> tuple[F
 
 
 def _pass(
-    policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, affine: fold.Affine | None
+    policy: layers.PolicyLayers, observations: NDArray[Any], affine: fold.Affine | None
 ) -> tuple[list[Channels], FloatArray, FloatArray]:
     """Channels of the input and of each layer with weights (before tanh, but for the mean); last inputs; outputs."""
     x = observations.astype(np.float32)
-    scaled = affine.apply(observations[:rows]).reshape(rows, -1) if affine else x[:rows]
+    scaled = affine.apply(observations).reshape(len(x), -1) if affine else x
     channels = [_channels(scaled)]
     inputs = x
     for layer in policy:
-        if isinstance(layer, layers.Flatten):
-            x = x.reshape(len(x), math.prod(x.shape[1:]))
-            continue
-        if isinstance(layer, layers.Rescale):
-            x = x * layer.gain + layer.offset
+        if not isinstance(layer, layers.Weighted):
+            x = _reshaped(layer, x)
             continue
         inputs = x
         x = _linear(layer, x)
-        if layer.activation == "relu":
-            np.maximum(x, 0, out=x)
-        seen = _channels(x[:rows])
+        seen = _channels(x)
         if layer.activation == "tanh":
             x = np.tanh(x)
-            seen = replace(seen, mean=x[:rows].reshape(-1, x.shape[-1]).mean(0))
+            seen = replace(seen, mean=x.reshape(-1, x.shape[-1]).mean(0))
         channels.append(seen)
     return channels, inputs, x
 
@@ -214,13 +239,32 @@ def levelled(policy: layers.PolicyLayers, inputs: FloatArray, outputs: FloatArra
         inputs: Of its last layer [N, features].
         outputs: Of the policy [N, n].
     """
-    last = policy[-1]
-    assert isinstance(last, layers.Dense)
+    return _without(policy, *_shared(inputs, outputs))
+
+
+def outputs(policy: layers.PolicyLayers, observations: NDArray[Any]) -> FloatArray:
+    """What a policy answers to raw observations [N, *shape], in fp32: [N, n]."""
+    x: FloatArray = observations.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for layer in policy:
+            x = _linear(layer, x) if isinstance(layer, layers.Weighted) else _reshaped(layer, x)
+            if isinstance(layer, layers.Weighted) and layer.activation == "tanh":
+                x = np.tanh(x)
+    return x
+
+
+def _shared(inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray, float]:
+    """Weights [features] and bias that outputs [N, n] have in common, by the last layer's inputs [N, features]."""
     middle = np.partition(outputs, -2, axis=1)[:, -2:].mean(1)
     level, mean = middle.mean(), inputs.mean(0)
     common = _ridge(inputs - mean, middle - level)
-    bias = last.bias - (level - mean @ common)
-    return (*policy[:-1], replace(last, kernel=last.kernel - common, bias=bias.astype(np.float32)))
+    return common, float(level - mean @ common)
+
+
+def _without(policy: layers.PolicyLayers, common: FloatArray, level: float) -> layers.PolicyLayers:
+    last = policy[-1]
+    assert isinstance(last, layers.Dense)
+    return (*policy[:-1], replace(last, kernel=last.kernel - common, bias=last.bias - np.float32(level)))
 
 
 def _ridge(inputs: FloatArray, target: FloatArray) -> FloatArray:
@@ -283,13 +327,20 @@ def decisive_range(outputs: FloatArray) -> requantize.Range:
     return max(low, float(outputs.min())), min(high, float(outputs.max()))
 
 
+def _reshaped(layer: layers.Flatten | layers.Rescale, x: FloatArray) -> FloatArray:
+    if isinstance(layer, layers.Flatten):
+        return x.reshape(len(x), math.prod(x.shape[1:]))
+    return x * layer.gain + layer.offset
+
+
 def _linear(layer: layers.Weighted, x: FloatArray) -> FloatArray:
+    """Behind ReLU, in front of tanh."""
     if isinstance(layer, layers.Dense):
         y: FloatArray = x @ layer.kernel.T
     else:
         y = tf.nn.conv2d(x, layer.kernel.transpose(1, 2, 3, 0), strides=layer.stride, padding="VALID").numpy()
     y += layer.bias
-    return y
+    return np.maximum(y, 0, out=y) if layer.activation == "relu" else y
 
 
 def _channels(x: FloatArray) -> Channels:

@@ -1,10 +1,11 @@
 """Publish to acting: from the end of an update to the actor's state that names the new version, by the learner's clock.
 
-A real Mosquitto, a real actor process that acts flat out and sends all its experience, and here the learner's own
-session and `publish.Publisher`: calibration, requantizing, gate, delta, digest, signature, broker, verification,
-building, swap and the state's way back are all in it. Weights change between two publishes by about two int8 levels,
-which is what 32 Adam steps do to a 256x2 policy in the middle of LunarLander (3 to 4 bits a weight on the wire). The
-environment clocks its own steps, so that the longest step around a swap is measured where it is felt.
+A real Mosquitto, a real actor process that sends all its experience, and here the learner's own session and
+`publish.Publisher`: requantizing, gate, delta, digest, signature, broker, verification, building, swap and the state's
+way back are all in it. The actor holds a control rate, as on real hardware, or acts flat out. Weights change between
+two publishes by about two int8 levels, which is what 32 Adam steps do to a 256x2 policy in the middle of LunarLander (3
+to 4 bits a weight on the wire). The environment clocks its own steps, so that the longest step around a swap is
+measured where it is felt.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ LEVELS = 2.0
 TRAINING_S = (0.02, 0.06)
 """Between two publishes, drawn anew each time, so that they fall anywhere in the actor's turn."""
 TIMEOUT_S = 10.0
+RATE_HZ = 200.0
+"""Of the actor that holds a control rate."""
 
 
 def run() -> Iterator[dict[str, Any]]:
@@ -46,14 +49,15 @@ def run() -> Iterator[dict[str, Any]]:
 
     with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
         tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
-    yield _case("MLP 256x2", (256, 256), publishes=300)
-    yield _case("MLP 2048x3", (2048, 2048, 2048), publishes=60)
+    for rate_hz in (RATE_HZ, 0.0):
+        yield _case("MLP 256x2", (256, 256), rate_hz, publishes=300)
+        yield _case("MLP 2048x3", (2048, 2048, 2048), rate_hz, publishes=100)
 
 
-def _case(name: str, hidden: tuple[int, ...], *, publishes: int) -> dict[str, Any]:
+def _case(name: str, hidden: tuple[int, ...], rate_hz: float, *, publishes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="actorq-bench-") as temporary, home(Path(temporary)) as directory:
         log = directory / "gaps.json"
-        with _fleet(directory, log) as (here, actors):
+        with _fleet(directory, log, rate_hz) as (here, actors):
             bench = _Bench(here, actors, hidden, directory / "run")
             bench.publish()  # the first one has a keyframe, and the template that `prepare` made
             for stages in dataclasses.asdict(bench.publisher.timings).values():
@@ -62,7 +66,8 @@ def _case(name: str, hidden: tuple[int, ...], *, publishes: int) -> dict[str, An
             for _ in range(publishes):
                 bench.train()
                 bench.publish()
-        return _row(name, bench, json.loads(log.read_text()))
+        pace = f"actor at {rate_hz:.0f} Hz" if rate_hz else "actor flat out"
+        return _row(f"{name}, {pace}", bench, json.loads(log.read_text()))
 
 
 class _Bench:
@@ -90,7 +95,7 @@ class _Bench:
         self.publisher.prepare(self.policy)
         self.windows: list[tuple[float, float]] = []
         self.pauses_ms: list[float] = []
-        self.received = 0
+        self.received = self.deadlines_missed = 0
         (self.actor,) = actors.working()
 
     def train(self) -> None:
@@ -115,11 +120,13 @@ class _Bench:
     def _serve(self, wait_s: float) -> None:
         """What TrainingLoop does with what arrives, but for learning from it."""
         boot = seq = 0
+        self.publisher.settle()
         for arrival in self.here.drain(wait_s):
             message = arrival.message
             if isinstance(message, messages.ActorState):
                 self.actors.observe(ACTOR, message, retained=arrival.retained, now_s=time.monotonic())
                 vitals = message.vitals
+                self.deadlines_missed = vitals.deadlines_missed
                 if vitals.policy_epoch == self.here.epoch and vitals.policy_version > self.actor.version:
                     self.actor.version = vitals.policy_version
                     self.publisher.acts(vitals.policy_version, time.monotonic())
@@ -156,8 +163,8 @@ def initial(hidden: tuple[int, ...], inputs: int, outputs: int, rng: np.random.G
 def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str, Any]:
     timings = bench.publisher.timings
     acting_ms = timings.acting_ms
-    stages = {key.removesuffix("_ms"): seen for key, seen in dataclasses.asdict(timings).items() if key != "acting_ms"}
-    medians = {stage: statistics.median(seen) for stage, seen in stages.items() if seen}
+    stages = ("calibrate", "quantize", "gate", "delta", "send")
+    medians = {stage: statistics.median(getattr(timings, f"{stage}_ms")) for stage in stages}
     assert bench.publisher.newest is not None
     size = len(bench.publisher.newest.model)
     beside = size > publish.LARGE_BYTES
@@ -178,19 +185,21 @@ def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str,
         "spread": round(max(acting_ms) - min(acting_ms), 2),
         "explain": f"p50 {np.percentile(acting_ms, 50):.1f}, p99 {np.percentile(acting_ms, 99):.1f}, "
         f"max {max(acting_ms):.1f} ms; medians: {', '.join(f'{k} {v:.2f}' for k, v in medians.items())}, "
-        f"{'delta beside the gate, ' if beside else ''}rest (broker, actor, answer) {rest:.2f} ms; "
+        f"{'delta beside the gate, ' if beside else ''}rest (broker, actor, answer) {rest:.2f} ms; put off until then "
+        f"{statistics.median(timings.put_off_ms):.2f} ms (the next one's ranges, files); "
         f"the acting loop stood still for "
         f"{statistics.median(bench.pauses_ms):.2f} ms a swap (max {max(bench.pauses_ms):.2f}); longest step while "
         f"publishing: median {statistics.median(around):.2f}, p99 {np.percentile(around, 99):.2f} ms, "
         f"apart from it {max(apart, default=0.0):.2f} ms; {traffic.keyframes} keyframes, {traffic.deltas} deltas, "
         f"{(traffic.mean_bytes or 0) / 1e3:.1f} kB a policy of {size / 1e3:.1f} kB; "
-        f"{bench.received / (end - begin):.0f} steps/s received; load average {os.getloadavg()[0]:.1f}, "
+        f"{bench.received / (end - begin):.0f} steps/s received, {bench.deadlines_missed} deadlines missed; "
+        f"load average {os.getloadavg()[0]:.1f}, "
         f"{os.cpu_count()} cores",
     }
 
 
 @contextlib.contextmanager
-def _fleet(home: Path, log: Path) -> Iterator[tuple[session.Session, roster.Roster]]:
+def _fleet(home: Path, log: Path, rate_hz: float) -> Iterator[tuple[session.Session, roster.Roster]]:
     """Broker, actor and session; the actor has a grant without end."""
     fleet = identity.Fleet.open(FLEET)
     with process.Mosquitto("127.0.0.1", 0, fleet=FLEET) as broker:
@@ -198,6 +207,7 @@ def _fleet(home: Path, log: Path) -> Iterator[tuple[session.Session, roster.Rost
         bundle = home / "actor.json"
         fleet.enroll(ACTOR, [address]).write(bundle)
         command = [sys.executable, "-m", "edge_actor", "run", "--bundle", str(bundle), "--heartbeat-s", "2"]
+        command += ["--rate-hz", str(rate_hz)] if rate_hz else []
         command += ["--env", f"{_clocked.__file__}:Clocked", "--env-kwargs", json.dumps({"log": str(log)})]
         settings = config.TrainConfig(fleet=FLEET, broker=(address,), message_steps=4096, wait_s=30.0)
         exploration = config.DqnConfig(epsilon_start=0.05, epsilon_end=0.05)

@@ -69,6 +69,19 @@ def test_someone_else_may_wake_it() -> None:
     assert not metronome.wait(wake)
 
 
+def test_other_work_has_room_before_the_next_step_or_in_half_a_period_if_it_fits_into_none() -> None:
+    clock = Clock()
+    wake, metronome = Wake(clock), pace.Metronome(10.0, clock)
+    metronome.wait(wake)
+    clock.now += 0.03  # the step
+    assert metronome.has_room(0.06)
+    assert metronome.has_room(1.0)
+    clock.now += 0.03
+    assert metronome.has_room(0.03)
+    assert not metronome.has_room(0.05)
+    assert not metronome.has_room(1.0)
+
+
 def test_bursts_take_about_four_milliseconds() -> None:
     burst = pace.BurstLength()
     assert burst.rows == 1

@@ -1,15 +1,18 @@
-"""From layers to messages: a large policy's digest and difference are made while the gate still judges it."""
+"""From layers to messages: what is done beside the gate, what is put off, and what the last policy's ranges serve."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from broker import messages, specs, topics
 from edge_actor import reassembly
 from learner import config, layers, networks, publish, run_directory
+from learner.quantize import gate
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=3))
 
@@ -60,3 +63,49 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
     assert held.newest is not None
     assert held.newest.model == publisher.newest.model
     assert (len(held.newest.model) > publish.LARGE_BYTES) == (width == 640)
+
+
+def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(tmp_path: Path) -> None:
+    publisher, policies, x = _publisher(tmp_path)
+    policy = policies / "v000001.int8.tflite"
+    publisher.publish(_policy(0), x[:64], x[64:])
+    publisher.settle()
+    assert not policy.exists()
+    publisher.acts(1, 0.0)
+    publisher.settle()
+    assert publisher.newest is not None
+    assert policy.read_bytes() == publisher.newest.model
+    publisher.publish(_policy(1), x[:64], x[64:])
+    publisher.settle(at_once=True)
+    assert (policies / "v000002.int8.tflite").exists()
+    assert len(publisher.timings.put_off_ms) == 2
+
+
+def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made_anew(tmp_path: Path) -> None:
+    publisher, _, x = _publisher(tmp_path)
+    policy = _policy(0)
+    moved = layers.with_arrays(policy, [a * np.float32(1.01) for a in layers.arrays(policy).values()])
+    grown = layers.with_arrays(policy, [a * np.float32(8.0) for a in layers.arrays(policy).values()])
+    passes = publisher._refiner.fit = mock.Mock(wraps=publisher._refiner.fit)
+    counts = []
+    for each in (policy, moved, grown):
+        verdict = publisher.publish(each, x[:64], x[64:])
+        assert verdict.passed, verdict
+        assert isinstance(verdict, gate.ChoiceVerdict)
+        assert verdict.agreement > 0.95
+        counts.append(passes.call_count)
+    # The first; after it, before the second; after that, and once more for what it cannot hold
+    assert counts == [1, 2, 4]
+
+
+def _publisher(directory: Path) -> tuple[publish.Publisher, Path, NDArray[np.float32]]:
+    run = run_directory.RunDirectory(directory / "run", resume=False)
+    publisher = publish.Publisher(
+        Wire(), topics.Topics("f"), SPEC, "q_values", 1, 0, config.GateConfig(), run, pytest.fail
+    )
+    return publisher, run.policies, np.random.default_rng(1).standard_normal((96, 4), np.float32)
+
+
+def _policy(seed: int) -> layers.PolicyLayers:
+    network = networks.QNetwork.build(SPEC, (16, 16), False, np.random.default_rng(seed))
+    return network.policy_layers(list(network.initial().values()), networks.Normalizer.identity(SPEC.observation))
