@@ -15,7 +15,7 @@ keyframe, itself included, makes that mean the smallest possible as long as they
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,9 @@ from broker import delta, messages, topics
 
 RETAIN_PERIOD_S = 2.0
 """The most that an actor which missed a delta stays behind."""
+
+Piece = bytes | memoryview
+"""Some bytes of a policy."""
 
 
 class Sender(Protocol):
@@ -103,15 +106,17 @@ class Channel:
         self.traffic = Traffic()
         self.delta_ms = self.send_ms = 0.0
 
-    def draft(self, model: bytes) -> Draft | None:
+    def draft(self, pieces: Iterable[Piece]) -> Draft | None:
         """The difference that `send` will want; None where the policy can only go out whole.
 
-        It may be taken on another thread while it is not yet clear whether the policy goes out.
+        It may be taken on another thread, while the policy is still being made or it is not yet clear whether it goes
+        out.
+
+        Args:
+            pieces: The policy's bytes in their order, as they become known.
         """
         self.delta_ms = 0.0
-        if not self._enabled or len(self._keyframe[1]) != len(model):
-            return None
-        return self._difference(model, retained=self._clock() - self._retained_at > RETAIN_PERIOD_S)
+        return self._difference(pieces, retained=self._clock() - self._retained_at > RETAIN_PERIOD_S)
 
     def send(self, manifest: messages.Manifest, model: bytes, draft: Draft | None) -> None:
         """Sends a policy in the way that takes the fewest bytes.
@@ -144,9 +149,9 @@ class Channel:
 
     def _send_retained(self, manifest: messages.Manifest, model: bytes, draft: Draft | None) -> None:
         if draft is None or not draft.retained:
-            draft = self._difference(model, retained=True)
+            draft = self._difference([model], retained=True)
         so_far = self._from_keyframe
-        if len(draft.patch) > sum(so_far) / len(so_far):
+        if draft is None or len(draft.patch) > sum(so_far) / len(so_far):
             self._send_keyframe(manifest, model)
             return
         size = self._retain(self._delta_topic, messages.PolicyDelta(manifest, draft.base, draft.patch))
@@ -163,10 +168,20 @@ class Channel:
             self._count_delta(size)
         return size > 0
 
-    def _difference(self, model: bytes, *, retained: bool) -> Draft:
+    def _difference(self, pieces: Iterable[Piece], *, retained: bool) -> Draft | None:
         version, base = self._keyframe if retained else self._newest
+        made = delta.Difference(base) if self._enabled else None
+        for piece in pieces:
+            began = time.perf_counter()
+            if made is not None and made.size + len(piece) <= len(base):
+                made.add(piece)
+            else:
+                made = None  # of another layout; what follows is of no use, but whoever gives it must be heard out
+            self.delta_ms += (time.perf_counter() - began) * 1e3
+        if made is None or made.size != len(base):
+            return None
         began = time.perf_counter()
-        patch = np.frombuffer(delta.difference(base, model), np.uint8)
+        patch = np.frombuffer(made.finish(), np.uint8)
         self.delta_ms += (time.perf_counter() - began) * 1e3
         return Draft(version, patch, retained)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,14 @@ class Timings:
     send_ms: deque[float] = field(default_factory=_newest)
     put_off_ms: deque[float] = field(default_factory=_newest)
     acting_ms: deque[float] = field(default_factory=_newest)
+
+
+class _Followed(NamedTuple):
+    """What is made of a model's bytes: they are `size`."""
+
+    size: int
+    sha256: str
+    draft: deltas.Draft | None
 
 
 def describe_as(manifest: messages.Manifest, model: bytes, precision: str) -> messages.Manifest:
@@ -164,7 +173,7 @@ class Publisher:
 
     def publish_again(self, policy: Published) -> None:
         """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
-        started_s, draft = time.monotonic(), self.channel.draft(policy.model)
+        started_s, draft = time.monotonic(), self.channel.draft([policy.model])
         sha256 = policy.manifest.sha256
         self._send(policy.model, sha256, draft, policy.verdict, policy.layers, policy.calibration, started_s)
 
@@ -190,30 +199,49 @@ class Publisher:
         fitted, fit = time.monotonic(), self._fit
         refined = fit.levelled(policy) if fit else policy
         passing = self._meanwhile(functools.partial(refine.outputs, refined, held_back), is_large=is_large)
+        pieces: queue.SimpleQueue[deltas.Piece | None] = queue.SimpleQueue()
+        following = self._meanwhile(functools.partial(self._follow, iter(pieces.get, None)), is_large=is_large)
         try:
             if fit:
-                model = self._quantizer.quantize(refined, fit.ranges, calibration)
+                model = self._quantizer.quantize(refined, fit.ranges, calibration, pieces.put)
             else:
                 model = convert.convert(policy, calibration, self._precision, weight_bits=self._weight_bits)
         except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
             return gate.Verdict(False, error.reason)
+        finally:
+            pieces.put(None)
         quantized = time.monotonic()
         exact = passing()
         passed = time.monotonic()
-        drafting = self._meanwhile(functools.partial(self.channel.draft, model), is_large=is_large)
         previous = self.newest.model if self.newest else None
         verdict = gate.judge_policy(model, exact, held_back, self._spec.action, self._settings, previous)
         self.timings.calibrate_ms.append((fitted - began + passed - quantized) * 1e3)
         self.timings.quantize_ms.append((quantized - fitted) * 1e3)
         self.timings.gate_ms.append((time.monotonic() - passed) * 1e3)
         if verdict.passed:
-            sha256 = hashlib.sha256(model).hexdigest()
-            self._send(model, sha256, drafting(), verdict, policy, calibration, started_s)
+            followed = following()
+            if followed.size != len(model):  # TFLiteConverter made it
+                followed = self._follow([model])
+            self._send(model, followed.sha256, followed.draft, verdict, policy, calibration, started_s)
         if fit and verdict.passed and self._keeps_fit:
             self._put_off.append(functools.partial(self._refit, policy, calibration))
         else:
             self._fit = None
         return verdict
+
+    def _follow(self, pieces: Iterable[deltas.Piece]) -> _Followed:
+        """Digest and difference of a model, while its bytes become known."""
+        digest, size = hashlib.sha256(), 0
+
+        def digested() -> Iterator[deltas.Piece]:
+            nonlocal size
+            for piece in pieces:
+                digest.update(piece)
+                size += len(piece)
+                yield piece
+
+        draft = self.channel.draft(digested())
+        return _Followed(size, digest.hexdigest(), draft)
 
     def _refit(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
         self._fit = self._refiner.fit(policy, calibration)

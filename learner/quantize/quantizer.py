@@ -50,13 +50,20 @@ class Quantizer:
         scales = calibrate.scales_features(policy)
         self._template(policy, shape, _Input(scales, scales and split))
 
-    def quantize(self, policy: layers.PolicyLayers, ranges: requantize.Ranges, calibration: NDArray[Any]) -> bytes:
+    def quantize(
+        self,
+        policy: layers.PolicyLayers,
+        ranges: requantize.Ranges,
+        calibration: NDArray[Any],
+        on_written: requantize.OnWritten = lambda piece: None,
+    ) -> bytes:
         """Makes the int8 model of a policy.
 
         Args:
             policy: Layers for raw observations.
             ranges: From `calibrate.measure`.
             calibration: Observations [N, *shape], for TFLiteConverter should it be needed.
+            on_written: As of `requantize`. It is not given all of the model where TFLiteConverter was needed.
 
         Raises:
             PolicyError: A weight or a range is NaN or infinite.
@@ -65,7 +72,7 @@ class Quantizer:
         target = self._template(policy, calibration.shape[1:], entry)
         if target is not None:
             try:
-                return requantize.requantize(target, policy, ranges)
+                return requantize.requantize(target, policy, ranges, on_written)
             except template.Unmapped as why:
                 self._say_once(why)
         self.fallbacks += 1

@@ -29,7 +29,7 @@ from learner.quantize import fold, template
 FloatArray = NDArray[np.float32]
 Range = tuple[float, float]
 
-_BAND = 1 << 16
+_BAND = 1 << 17
 """Weights at a time: with what is made of them they fit the second-level cache."""
 SLACK, HEADROOM = 1.25, 1.06
 """How much too wide a range may be that is held, and how much wider than needed one is made that is not."""
@@ -64,23 +64,33 @@ class Ranges:
     steady: bool = False
 
 
-def requantize(target: template.Template, policy: layers.PolicyLayers, ranges: Ranges) -> bytes:
+OnWritten = Callable[[memoryview], object]
+"""Takes the next bytes of a model, in their order, as soon as they are final."""
+
+
+def requantize(
+    target: template.Template,
+    policy: layers.PolicyLayers,
+    ranges: Ranges,
+    on_written: OnWritten = lambda piece: None,
+) -> bytes:
     """Returns the template's model with the numbers of `policy`.
 
     Args:
         target: Of the policy's architecture; its bytes are overwritten.
         policy: Layers for raw observations.
         ranges: Of the same policy.
+        on_written: Its pieces are views of `target`: good until that is written again.
 
     Raises:
         PolicyError: A weight or a range is NaN or infinite.
         Unmapped: A layer puts out nothing but zeros, or a bias overflows: the converter has ways of its own for these.
     """
     with np.errstate(all="ignore"):  # what is not finite is refused by name
-        return _requantize(target, policy, ranges)
+        return _requantize(target, policy, ranges, on_written)
 
 
-def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: Ranges) -> bytes:
+def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: Ranges, on_written: OnWritten) -> bytes:
     if ranges.affine is not None:
         assert target.gain is not None
         assert target.offset is not None
@@ -89,6 +99,7 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
     scale = _write_affine(target.inputs, ranges.input)
     weighted = layers.weighted(policy)
     factors: tuple[FloatArray | None, ...] = (None, *(ranges.factors or (None,) * (len(weighted) - 1)), None)
+    final, written = memoryview(target.model), 0
     for i, (layer, place, output) in enumerate(zip(weighted, target.layers, ranges.outputs, strict=True)):
         kernel = layer.kernel.reshape(len(layer.kernel), -1)
         mean = ranges.means[i] if ranges.means else None
@@ -107,6 +118,9 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
         scale = _write_affine(place.outputs, output)
         if layer.activation == "tanh":
             scale = np.float32(1 / 128)
+        if target.ends[i] > written:
+            on_written(final[written : target.ends[i]])
+            written = target.ends[i]
     return bytes(target.model)
 
 
@@ -160,10 +174,7 @@ class _Kernel:
 
     def limit(self, band: slice, multiplied: FloatArray) -> FloatArray:
         """Largest size in each of these rows."""
-        sizes = _scratch(multiplied)[1]
-        np.abs(multiplied, out=sizes.view(np.float32))
-        # Floats from 0 on are in the order of their bits, NaN last; numpy finds the largest integer of a row sooner
-        limit: FloatArray = sizes.max(1).view(np.float32)
+        limit: FloatArray = np.maximum(multiplied.max(1), -multiplied.min(1))
         return limit if self.rows is None else limit / self.rows[band]
 
     def write(self, weights: NDArray[np.int8], band: slice, multiplied: FloatArray, inverse: FloatArray) -> FloatArray:
@@ -176,7 +187,7 @@ class _Kernel:
             return np.zeros_like(inverse)
         mean = self.mean if self.columns is None else self.mean / self.columns
         exact = x @ mean
-        weights[band] = np.trunc(_rounded(x, signs), out=x)
+        weights[band] = np.rint(x, out=x)  # the converter knows no means, so halves need not go where it sends them
         excess: FloatArray = (x @ mean - exact) / inverse
         return excess
 

@@ -7,7 +7,7 @@ bytearray: writing a number is an assignment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,7 @@ class Template:
         per_channel: Whether each output of a layer has a weight scale of its own.
         gain: float32, the per-feature scaling of the input in observation order; None where the model has none.
         offset: As `gain`.
+        ends: Per layer with weights: how far the bytes are final once it and all layers before it were written.
     """
 
     model: bytearray
@@ -79,6 +80,7 @@ class Template:
     per_channel: bool
     gain: NDArray[np.float32] | None
     offset: NDArray[np.float32] | None
+    ends: tuple[int, ...]
 
     def numbers(self) -> dict[str, NDArray[Any]]:
         """Copies of all that a policy decides, by name."""
@@ -163,7 +165,19 @@ class _Graph:
         if len(places) != layer_count:
             raise Unmapped(f"{layer_count} layers became {len(places)} operators")
         found = tuple(self._place(operator, outputs) for operator, outputs in places)
-        return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset)
+        return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset, tuple(self._ends(found)))
+
+    def _ends(self, places: Sequence[Place]) -> Iterator[int]:
+        """Where the first number of the layers behind lies, for each layer; behind the last one all is final."""
+        start = _address(np.frombuffer(self._bytes, np.uint8))
+        firsts = []
+        for place in places:
+            numbers: list[NDArray[Any]] = [place.weights, place.weight_scale, place.bias, place.bias_scale]
+            numbers += [number for affine in place.outputs for number in (affine.scale, affine.zero_point)]
+            firsts.append(min(_address(number) for number in numbers) - start)
+        for i in range(1, len(places)):
+            yield min(firsts[i:])
+        yield len(self._bytes)
 
     def _operators(self) -> Iterator[tuple[int, Any]]:
         for i in range(self._graph.OperatorsLength()):
@@ -194,3 +208,7 @@ class _Graph:
     def _data(self, tensor: int, dtype: Any) -> Any:
         data = self._model.Buffers(self._graph.Tensors(tensor).Buffer()).DataAsNumpy()
         return data.view(dtype)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -100,7 +100,7 @@ class Learner:
         manifest = messages.Manifest(
             1, self.version, "main", len(model), sha256, SPEC.fingerprint, "q_values", "int8", 0.0
         )
-        self.channel.send(manifest, model, self.channel.draft(model))
+        self.channel.send(manifest, model, self.channel.draft([model]))
 
 
 @pytest.fixture

@@ -81,12 +81,15 @@ def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(
     assert len(publisher.timings.put_off_ms) == 2
 
 
-def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made_anew(tmp_path: Path) -> None:
+def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publisher, _, x = _publisher(tmp_path)
     policy = _policy(0)
     moved = layers.with_arrays(policy, [a * np.float32(1.01) for a in layers.arrays(policy).values()])
     grown = layers.with_arrays(policy, [a * np.float32(8.0) for a in layers.arrays(policy).values()])
-    passes = publisher._refiner.fit = mock.Mock(wraps=publisher._refiner.fit)
+    passes = mock.Mock(wraps=publisher._refiner.fit)
+    monkeypatch.setattr(publisher._refiner, "fit", passes)
     counts = []
     for each in (policy, moved, grown):
         verdict = publisher.publish(each, x[:64], x[64:])
