@@ -26,9 +26,6 @@ larger too."""
 _kept = threading.local()
 """A compressor and decompressor per thread: making one costs more than a small policy, and none serves two threads."""
 
-_AT_ONCE_BYTES = 1 << 20
-"""What fits a second-level cache together with its base."""
-
 Buffer = bytes | memoryview | NDArray[np.uint8]
 
 
@@ -45,24 +42,22 @@ class Difference:
     def __init__(self, base: Buffer) -> None:
         if not hasattr(_kept, "compressor"):
             _kept.compressor = zstandard.ZstdCompressor(compression_params=_PACKING)
-            _kept.change = np.empty(_AT_ONCE_BYTES, np.uint8)
         self._base = np.frombuffer(base, np.uint8)
-        self._stream = _kept.compressor.compressobj(size=self._base.size)
+        # One chunk: whoever asks for small ones takes Python's lock from the other threads for each
+        self._packing = _kept.compressor.chunker(size=self._base.size, chunk_size=max(1, self._base.size))
         self._packed: list[bytes] = []
         self.size = 0
 
     def add(self, piece: Buffer) -> None:
         """The next bytes of the model. In the thread that made this, and before it makes another."""
         model = np.frombuffer(piece, np.uint8)
-        for first in range(0, model.size, _AT_ONCE_BYTES):
-            part = model[first : first + _AT_ONCE_BYTES]
-            change = np.subtract(part, self._base[self.size : self.size + part.size], out=_kept.change[: part.size])
-            self._packed.append(self._stream.compress(change))
-            self.size += part.size
+        change = np.subtract(model, self._base[self.size : self.size + model.size])
+        self._packed += self._packing.compress(change)
+        self.size += model.size
 
     def finish(self) -> bytes:
         """The patch, once all is there."""
-        return b"".join((*self._packed, self._stream.flush()))
+        return b"".join((*self._packed, *self._packing.finish()))
 
 
 def difference(base: Buffer, model: Buffer) -> bytes:

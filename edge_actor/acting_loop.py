@@ -1,6 +1,6 @@
 """Wires the actor together and runs it: one thread acts, others talk to the network, build policies and beat.
 
-Between two bursts of steps (about 4 ms, or one step at a control rate) the loop looks at everything else: what the
+Between two bursts of steps (about 2 ms, or one step at a control rate) the loop looks at everything else: what the
 learner said, a policy that is ready, experience to send. Without a grant an actor that runs flat out sleeps; one with a
 control rate acts on without recording, as it does when learner or network are gone.
 """
@@ -161,7 +161,7 @@ class Actor:
             self._turn_at_rate(self._metronome)
 
     def _turn_flat_out(self) -> None:
-        self._link.turn()
+        is_more_coming = self._link.turn()
         rows = self._allowed_rows()
         if not rows:
             self._recorder.flush()
@@ -172,7 +172,7 @@ class Actor:
             return
         record = self._recorder.trajectory
         before, began = record.used, time.perf_counter()
-        self._act(min(rows, self._burst.rows))
+        self._act(min(rows, self._burst.rows(pace.LOOK_S if is_more_coming else pace.BURST_S)))
         self._burst.learn(record.used - before, time.perf_counter() - began)
         self._recorder.flush_if_due()
 

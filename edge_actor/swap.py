@@ -6,7 +6,8 @@
 A thread of its own opens what comes, puts deltas together with their base and checks the result; the long steps of that
 (digest, unpacking, adding) leave Python's lock to the acting loop. What takes less than the handing over is done where
 it came. Building an interpreter holds that lock for 0.1 to 5 ms, so the loop itself does it, when it suits: at an
-episode's end, in the slack of a control period, or after `patience_s`. What has been overtaken by then is never built.
+episode's end, in the slack of a control period, or `patience_s` after the policy came. What has been overtaken by then
+is never built.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from broker import codec, errors, messages, signing, specs, topics
 from edge_actor import clock, policy, policy_store, reassembly
@@ -30,6 +32,16 @@ STORE_PERIOD_S = 60.0
 """Policies may come every second; an SD card should not be written so often."""
 
 Handler = Callable[[str, bytes, bool], None]
+
+
+class _Arrival(NamedTuple):
+    """A message that came at a monotonic time."""
+
+    handle: Handler
+    topic: str
+    payload: bytes
+    retained: bool
+    at_s: float
 
 
 class Phase(enum.Enum):
@@ -51,7 +63,7 @@ class Swap:
         build: Makes a warmed-up policy from a checked manifest and model.
         spec: Of the environment.
         store: Of the last good policy.
-        patience_s: How long a verified policy waits for a good moment before it is `overdue`.
+        patience_s: How long after it came a policy waits for a good moment before it is `overdue`.
         on_ready: Called on the checking thread when there is something to build.
         on_log: Takes one line for people.
 
@@ -87,14 +99,14 @@ class Swap:
         self.pause_ms: float | None = None
         self._held = reassembly.Reassembly(spec)
         self._candidate: reassembly.Whole | None = None
-        self._waiting_since = 0.0
+        self._came_at = self._waiting_since = time.monotonic()
         self._active: reassembly.Order = (0, 0)
         self._unstored: reassembly.Whole | None = None
         self._stored_at = -STORE_PERIOD_S
         self._stored_epoch = 0
         self._lock = threading.Lock()
         self._handling = threading.Lock()
-        self._queue: collections.deque[tuple[Handler, str, bytes, bool]] = collections.deque()
+        self._queue: collections.deque[_Arrival] = collections.deque()
         self._queued_bytes = 0
         self._work = threading.Event()
         self._stopping = False
@@ -122,20 +134,21 @@ class Swap:
         """A handler for `Link.subscribe` that has `handle` called in the order of arrival, one message at a time."""
 
         def put(topic: str, payload: bytes, retained: bool) -> None:
+            arrival = _Arrival(handle, topic, payload, retained, time.monotonic())
             newest = self._held.newest
             is_small = len(payload) + (len(newest.model) if newest else 0) <= AT_ONCE_BYTES
             if is_small and self._handling.acquire(blocking=False):
                 try:
                     if not self._queue:
-                        self._handle(handle, topic, payload, retained)
+                        self._handle(arrival)
                         return
                 finally:
                     self._handling.release()
             with self._lock:
-                self._queue.append((handle, topic, payload, retained))
+                self._queue.append(arrival)
                 self._queued_bytes += len(payload)
                 while len(self._queue) > QUEUE_LIMIT or self._queued_bytes > QUEUE_LIMIT_BYTES:
-                    self._queued_bytes -= len(self._queue.popleft()[2])
+                    self._queued_bytes -= len(self._queue.popleft().payload)
                     self.refused["flood"] = self.refused.get("flood", 0) + 1
             self._work.set()
 
@@ -213,7 +226,7 @@ class Swap:
     def _propose(self) -> None:
         with self._lock:
             if self._candidate is None:
-                self._waiting_since = time.monotonic()
+                self._waiting_since = self._came_at
             self._candidate = self._held.newest  # one that was not built yet is overtaken
             self.phase = Phase.VERIFIED
         self._on_ready()
@@ -227,22 +240,23 @@ class Swap:
                     arrival = self._next()
                     if arrival is None:
                         break
-                    self._handle(*arrival)
+                    self._handle(arrival)
             if self._stopping:
                 return
             self._save(always=False)
 
-    def _next(self) -> tuple[Handler, str, bytes, bool] | None:
+    def _next(self) -> _Arrival | None:
         with self._lock:
             if not self._queue:
                 return None
             arrival = self._queue.popleft()
-            self._queued_bytes -= len(arrival[2])
+            self._queued_bytes -= len(arrival.payload)
             return arrival
 
-    def _handle(self, handle: Handler, topic: str, payload: bytes, retained: bool) -> None:
+    def _handle(self, arrival: _Arrival) -> None:
+        self._came_at = arrival.at_s
         try:
-            handle(topic, payload, retained)
+            arrival.handle(arrival.topic, arrival.payload, arrival.retained)
         except Exception as error:  # a bug: without this thread the actor would keep its policy for ever
             self._refuse("fault", f"{type(error).__name__}: {error}")
 

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,9 @@ _REMEMBERED = 4096
 
 
 LARGE_BYTES = 400_000
-"""From here on, the fp32 pass and the difference take longer than a thread to begin."""
+"""From here on, digest and difference take longer than a thread to begin."""
 PATIENCE_S = 0.25
 """What can wait until an actor acts on the newest policy waits no longer than this: there may be no actor."""
-_R = TypeVar("_R")
 
 
 def _newest() -> deque[float]:
@@ -198,9 +197,9 @@ class Publisher:
             self._fit = self._refiner.fit(policy, calibration)
         fitted, fit = time.monotonic(), self._fit
         refined = fit.levelled(policy) if fit else policy
-        passing = self._meanwhile(functools.partial(refine.outputs, refined, held_back), is_large=is_large)
         pieces: queue.SimpleQueue[deltas.Piece | None] = queue.SimpleQueue()
-        following = self._meanwhile(functools.partial(self._follow, iter(pieces.get, None)), is_large=is_large)
+        follow = functools.partial(self._follow, iter(pieces.get, None))
+        following = self._beside.submit(follow).result if is_large else follow
         try:
             if fit:
                 model = self._quantizer.quantize(refined, fit.ranges, calibration, pieces.put)
@@ -211,7 +210,7 @@ class Publisher:
         finally:
             pieces.put(None)
         quantized = time.monotonic()
-        exact = passing()
+        exact = refine.outputs(refined, held_back)
         passed = time.monotonic()
         previous = self.newest.model if self.newest else None
         verdict = gate.judge_policy(model, exact, held_back, self._spec.action, self._settings, previous)
@@ -245,10 +244,6 @@ class Publisher:
 
     def _refit(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
         self._fit = self._refiner.fit(policy, calibration)
-
-    def _meanwhile(self, work: Callable[[], _R], *, is_large: bool) -> Callable[[], _R]:
-        """Gives what `work` gives; of a large policy it is done on another thread."""
-        return self._beside.submit(work).result if is_large else work
 
     def _catch_up(self) -> None:
         """Does what was put off."""

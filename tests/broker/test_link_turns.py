@@ -18,7 +18,7 @@ def test_a_caller_that_takes_turns_handles_messages_in_its_own_thread(
     made.subscribe("x/#", lambda *_: threads.put(threading.current_thread()))
     other = make_link(mosquitto.address, name="other")
 
-    def handled(act: Callable[[], None]) -> threading.Thread:
+    def handled(act: Callable[[], object]) -> threading.Thread:
         """The thread in which the next message is handled, `act` being called all the while."""
         while True:
             assert other.publish("x/1", b"") or other.in_flight

@@ -86,7 +86,7 @@ def test_newer_ones_replace_it_also_of_a_new_epoch(swapped: offers.Swap) -> None
 
 
 def test_what_was_overtaken_is_never_built_and_waiting_is_bounded(tmp_path: Path) -> None:
-    made = offers.Swap(tmp_path, patience_s=0.05)
+    made = offers.Swap(tmp_path, patience_s=0.5)
     made.offer(*offers.keyframe(1))
     assert not made.overdue
     for version in range(2, 6):
