@@ -134,10 +134,15 @@ class Channel:
             self._send_retained(manifest, model, draft)
         self._manifest, self._newest = manifest, (manifest.version, model)
 
+    @property
+    def is_due(self) -> bool:
+        """The newest policy should be retained: no other has followed it for a while."""
+        has_waited = self._clock() - self._retained_at > RETAIN_PERIOD_S
+        return has_waited and self._manifest is not None and not self._is_retained
+
     def settle(self, *, at_once: bool = False) -> None:
         """Call again and again: retains the newest policy if no other has followed it; `at_once` if none will."""
-        due = at_once or self._clock() - self._retained_at > RETAIN_PERIOD_S
-        if due and self._manifest is not None and not self._is_retained:
+        if self._manifest is not None and not self._is_retained and (at_once or self.is_due):
             self._send_retained(self._manifest, self._newest[1], None)
 
     def _send_keyframe(self, manifest: messages.Manifest, model: bytes) -> None:

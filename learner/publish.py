@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import queue
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -127,7 +128,9 @@ class Publisher:
         self._refiner = refine.Refiner(refine.STEPS_BY_HEAD[head], steady=self._keeps_fit)
         self._quantizer = quantizer.Quantizer(say=say)
         self._beside = futures.ThreadPoolExecutor(1, "publish")
+        self._turn = threading.Lock()  # of whoever publishes or tidies up; the latter hands it to its thread
         self._put_off: list[Callable[[], object]] = []
+        self._settling: futures.Future[None] | None = None
         self._newest_at, self._acts = 0.0, False
         self.version = version
         self.newest: Published | None = None
@@ -151,30 +154,43 @@ class Publisher:
             held_back: [M', *shape] other observations, for the gate.
         """
         started = time.monotonic()
-        self._catch_up()
-        if self.newest is not None and _same(policy, self.newest.layers):
-            verdict = gate.Verdict(False, "identical")
-        else:
-            was_fitted = self._fit is not None
-            verdict = self._attempt(policy, calibration, held_back, started)
-            if was_fitted and not verdict.passed:  # training has left behind what that was made for
-                self._fit = None
+        with self._turn:
+            self._catch_up()
+            if self.newest is not None and _same(policy, self.newest.layers):
+                verdict = gate.Verdict(False, "identical")
+            else:
+                was_fitted = self._fit is not None
                 verdict = self._attempt(policy, calibration, held_back, started)
+                if was_fitted and not verdict.passed:  # training has left behind what that was made for
+                    self._fit = None
+                    verdict = self._attempt(policy, calibration, held_back, started)
         if not verdict.passed:
             self.held_back[verdict.reason] += 1
         return verdict
 
     def settle(self, *, at_once: bool = False) -> None:
-        """Call again and again: does what can wait until an actor acts on the newest policy; `at_once` if none will."""
-        if at_once or self._acts or time.monotonic() - self._newest_at > PATIENCE_S:
-            self._catch_up()
-            self.channel.settle(at_once=at_once)
+        """Call again and again, from any thread: what can wait is done when an actor acts on the newest policy.
+
+        On another thread, so that the caller need not wait; `at_once`, here and now, if no policy will follow.
+
+        Raises:
+            OSError: A policy could not be kept.
+        """
+        if self._settling is not None and self._settling.done():
+            self._settling.result()
+        is_due = self._acts or time.monotonic() - self._newest_at > PATIENCE_S
+        if at_once:
+            with self._turn:
+                self._tidy(at_once=True)
+        elif is_due and (self._put_off or self.channel.is_due) and self._turn.acquire(blocking=False):
+            self._settling = self._beside.submit(self._tidy_and_let_go)
 
     def publish_again(self, policy: Published) -> None:
         """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
-        started_s, draft = time.monotonic(), self.channel.draft([policy.model])
-        sha256 = policy.manifest.sha256
-        self._send(policy.model, sha256, draft, policy.verdict, policy.layers, policy.calibration, started_s)
+        started_s, sha256 = time.monotonic(), policy.manifest.sha256
+        with self._turn:
+            draft = self.channel.draft([policy.model])
+            self._send(policy.model, sha256, draft, policy.verdict, policy.layers, policy.calibration, started_s)
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
@@ -245,6 +261,16 @@ class Publisher:
     def _refit(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
         self._fit = self._refiner.fit(policy, calibration)
 
+    def _tidy_and_let_go(self) -> None:
+        try:
+            self._tidy(at_once=False)
+        finally:
+            self._turn.release()
+
+    def _tidy(self, *, at_once: bool) -> None:
+        self._catch_up()
+        self.channel.settle(at_once=at_once)
+
     def _catch_up(self) -> None:
         """Does what was put off."""
         if not self._put_off:
@@ -283,12 +309,11 @@ class Publisher:
             precision=self._precision,
             created_s=time.time(),
         )
-        self._sent_at[self.version] = started_s
+        self._sent_at[self.version], self._newest_at, self._acts = started_s, time.monotonic(), False
         self.channel.send(manifest, model, draft)
         self.timings.delta_ms.append(self.channel.delta_ms)
         self.timings.send_ms.append(self.channel.send_ms)
         self._put_off.append(functools.partial(self._directory.save_policy, manifest, model))
-        self._newest_at, self._acts = time.monotonic(), False
         self.newest = Published(manifest, model, verdict, policy, calibration)
         self.published += 1
 

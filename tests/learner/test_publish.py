@@ -13,6 +13,7 @@ from broker import messages, specs, topics
 from edge_actor import reassembly
 from learner import config, layers, networks, publish, run_directory
 from learner.quantize import gate
+from tests import conftest
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=3))
 
@@ -73,6 +74,7 @@ def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(
     assert not policy.exists()
     publisher.acts(1, 0.0)
     publisher.settle()
+    conftest.wait_until(policy.exists, "the policy is kept")
     assert publisher.newest is not None
     assert policy.read_bytes() == publisher.newest.model
     publisher.publish(_policy(1), x[:64], x[64:])
