@@ -177,7 +177,8 @@ class Publisher:
             OSError: A policy could not be kept.
         """
         if self._settling is not None and self._settling.done():
-            self._settling.result()
+            settled, self._settling = self._settling, None
+            settled.result()
         is_due = self._acts or time.monotonic() - self._newest_at > PATIENCE_S
         if at_once:
             with self._turn:
@@ -276,9 +277,8 @@ class Publisher:
         if not self._put_off:
             return
         began = time.monotonic()
-        for work in self._put_off:
-            work()
-        self._put_off.clear()
+        while self._put_off:
+            self._put_off.pop(0)()
         self.timings.put_off_ms.append((time.monotonic() - began) * 1e3)
 
     def _send(
