@@ -79,7 +79,7 @@ class Link:
         self._tls, self._client_id = tls, client_id
         self._credentials, self._will = (username, password), will
         self._listens_first, self._has_room = listens_first, has_room
-        self._on_connect, self._on_log = on_connect, on_log or (lambda line: None)
+        self._on_connect, self._on_log = on_connect or (lambda: None), on_log or (lambda line: None)
         self._handlers: list[tuple[str, Handler]] = []
         self._outbox = outbox.Outbox(last=will[0] if will else "")
         self._muted = self._down_logged = False
@@ -366,8 +366,7 @@ class Link:
         if self._down_logged:
             self._down_logged = False
             self._on_log(f"connected to {self.address} again")
-        if self._on_connect is not None:
-            self._on_connect()
+        self._on_connect()
 
     def _published(self, client: mqtt.Client, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
         self._outbox.in_flight.discard(mid)
