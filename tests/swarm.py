@@ -29,6 +29,8 @@ from tests import simulated_actor
 
 HEARTBEAT_S = 1.0
 CONNECTS_AT_ONCE = 20
+RETRY_S = 0.05
+CATCH_UP_S = 1.0
 RECEIPTS_TIMEOUT_S = 30.0
 
 
@@ -120,8 +122,11 @@ class Swarm:
                 if actor.starts and self._load.rate:  # as in edge_actor/recorder.py
                     after = random.random() * actor.period_s
                 else:
-                    after = steps / self._load.rate if actor.send() and self._load.rate else 0.05
-            heapq.heappush(self._due, (max(now, at) + after, number, what))
+                    period_s = steps / self._load.rate if self._load.rate else RETRY_S
+                    after = period_s if actor.send() else min(RETRY_S, period_s)
+            # What came late does not make the next one late, or the rate would not be kept; nor is much made up for
+            since = at if now - at < CATCH_UP_S else now
+            heapq.heappush(self._due, (since + after, number, what))
             self._watch(number, actor)
 
 
