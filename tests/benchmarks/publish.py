@@ -57,15 +57,17 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
 
     for i in range(rounds):
         _change(policy, rng)
-        ranges, outputs = timed("calibration", calibrate.measure, policy, observations, rows)
+        ranges, _ = timed("calibration", calibrate.measure, policy, observations, rows)
         timed("requantize, cold caches", quantize.quantize, policy, ranges, calibration)
         for _ in range(REPEATS):
             timed("requantize", quantize.quantize, policy, ranges, calibration)
         if i % (rounds // conversions) == 0:
             timed("TFLiteConverter", convert.convert, policy, calibration, "int8")
-        level, ranges, outputs = timed("refinement", refiner.measure, policy, observations, rows)
-        model = timed("requantize refined, cold caches", published.quantize, level, ranges, calibration)
-        timed("gate", gate.judge, model, outputs[rows:], held_back, settings)
+        fit = timed("fit", refiner.fit, policy, calibration)
+        level = fit.levelled(policy)
+        model = timed("requantize refined, cold caches", published.quantize, level, fit.ranges, calibration)
+        outputs = timed("exact outputs", refine.outputs, level, held_back)
+        timed("gate", gate.judge, model, outputs, held_back, settings)
         keyframe = keyframe or model
         timed("delta", delta.difference, keyframe, model)
         timed("signing", sealer.seal, TOPIC, model)
@@ -91,7 +93,8 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
                 f"{len(reference)} runs between ours; {explain}; {REPEATS} times on the same weights",
                 "requantize, cold caches": "the first time on new weights, behind all the other stages",
                 "calibration": f"fp32 pass over {len(observations)} observations: ranges and exact outputs",
-                "refinement": "what publishing does instead: the same pass, levelled outputs, factors, means",
+                "fit": f"what publishing does instead, when an actor acts: a pass over {rows}, levels, factors, means",
+                "exact outputs": f"fp32 pass over the gate's {len(held_back)} observations",
                 "requantize refined, cold caches": "as published: steady scales, factors applied, biases corrected",
                 "gate": f"int8 by LiteRT over {len(held_back)} observations, interpreter built anew",
                 "delta": f"against a keyframe up to {rounds} publishes older; the last took {len(patch)} bytes",
