@@ -122,8 +122,8 @@ class Swarm:
                 if actor.starts and self._load.rate:  # as in edge_actor/recorder.py
                     after = random.random() * actor.period_s
                 else:
-                    period_s = steps / self._load.rate if self._load.rate else RETRY_S
-                    after = period_s if actor.send() else min(RETRY_S, period_s)
+                    waits_s = min(RETRY_S, self._load.message_steps / self._load.rate) if self._load.rate else RETRY_S
+                    after = steps / self._load.rate if actor.send() and self._load.rate else waits_s
             # What came late does not make the next one late, or the rate would not be kept; nor is much made up for
             since = at if now - at < CATCH_UP_S else now
             heapq.heappush(self._due, (since + after, number, what))
