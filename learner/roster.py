@@ -14,8 +14,6 @@ SILENCE_S = 10.0
 """An actor that said nothing for so long is not counted as live."""
 ASSIGN_PERIOD_S = 0.02
 """Least time between two assignments of one actor that differ in nothing but the pace."""
-LOOK_PERIOD_S = 0.02
-"""Between two looks at a large fleet: a few assignments each time, because a hundred hold up receipts for 50 ms."""
 MESSAGES_PER_S = 200.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
 
@@ -159,11 +157,11 @@ class Roster:
     def look(self, now_s: float) -> bool:
         """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
         elapsed_s = now_s - self._looked_at
-        if not self._somebody_waits and elapsed_s < min(LOOK_PERIOD_S, self.period_s / 10):
+        if not self._somebody_waits and elapsed_s < self.period_s / 10:
             return False
         # Spread over time: all at once, they would hold up receipts, and all actors would send at once as well
         allowed = MESSAGES_PER_S * elapsed_s
-        self._allowance = min(max(4.0, 2.0 * allowed), self._allowance + allowed)
+        self._allowance = min(max(4.0, len(self.working()) / 5), self._allowance + allowed)
         self._looked_at, self._somebody_waits = now_s, False
         return True
 
