@@ -130,38 +130,24 @@ class Roster:
             self._working = sorted(found, key=lambda actor: actor.slot)
         return self._working
 
-    def assign_due(
-        self, *, lockstep_version: int, now_s: float, **rest: Any
-    ) -> Iterator[tuple[str, messages.Assignment]]:
-        """The new assignments of all that are due, by actor; arguments as for `assign`."""
-        for actor in self._due(lockstep_version, now_s):
-            assignment = self.assign(actor, lockstep_version=lockstep_version, now_s=now_s, **rest)
-            if assignment is not None:
-                yield actor.actor_id, assignment
-
-    def _due(self, lockstep_version: int, now_s: float) -> Iterator[Actor]:
-        """Live actors that may need an assignment now: who waits for more than pace, and then as many as is allowed.
+    def assign_due(self, *, now_s: float, **rest: Any) -> Iterator[tuple[str, messages.Assignment]]:
+        """New assignments of those that are due one, by actor; arguments as for `assign`.
 
         Those whose assignment is the oldest come first, so that nobody is passed over for ever.
         """
         live = sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.assigned_at)
-        paced = [_paced(actor, lockstep_version) for actor in live]
-        yield from (actor for actor, only_pace in zip(live, paced, strict=True) if not only_pace)
-        spacing_s = max(ASSIGN_PERIOD_S, self.period_s)
-        for actor, only_pace in zip(live, paced, strict=True):
-            if self._allowance < 1 or now_s - actor.assigned_at < spacing_s:
-                return
-            if only_pace:
-                yield actor
+        for actor in live:
+            assignment = self.assign(actor, now_s=now_s, **rest)
+            if assignment is not None:
+                yield actor.actor_id, assignment
 
     def look(self, now_s: float) -> bool:
         """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
         elapsed_s = now_s - self._looked_at
         if not self._somebody_waits and elapsed_s < self.period_s / 10:
             return False
-        # Spread over time: all at once, they would hold up receipts, and all actors would send at once as well
-        allowed = MESSAGES_PER_S * elapsed_s
-        self._allowance = min(max(4.0, len(self.working()) / 5), self._allowance + allowed)
+        # Spread over time: all at once, they would hold up updates, and all actors would send at once as well
+        self._allowance = min(max(4.0, len(self.working()) / 5), self._allowance + MESSAGES_PER_S * elapsed_s)
         self._looked_at, self._somebody_waits = now_s, False
         return True
 
@@ -188,7 +174,7 @@ class Roster:
             now_s: Monotonic time.
         """
         old = actor.assignment
-        paced = _paced(actor, lockstep_version)
+        paced = old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
         if paced and (self._allowance < 1 or now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, self.period_s)):
             return None
         n = max(1, len(self.working()))
@@ -230,9 +216,3 @@ class Roster:
             self._allowance -= paced
         actor.assignment, actor.assigned_at = new, now_s
         return new
-
-
-def _paced(actor: Actor, lockstep_version: int) -> bool:
-    """Whether the assignment it has can be wrong in nothing but the pace."""
-    old = actor.assignment
-    return old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)

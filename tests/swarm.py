@@ -111,7 +111,7 @@ class Swarm:
 
     def _run_due(self) -> None:
         now = time.monotonic()
-        while self._due and self._due[0][0] <= now:
+        while self._due and self._due[0][0] <= now and not self._stop:
             at, number, what = heapq.heappop(self._due)
             actor = self._actors[number]
             if what == "beat":
