@@ -298,6 +298,17 @@ class Fleet:
             return frozenset()
         return frozenset((name, inode, stat.st_mtime_ns) for name, inode, stat in files if name[0] != ".")
 
+    @property
+    def enrolled_ns(self) -> int:
+        """When an actor was last enrolled or revoked: one look, where `enrolment` takes one for each actor.
+
+        By the kernel's clock, so whoever sees another number must look at `enrolment` until a tick has passed.
+        """
+        try:
+            return (self.directory / "actors").stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
     def actors(self) -> list[str]:
         """Names of all enrolled actors."""
         return sorted(path.stem for path in (self.directory / "actors").glob("*.json"))

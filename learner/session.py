@@ -25,6 +25,7 @@ from learner import brokers, config, inbox, roster
 HEARTBEAT_S = 2.0
 _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
 _ENROLMENT_PERIOD_S = 0.1  # how long a revoked actor may still be heard
+_TICK_S = 2.5  # longer than any file system's clock takes to tell two changes apart
 _SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
 
 
@@ -59,6 +60,7 @@ class Session:
         self.macs: dict[str, signing.ActorMac] = {}
         self._enrolment: frozenset[tuple[str, int, int]] = frozenset()
         self._enrolled_at = -_ENROLMENT_PERIOD_S
+        self._enrolled_ns, self._changed_at, self._read_at = -1, 0.0, 0.0
         self._follow_enrolment()
         self.refused: Counter[str] = Counter()
         self._settings = settings
@@ -232,7 +234,11 @@ class Session:
         if now - self._enrolled_at < _ENROLMENT_PERIOD_S:
             return
         self._enrolled_at = now
-        enrolment = self.fleet.enrolment
+        if (enrolled_ns := self.fleet.enrolled_ns) != self._enrolled_ns:
+            self._enrolled_ns, self._changed_at = enrolled_ns, now
+        elif self._read_at > self._changed_at + _TICK_S:  # of 500 actors, each look takes milliseconds
+            return
+        self._read_at, enrolment = now, self.fleet.enrolment
         if enrolment == self._enrolment:
             return
         self._enrolment = enrolment
