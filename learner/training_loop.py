@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import gc
 import itertools
 import json
 import math
@@ -218,6 +219,8 @@ class TrainingLoop:
         self.limiter.sample(self._samples_per_call)
         update = self._meanwhile(lambda: self.algorithm.update(batch))
         self.replay.update_priorities(batch.ids, update.td_error)
+        if not self.update_metrics:  # all is compiled, and stays: Python need not look through it for garbage again
+            gc.freeze()
         self.update_metrics = update.metrics
 
     def _publish(self) -> None:
@@ -247,8 +250,7 @@ class TrainingLoop:
 
     def _finish(self) -> None:
         """Makes the policy that was found good the newest; where none was, scores the last one."""
-        newest = self.publisher.newest
-        if newest is None:
+        if (newest := self.publisher.newest) is None:
             return
         if self.solved is not None:
             # Training went on meanwhile, and may have spoilt it: the network that was found good is what shall remain
@@ -313,8 +315,7 @@ class TrainingLoop:
             return
         if report.error:
             self._screen.say(f"an actor could not {report.kind}: {report.error}")
-        score = self.scoring.take(report)
-        if score is None:
+        if (score := self.scoring.take(report)) is None:
             return
         self.last_score = score
         if score.confirming and score.mean("published") >= self.settings.solved_return:
