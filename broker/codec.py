@@ -25,7 +25,7 @@ _M = TypeVar("_M")
 MAX_HEADER_BYTES = 64 * 1024
 _METADATA_FIRST = '{"__metadata__":{'
 _KEPT_CHARS = 2048
-"""Of a description of arrays that is remembered: a learner decodes thousands of messages a second, much alike."""
+"""Of what is remembered, descriptions of arrays and births: a learner decodes thousands of messages, much alike."""
 _MAX_ITEMS = 1 << 40
 _Lie = tuple[str, np.dtype[Any], int, tuple[int, ...], int]
 """Name, dtype, items, shape and offset in bytes of an array."""
@@ -59,6 +59,10 @@ _LEGAL = {
 }
 """Of each message's arrays: the dtypes it may have, by their code, and its rank."""
 _SCHEMA = str(messages.SCHEMA_VERSION)
+_BIRTH = _HINTS[messages.ActorState]["birth"]
+_OR_NONE = frozenset(
+    hint for hints in _HINTS.values() for hint in hints.values() if type(None) in typing.get_args(hint)
+)
 
 
 def encode(message: messages.Message) -> bytes:
@@ -106,7 +110,12 @@ def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
         raise errors.DecodeError(f"fields of {kind} are not {tuple(_PLANS[expected][0])}", reason="field")
     if start + end != len(payload):
         raise errors.DecodeError(f"{len(payload) - start} bytes for arrays of {end}", reason="array")
-    values: dict[str, Any] = {name: _load(name, metadata[name], hint) for name, hint in _PLANS[expected][0].items()}
+    values: dict[str, Any] = {
+        name: (_kept_load if hint is _BIRTH and len(metadata[name]) <= _KEPT_CHARS else _load)(
+            name, metadata[name], hint
+        )
+        for name, hint in _PLANS[expected][0].items()
+    }
     for name, dtype, items, shape, offset in lies:
         flat = np.frombuffer(payload, dtype, items, start + offset)
         values[name] = flat if len(shape) == 1 else flat.reshape(shape)
@@ -206,6 +215,9 @@ def _load(name: str, text: str, hint: Any) -> Any:
     return _typed(name, value, hint)
 
 
+_kept_load = functools.lru_cache(1024)(_load)
+
+
 def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is not a number")
 
@@ -240,9 +252,24 @@ def _nested(name: str, value: Any, cls: type[Any]) -> Any:
     if not isinstance(value, dict) or value.keys() != hints.keys():
         raise errors.DecodeError(f"field {name} is not a {cls.__name__}", reason="field")
     try:
-        return cls(**{key: _typed(f"{name}.{key}", value[key], hint) for key, hint in hints.items()})
+        return cls(
+            **{
+                key: value[key] if _is_plain(value[key], hint) else _typed(f"{name}.{key}", value[key], hint)
+                for key, hint in hints.items()
+            }
+        )
     except errors.SpecError as error:
         raise errors.DecodeError(f"field {name}: {error.what}", reason="field") from error
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    """Whether the value is what the hint says, where that is quickly seen."""
+    kind = type(value)
+    if kind is int:
+        return hint is int and -(2**63) <= value < 2**63
+    if kind is str:
+        return hint is str and value.isascii()
+    return hint in _OR_NONE if value is None else kind is bool and hint is bool
 
 
 def _printable(name: str, value: str) -> str:
