@@ -18,6 +18,8 @@ _QOS_1, _RETAIN = 0x02, 0x01
 KEEPALIVE_S = 60
 """More than between two heartbeats, so that nobody has to ping."""
 _READ_BYTES = 1 << 16
+_RECORD_BYTES = 1 << 14
+"""TLS hands over one record at a time; behind a shorter one there is rarely another."""
 
 
 class LightConnection:
@@ -104,6 +106,8 @@ class LightConnection:
             if not piece:
                 raise ConnectionError("the broker hung up")
             self._read += piece
+            if len(piece) < _RECORD_BYTES:
+                break
         acknowledged = bytearray()
         at = 0
         while (found := _next(self._read, at)) is not None:
