@@ -1,14 +1,17 @@
-"""paho's client, which takes from the socket all that is there, and acknowledges what it took together.
+"""paho's client, which takes from the socket all that is there, and writes all that waits at once.
 
-paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, and sends
-each PUBACK by itself. Each of these calls lets go of Python's lock, and beside a thread that computes it then waits
+paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, and writes
+each packet by itself. Each of these calls lets go of Python's lock, and beside a thread that computes it then waits
 for that thread. What is overridden is private to paho: a release without it is right as well, and slower.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import ssl
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
@@ -22,15 +25,35 @@ class Client(mqtt.Client):
     Args:
         client_id: A suffix is added, so that a late session cannot push out a new one.
         connect_timeout_s: For the TCP connection.
+        tls: For a broker that is reached over TLS.
+        credentials: User name and password; an empty name for neither.
+        will: Topic and payload, retained.
+        on_full: Called when the socket did not take all, or nothing was written because a callback runs.
     """
 
-    def __init__(self, client_id: str, connect_timeout_s: float) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        credentials: tuple[str, str] = ("", ""),
+        will: tuple[str, bytes] | None = None,
+        on_full: Callable[[], None] = lambda: None,
+    ) -> None:
         own_id = f"{client_id}-{random.getrandbits(32):08x}"
         super().__init__(CallbackAPIVersion.VERSION2, own_id, clean_session=True, protocol=mqtt.MQTTv311)
         self.connect_timeout = connect_timeout_s
+        if tls is not None:
+            self.tls_set_context(tls)
+        if credentials[0]:
+            self.username_pw_set(*credentials)
+        if will is not None:
+            self.will_set(*will, qos=1, retain=True)
         self.max_inflight_messages_set(0)  # the window is `Link.publish`'s
         self._ahead, self._at = b"", 0
         self._taken = bytearray()
+        self._gathers = False
+        self._on_full = on_full
 
     @property
     def has_read(self) -> bool:
@@ -38,12 +61,26 @@ class Client(mqtt.Client):
         sock = self.socket()
         return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
 
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """What is published meanwhile goes out in one piece at the end; from a callback, when it has returned."""
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+        if self._out_packet and self._in_callback_mutex.acquire(blocking=False):
+            self._in_callback_mutex.release()
+            self.loop_write()
+
     def acknowledge(self) -> MQTTErrorCode:
-        """Sends what is due for all messages that were read since the last call."""
-        if not self._taken or self.socket() is None:
+        """Sends what is due for all messages that were read since the last call, and what callbacks published."""
+        if self.socket() is None:
             return MQTTErrorCode.MQTT_ERR_SUCCESS
-        due, self._taken = bytes(self._taken), bytearray()
-        return self._packet_queue(MessageType.PUBACK, due, 0, 1)
+        if self._taken:
+            due, self._taken = bytes(self._taken), bytearray()
+            return self._packet_queue(MessageType.PUBACK, due, 0, 1)
+        return self.loop_write() if self.want_write() else MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._at == len(self._ahead):
@@ -57,3 +94,22 @@ class Client(mqtt.Client):
     def _send_puback(self, mid: int) -> MQTTErrorCode:
         self._taken += bytes((MessageType.PUBACK, 2, mid >> 8, mid & 0xFF))
         return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _packet_write(self) -> MQTTErrorCode:
+        """Small packets that wait become one, which is cut without being copied. DISCONNECT is left to paho."""
+        if self._gathers:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        waiting, pieces, size = self._out_packet, [], 0
+        while waiting and size < _AT_ONCE_BYTES and waiting[0]["command"] & 0xF0 != MessageType.DISCONNECT:
+            packet = waiting.popleft()
+            pieces.append(packet["packet"][packet["pos"] :])
+            size += len(pieces[-1])
+        if pieces:
+            whole: Any = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            packet |= {"command": MessageType.PUBLISH, "qos": 1, "pos": 0, "to_process": size, "packet": whole}
+            waiting.appendleft(packet)
+        return super()._packet_write()
+
+    def _call_socket_register_write(self) -> None:
+        if not self._gathers:
+            self._on_full()

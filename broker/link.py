@@ -142,15 +142,13 @@ class Link:
         with self._lock:
             for topic, payload in those:
                 self._outbox.retain(topic, payload)
-            if self._ready.is_set():
-                self._send_overdue()
+            self._send_overdue()
 
     def repeat(self) -> None:
         """Publishes all that is retained once more: somebody else may have overwritten it."""
         with self._lock:
             self._outbox.repeat()
-            if self._ready.is_set():
-                self._send_overdue()
+            self._send_overdue()
 
     def mute(self) -> None:
         """Retains nothing from now on: it is somebody else's. Takes no lock, so that handlers may call it."""
@@ -310,15 +308,11 @@ class Link:
         return code or client.acknowledge()
 
     def _new_client(self, where: address.Address) -> paho.Client:
-        client = paho.Client(self._client_id, CONNECT_TIMEOUT_S)
-        if where.tls and self._tls is not None:
-            client.tls_set_context(self._tls)
+        will = self._will and (self._will[0], outbox.made(self._will[1]))
+        tls = self._tls if where.tls else None
+        client = paho.Client(self._client_id, CONNECT_TIMEOUT_S, tls, self._credentials, will, self._full)
+        if tls is not None:
             client.on_log = self._heard  # a broker refuses a certificate after the handshake: only paho's log says so
-        if self._credentials[0]:
-            client.username_pw_set(*self._credentials)
-        if self._will is not None:
-            topic, payload = self._will
-            client.will_set(topic, outbox.made(payload), qos=1, retain=True)
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
         client.on_unsubscribe = lambda *_: self._bear()
@@ -384,8 +378,11 @@ class Link:
                     self._on_log(f"handling a message on {message.topic} failed: {type(error).__name__}: {error}")
 
     def _send_overdue(self, limit: float = IN_FLIGHT_LIMIT) -> None:
-        while len(self._outbox.in_flight) < limit and (due := self._outbox.take()) is not None:
-            self._send(*due, retain=True)
+        if self._client is None or not self._ready.is_set():
+            return
+        with self._client.gathered():
+            while len(self._outbox.in_flight) < limit and (due := self._outbox.take()) is not None:
+                self._send(*due, retain=True)
 
     def _send(self, topic: str, payload: bytes, *, retain: bool) -> bool:
         if self._client is None or (retain and self._muted):
@@ -395,6 +392,8 @@ class Link:
             return False
         self._outbox.in_flight.add(info.mid)
         self.bytes_sent += len(payload)
-        if self._client.want_write() and threading.current_thread() is not self._thread:
-            self._wakeup.call()  # the socket is full: the network thread must send the rest
         return True
+
+    def _full(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self._wakeup.call()  # the socket is full: the network thread must send the rest
