@@ -14,6 +14,8 @@ SILENCE_S = 10.0
 """An actor that said nothing for so long is not counted as live."""
 ASSIGN_PERIOD_S = 0.02
 """Least time between two assignments of one actor that differ in nothing but the pace."""
+LOOK_PERIOD_S = 0.02
+"""Between two looks at a large fleet: a few assignments each time, because a hundred hold up receipts for 50 ms."""
 MESSAGES_PER_S = 200.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
 
@@ -80,7 +82,8 @@ class Roster:
             return actor
         is_new = state.boot != actor.boot
         if is_new:
-            actor.boot, actor.recorded, actor.assignment, actor.refused = state.boot, 0, None, ""
+            actor.boot, actor.recorded, actor.refused = state.boot, 0, ""
+            actor.assignment, actor.assigned_at = None, -math.inf
         was_live = actor.live
         actor.state = state
         actor.live = state.online and (actor.live or not retained)
@@ -130,24 +133,40 @@ class Roster:
             self._working = sorted(found, key=lambda actor: actor.slot)
         return self._working
 
-    def assign_due(self, *, now_s: float, **rest: Any) -> Iterator[tuple[str, messages.Assignment]]:
+    def assign_due(
+        self, *, lockstep_version: int, now_s: float, **rest: Any
+    ) -> Iterator[tuple[str, messages.Assignment]]:
         """New assignments of those that are due one, by actor; arguments as for `assign`.
 
         Those whose assignment is the oldest come first, so that nobody is passed over for ever.
         """
         live = sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.assigned_at)
         for actor in live:
-            assignment = self.assign(actor, now_s=now_s, **rest)
+            if self._is_early(actor, lockstep_version, now_s):
+                return  # and so are all that follow
+            assignment = self.assign(actor, lockstep_version=lockstep_version, now_s=now_s, **rest)
             if assignment is not None:
                 yield actor.actor_id, assignment
+
+    def _is_early(self, actor: Actor, lockstep_version: int, now_s: float) -> bool:
+        """Whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""
+        return self._is_paced(actor, lockstep_version) and (
+            self._allowance < 1 or now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, self.period_s)
+        )
+
+    @staticmethod
+    def _is_paced(actor: Actor, lockstep_version: int) -> bool:
+        old = actor.assignment
+        return old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
 
     def look(self, now_s: float) -> bool:
         """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
         elapsed_s = now_s - self._looked_at
-        if not self._somebody_waits and elapsed_s < self.period_s / 10:
+        if not self._somebody_waits and elapsed_s < min(LOOK_PERIOD_S, self.period_s / 10):
             return False
-        # Spread over time: all at once, they would hold up updates, and all actors would send at once as well
-        self._allowance = min(max(4.0, len(self.working()) / 5), self._allowance + MESSAGES_PER_S * elapsed_s)
+        # Spread over time: all at once, they would hold up receipts, and all actors would send at once as well
+        allowed = MESSAGES_PER_S * elapsed_s
+        self._allowance = min(max(4.0, 2.0 * allowed), self._allowance + allowed)
         self._looked_at, self._somebody_waits = now_s, False
         return True
 
@@ -173,10 +192,9 @@ class Roster:
             exploration: Its epsilon and noise.
             now_s: Monotonic time.
         """
-        old = actor.assignment
-        paced = old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
-        if paced and (self._allowance < 1 or now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, self.period_s)):
+        if self._is_early(actor, lockstep_version, now_s):
             return None
+        old = actor.assignment
         n = max(1, len(self.working()))
         period_s = 0.0 if settings.deterministic else max(settings.message_period_s, self.period_s)
         granted = actor.recorded + math.ceil(max(0, steps_left) / n)
@@ -213,6 +231,6 @@ class Roster:
             )
             if new == old:
                 return None
-            self._allowance -= paced
+            self._allowance -= self._is_paced(actor, lockstep_version)
         actor.assignment, actor.assigned_at = new, now_s
         return new
