@@ -25,6 +25,9 @@ from pathlib import Path
 from broker import errors
 
 NAME = "ledger.sqlite"
+_TIDY_S = 0.5
+"""Between two moves of what was committed from the log into the file: each takes 3 ms. SQLite by itself moves 4000
+pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
 OK = "ok"
 _SCHEMA_VERSION = "1"
 _NOTHING: Mapping[str, str] = {}
@@ -92,6 +95,7 @@ class Ledger:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
+        self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
         fresh = not path.exists()
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -150,6 +154,9 @@ class Ledger:
         self.last_id += len(entries)
         self._commit = self._worker.submit(self._write, ids, entries, forget_before)
         self._commit.add_done_callback(lambda _: self.on_commit())
+        if time.monotonic() - self._tidied_at > _TIDY_S:
+            self._tidied_at = time.monotonic()
+            self._worker.submit(self._tidy)
         return ids
 
     def wait(self) -> None:
@@ -195,6 +202,10 @@ class Ledger:
                 db.execute("ROLLBACK")
             raise
         self._forgotten = max(self._forgotten, forget_before)
+
+    def _tidy(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # it stays in the log, which is as good, until the next time
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def _make(self, about: Mapping[str, str]) -> None:
         values = {**about, "id": secrets.token_hex(16), "schema": _SCHEMA_VERSION}

@@ -127,3 +127,16 @@ def test_what_is_committed_is_in_the_file_when_wait_returns(tmp_path: Path) -> N
     assert book._db.execute("PRAGMA synchronous").fetchone() == (2,), "FULL: each commit is synced"
     other.close()
     book.close()
+
+
+def test_the_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much was committed, moving it into the file makes no receipt wait for long."""
+    monkeypatch.setattr(ledger, "_TIDY_S", 0.0)
+    book = ledger.Ledger(tmp_path / ledger.NAME)
+    size = 100_000
+    for seq in range(1, 31):
+        commit(book, ledger.Entry("pi", 1, seq, 0, 10, 0, size, ledger.OK, bytes([seq]) * size))
+    log = tmp_path / f"{ledger.NAME}-wal"
+    assert log.stat().st_size < 5 * size
+    assert seqs(book) == list(range(1, 31))
+    book.close()
