@@ -51,6 +51,7 @@ class LightConnection:
         self.subscribed = False
         self._unsent = bytearray()
         self._read = bytearray()
+        self._due = bytearray()
         self._packet_id = 0
         flags = 0x80 | 0x40 | 0x20 | _QOS_1 << 2 | 0x04 | 0x02  # user, password, will retained, QoS 1, will, clean
         body = _text("MQTT") + struct.pack("!BBH", 4, flags, KEEPALIVE_S)
@@ -93,7 +94,7 @@ class LightConnection:
         self._send(rest)
 
     def receive(self) -> Iterator[tuple[str, bytes]]:
-        """Topics and payloads that have arrived, acknowledged.
+        """Topics and payloads that have arrived; `acknowledge` them.
 
         Raises:
             ConnectionError: The broker hung up.
@@ -108,7 +109,6 @@ class LightConnection:
             self._read += piece
             if len(piece) < _RECORD_BYTES:
                 break
-        acknowledged = bytearray()
         at = 0
         while (found := _next(self._read, at)) is not None:
             first, start, at = found
@@ -116,15 +116,19 @@ class LightConnection:
                 end = start + 2 + int.from_bytes(self._read[start : start + 2], "big")
                 topic = self._read[start + 2 : end].decode()
                 if first & 0x06:
-                    acknowledged += bytes((_PUBACK, 2)) + self._read[end : end + 2]
+                    self._due += bytes((_PUBACK, 2)) + self._read[end : end + 2]
                     end += 2
                 yield topic, bytes(self._read[end:at])
             elif first == _SUBACK:
                 assert 0x80 not in self._read[start + 2 : at], "a subscription was refused"
                 self.subscribed = True
         del self._read[:at]
-        if acknowledged:
-            self._send(acknowledged)
+
+    def acknowledge(self) -> None:
+        """Says that what was received has come."""
+        if self._due:
+            due, self._due = self._due, bytearray()
+            self._send(due)
 
     def _send(self, data: bytes | bytearray) -> None:
         if self._unsent:

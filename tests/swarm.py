@@ -11,6 +11,7 @@ prints one JSON line when all are connected, and one after SIGTERM or when --mes
 from __future__ import annotations
 
 import argparse
+import gc
 import heapq
 import json
 import random
@@ -62,6 +63,7 @@ class Swarm:
             if not said and not self._bundles and self.tally.connected == len(self._actors):
                 said = True
                 self.tally.warm_until_s = time.monotonic() + self._load.warm_s
+                gc.freeze()
                 print(json.dumps({"connected": self.tally.connected, "at_s": time.monotonic()}), flush=True)
             self._serve()
             self._run_due()
@@ -84,10 +86,13 @@ class Swarm:
 
     def _serve(self) -> None:
         wait_s = 0.0 if self._bundles else min(0.1, max(0.0, self._due[0][0] - time.monotonic()))
-        for number, event in self._poll.poll(wait_s):
-            actor = self._actors[number]
+        events = self._poll.poll(wait_s)
+        for number, event in events:
             if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-                self._read(actor)
+                self._read(self._actors[number])
+        for number, event in events:  # in a real fleet, nobody waits for another one's answer
+            actor = self._actors[number]
+            actor.connection.acknowledge()
             if event & select.EPOLLOUT:
                 actor.connection.flush()
             if not self._load.rate:
