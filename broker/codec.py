@@ -59,6 +59,8 @@ _LEGAL = {
 }
 """Of each message's arrays: the dtypes it may have, by their code, and its rank."""
 _SCHEMA = str(messages.SCHEMA_VERSION)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
+_HEADER_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes a new one at each call
 _BIRTH = _HINTS[messages.ActorState]["birth"]
 _OR_NONE = frozenset(
     hint for hints in _HINTS.values() for hint in hints.values() if type(None) in typing.get_args(hint)
@@ -82,7 +84,7 @@ def encode(message: messages.Message) -> bytes:
         header[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
         data.append(array)
         offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _HEADER_ENCODER.encode(header).encode()
     text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
     return b"".join((len(text).to_bytes(8, "little"), text, *data))
 
@@ -198,9 +200,11 @@ def _lie(cls: type[Any], name: str, entry: Any, offset: int) -> _Lie:
 def _dump(value: Any) -> str:
     if type(value) is int:  # the hot path: counters of Experience
         return str(value)
+    if type(value) is float and math.isfinite(value):
+        return repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
-    return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def _load(name: str, text: str, hint: Any) -> Any:
