@@ -18,6 +18,8 @@ LOOK_PERIOD_S = 0.02
 """Between two looks at a large fleet: a few assignments each time, because a hundred hold up receipts for 50 ms."""
 MESSAGES_PER_S = 200.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
+GRANT_PERIODS = 2
+"""So many messages of an actor come between two assignments that differ in nothing but the pace."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,11 @@ class Roster:
     def period_s(self) -> float:
         """How often each actor may speak and be spoken to in a fleet of this size."""
         return len(self.working()) / MESSAGES_PER_S
+
+    @property
+    def grant_s(self) -> float:
+        """How long a grant must last: until the next assignment has come, and a message more."""
+        return (GRANT_PERIODS + 1) * self.period_s
 
     @property
     def the_spec(self) -> specs.EnvSpec:
@@ -151,7 +158,7 @@ class Roster:
     def _is_early(self, actor: Actor, lockstep_version: int, now_s: float) -> bool:
         """Whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""
         return self._is_paced(actor, lockstep_version) and (
-            self._allowance < 1 or now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, self.period_s)
+            self._allowance < 1 or now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, GRANT_PERIODS * self.period_s)
         )
 
     @staticmethod
@@ -165,7 +172,7 @@ class Roster:
         if not self._somebody_waits and elapsed_s < min(LOOK_PERIOD_S, self.period_s / 10):
             return False
         # Spread over time: all at once, they would hold up receipts, and all actors would send at once as well
-        allowed = MESSAGES_PER_S * elapsed_s
+        allowed = MESSAGES_PER_S / GRANT_PERIODS * elapsed_s
         self._allowance = min(max(4.0, 2.0 * allowed), self._allowance + allowed)
         self._looked_at, self._somebody_waits = now_s, False
         return True

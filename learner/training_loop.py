@@ -213,7 +213,7 @@ class TrainingLoop:
 
     def _update(self) -> None:
         settings = self.algorithm_settings
-        if self.algorithm.updates == 0:
+        if not self.update_metrics and self.algorithm.updates == 0:
             self.algorithm.normalize(self.replay.observations(NORMALIZER_OBSERVATIONS, self.rng))
         batch = self.replay.sample(settings.updates_per_call, settings.batch_size, self.rng)
         self.limiter.sample(self._samples_per_call)
@@ -341,9 +341,8 @@ class TrainingLoop:
         elif not self.roster.look(now):
             return
         else:
-            # A grant has to last until its actor is given the next one
             samples_per_s = self.progress.updates_per_s * self.algorithm_settings.batch_size
-            self.limiter.widen(2.0 * self.roster.period_s * samples_per_s)
+            self.limiter.widen(self.roster.grant_s * samples_per_s)
             goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
         given = self.roster.assign_due(
             steps_left=goal - self.env_steps - self.intake.pending_steps,

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker import address, codec, errors, identity, messages, signing, specs, topics
 from edge_actor import reassembly
@@ -57,11 +58,19 @@ class Tally:
     verified_s: dict[int, list[float]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
 
 
+@functools.cache
+def _drawn(bits: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Observations, actions and rewards of 2 ** bits steps."""
+    rng, steps = np.random.default_rng(0), 1 << bits
+    observation = rng.standard_normal((steps, *SPEC.observation.shape), np.float32)
+    return observation, rng.integers(0, SPEC.action.n, steps).astype(np.int32), rng.standard_normal(steps, np.float32)
+
+
 class Pattern:
     """Experience of one segment, whose arrays are the same in every message."""
 
     def __init__(self, steps: int) -> None:
-        rng = np.random.default_rng(0)
+        observation, action, reward = _drawn(steps.bit_length())
         self._arrays: dict[str, Any] = {
             "length": np.array([steps], np.int32),
             "env_index": np.zeros(1, np.int32),
@@ -69,9 +78,9 @@ class Pattern:
             "truncated": np.zeros(1, np.uint8),
             "episode_return": np.ones(1, np.float32),
             "episode_length": np.array([steps], np.int32),
-            "observation": rng.standard_normal((steps + 1, *SPEC.observation.shape), np.float32),
-            "action": rng.integers(0, SPEC.action.n, steps).astype(np.int32),
-            "reward": rng.standard_normal(steps, np.float32),
+            "observation": observation[: steps + 1],
+            "action": action[:steps],
+            "reward": reward[:steps],
         }
 
     def message(self, seq: int, oldest: int, step: int, epoch: int) -> bytes:
@@ -91,7 +100,7 @@ class Pattern:
         )
 
 
-_pattern = functools.lru_cache(maxsize=16)(Pattern)
+_pattern = functools.lru_cache(maxsize=1024)(Pattern)
 
 
 class Policies:

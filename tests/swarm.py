@@ -48,6 +48,7 @@ class Swarm:
         self._poll = select.epoll()
         self._writing: set[int] = set()
         self._due: list[tuple[float, int, str]] = []
+        self._starved: set[int] = set()  # of actors that wait to be granted more steps
         self._stop = False
 
     def stop(self) -> None:
@@ -98,6 +99,9 @@ class Swarm:
             if not self._load.rate:
                 while not self._stop and not actor.connection.wants_write and actor.send():
                     pass
+            if number in self._starved and (steps := actor.message_steps) > 0:  # it goes on recording
+                self._starved.discard(number)
+                heapq.heappush(self._due, (time.monotonic() + steps / self._load.rate, number, "send"))
             self._watch(number, actor)
 
     def _read(self, actor: simulated_actor.SimulatedActor) -> None:
@@ -127,6 +131,9 @@ class Swarm:
                 if actor.starts and self._load.rate:  # as in edge_actor/recorder.py
                     after = random.random() * actor.period_s
                 else:
+                    if steps <= 0:
+                        self._starved.add(number)
+                        continue
                     waits_s = min(RETRY_S, self._load.message_steps / self._load.rate) if self._load.rate else RETRY_S
                     after = steps / self._load.rate if actor.send() and self._load.rate else waits_s
             # What came late does not make the next one late, or the rate would not be kept; nor is much made up for

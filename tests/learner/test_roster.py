@@ -187,11 +187,12 @@ def told(n: int, every_s: float, looks: int) -> list[set[str]]:
 def test_in_a_large_fleet_assignments_are_spread_over_time() -> None:
     """All actors told at once would all send at once, and updates would stand still while they are told."""
     n = int(roster.MESSAGES_PER_S * 2)
-    given = told(n, every_s=1.01 * roster.LOOK_PERIOD_S, looks=420)
+    looks = 110 * roster.GRANT_PERIODS  # in that many periods of 2 s, and a tenth more
+    given = told(n, every_s=1.01 * roster.LOOK_PERIOD_S, looks=4 * looks)
     assert len(given[0]) == n, "each needs one to begin with"
-    assert max(map(len, given[110:])) <= 2 * roster.MESSAGES_PER_S * roster.LOOK_PERIOD_S
-    for begin in (110, 220, 310):
-        assert len(set[str]().union(*given[begin : begin + 110])) == n, "everybody once a period"
+    assert max(map(len, given[looks:])) <= 4
+    for begin in (looks, 2 * looks, 3 * looks):
+        assert len(set[str]().union(*given[begin : begin + looks])) == n, "everybody once while a grant lasts"
 
 
 @pytest.mark.parametrize("n", [2, 5, 40])
