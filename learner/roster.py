@@ -67,6 +67,11 @@ class Roster:
         return len(self.working()) / MESSAGES_PER_S
 
     @property
+    def policy_s(self) -> float:
+        """Least time between two policies: each goes to every actor, and is a hundred times as large as the rest."""
+        return 2.0 * self.period_s
+
+    @property
     def grant_s(self) -> float:
         """How long a grant must last: until the next assignment has come, and a message more."""
         return (GRANT_PERIODS + 1) * self.period_s

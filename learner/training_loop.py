@@ -187,7 +187,7 @@ class TrainingLoop:
         self._update()
         updates = self.algorithm.updates - self._published_updates
         due = updates >= self.settings.publish_period_updates
-        due &= time.monotonic() - self._published_at >= self.roster.period_s  # each policy is a message to every actor
+        due &= time.monotonic() - self._published_at >= self.roster.policy_s
         due &= self.solved is None  # while this update computed: nothing may replace what was found good
         if due or self.publisher.newest is None:
             self._publish()
