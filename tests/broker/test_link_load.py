@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
 from broker import link
 from tests import conftest
 from tests.broker import conftest as links
@@ -160,3 +162,22 @@ def test_a_broker_that_dies_under_fire(real_broker: conftest.BrokerProcess, make
         for thread in threads:
             thread.join()
     assert actor.handler_errors == 0, lines
+
+
+def test_what_is_retained_together_is_written_together(
+    broker_address: str, make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write lets go of Python's lock, and a learner sends hundreds of receipts a second beside its updates."""
+    learner = make_link(broker_address)
+    assert learner._client is not None
+    written: list[int] = []
+    send = learner._client._sock_send
+
+    def note(data: bytes | bytearray) -> int:
+        written.append(len(data))
+        return send(data)
+
+    monkeypatch.setattr(learner._client, "_sock_send", note)
+    learner.retain_all([(f"actorq/t/{n}", bytes(100)) for n in range(10)])
+    assert len(written) == 1 and written[0] > 10 * 100
+    conftest.wait_until(lambda: learner.in_flight == 0, "all of it is acknowledged")
