@@ -80,11 +80,29 @@ class PolicyDelta:
     """A policy as its difference (`delta.difference`) from the one with version `base` of the same epoch.
 
     Retained where `base` is the keyframe: that and the newest retained delta are all that a late joiner needs. In
-    between, deltas from the policy just before are smaller; they are sent to those who listen, and not retained.
+    between, deltas from the policy just before are smaller; they are sent to those who listen, and not retained. Of
+    those, an empty patch says that all of it went ahead as `PolicyPart`s.
     """
 
     manifest: Manifest
     base: int
+    patch: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyPart:
+    """Bytes `start` to `end` of a large policy to come, as their difference from the same bytes of version `base`.
+
+    Sent while the learner still makes and judges the policy, in the order of the bytes, the first from 0. They say
+    nothing about whether it will go out: if so, its `PolicyDelta` follows the last one, with nothing left to patch.
+    """
+
+    channel: str
+    epoch: int
+    version: int
+    base: int
+    start: int
+    end: int
     patch: NDArray[np.uint8]
 
 
@@ -262,12 +280,15 @@ class Report:
     episode_return: FloatArray = field(default_factory=_no_floats)
 
 
-Message = LearnerState | Policy | PolicyDelta | ActorState | Assignment | Experience | Receipt | Command | Report
+Message = (
+    LearnerState | Policy | PolicyDelta | PolicyPart | ActorState | Assignment | Experience | Receipt | Command | Report
+)
 
 KINDS: dict[str, type[Message]] = {
     "learner_state": LearnerState,
     "policy": Policy,
     "policy_delta": PolicyDelta,
+    "policy_part": PolicyPart,
     "actor_state": ActorState,
     "assignment": Assignment,
     "experience": Experience,
@@ -279,6 +300,7 @@ KINDS: dict[str, type[Message]] = {
 ARRAYS: dict[type[Message], dict[str, tuple[tuple[str, ...], int | None]]] = {
     Policy: {"model": (("uint8",), 1)},
     PolicyDelta: {"patch": (("uint8",), 1)},
+    PolicyPart: {"patch": (("uint8",), 1)},
     # In the order they lie in: all of four bytes, then `observation` of four or one, then bytes, so that each is
     # aligned.
     Experience: {

@@ -51,6 +51,10 @@ class Topics:
         """The newest policy of a channel as a difference from its keyframe, retained."""
         return f"{ROOT}/{self.fleet}/policy/{channel}/delta"
 
+    def part(self, channel: str) -> str:
+        """A large policy of a channel in parts, ahead of the delta that makes one of them."""
+        return f"{ROOT}/{self.fleet}/policy/{channel}/part"
+
     def actor(self, actor_id: str, leaf: str) -> str:
         return f"{ROOT}/{self.fleet}/actor/{actor_id}/{leaf}"
 

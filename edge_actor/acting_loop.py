@@ -353,6 +353,7 @@ class Actor:
         names, channel, swapped = self._topics, self._swap.channel, self._swap
         opener, offer = self._inbox.opener, swapped.offer
         self._link.subscribe(names.keyframe(channel), swapped.queued(opener(messages.Policy, offer)))
+        self._link.subscribe(names.part(channel), swapped.queued(opener(messages.PolicyPart, swapped.prepare)))
         self._link.subscribe(names.delta(channel), swapped.queued(opener(messages.PolicyDelta, offer)))
 
     def _builder(self, batch: int) -> Callable[[messages.Manifest, bytes], policy.Policy]:

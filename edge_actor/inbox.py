@@ -13,6 +13,7 @@ _M = TypeVar(
     "_M",
     messages.Policy,
     messages.PolicyDelta,
+    messages.PolicyPart,
     messages.Assignment,
     messages.LearnerState,
     messages.Receipt,

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from broker import delta, errors, messages, specs
+from edge_actor import parts
 
 Order = tuple[int, int]
 """Epoch and version: what orders policies."""
@@ -56,14 +57,23 @@ def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.En
         raise errors.PolicyError("the policy has expired", reason="expired")
 
 
-def check(manifest: messages.Manifest, model: bytes | memoryview, spec: specs.EnvSpec, now_s: float | None) -> None:
+def check(
+    manifest: messages.Manifest, model: bytes | memoryview, spec: specs.EnvSpec, now_s: float | None, sha256: str = ""
+) -> None:
     """Refuses a policy that must not reach an interpreter. As `check_manifest`, and then the bytes themselves.
+
+    Args:
+        manifest: Signed by the learner.
+        model: The bytes.
+        spec: Of the environment here.
+        now_s: As of `check_manifest`.
+        sha256: Of the bytes, where it is known already.
 
     Raises:
         PolicyError: Also if the bytes are not those of the manifest.
     """
     check_manifest(manifest, len(model), spec, now_s)
-    if manifest.sha256 != hashlib.sha256(model).hexdigest():
+    if manifest.sha256 != (sha256 or hashlib.sha256(model).hexdigest()):
         raise errors.PolicyError("the policy's bytes are not those of its manifest", reason="sha256")
 
 
@@ -87,6 +97,7 @@ class Reassembly:
         self.newest: Whole | None = None
         self._retained: Order = (0, 0)  # of the newest delta from a keyframe, which comes again with every connection
         self._waiting: tuple[messages.PolicyDelta, bytes] | None = None
+        self._begun: parts.Parts | None = None
 
     @property
     def best(self) -> Order:
@@ -116,6 +127,25 @@ class Reassembly:
         self.newest = whole
         return is_new
 
+    def add_part(self, message: messages.PolicyPart) -> None:
+        """Takes in the next bytes of a policy to come; the first ones begin it, whatever came of another.
+
+        Raises:
+            PolicyError: It is a replay, does not follow the part before, or its base is not here (`reason` is `base`).
+        """
+        order: Order = (message.epoch, message.version)
+        if order <= max(self.best, self.floor):
+            raise errors.PolicyError(f"a part of policy {order}, older than {self.best}", reason="older")
+        if message.start == 0:
+            base = self._base((message.epoch, message.base))
+            self._begun = None
+            if base is None:
+                raise errors.PolicyError(f"policy {order} is a delta from {message.base}, not here", reason="base")
+            self._begun = parts.Parts(order, base.order, base.model)
+        if self._begun is None:
+            raise errors.PolicyError(f"a part of policy {order}, whose first is not here", reason="parts")
+        self._begun.add(message)
+
     def add_delta(self, message: messages.PolicyDelta, sealed: bytes, now_s: float | None) -> bool:
         """Takes in a delta; true if its policy became the newest.
 
@@ -125,8 +155,7 @@ class Reassembly:
         """
         manifest = message.manifest
         order: Order = (manifest.epoch, manifest.version)
-        bases = [whole for whole in (self.keyframe, self.newest) if whole is not None]
-        base = next((whole for whole in bases if whole.order == (manifest.epoch, message.base)), None)
+        base = self._base((manifest.epoch, message.base))
         is_retained = base is not None and base is self.keyframe
         least = max(self.best, self.floor)
         if order < least and not (is_retained and order == self._retained):
@@ -143,11 +172,25 @@ class Reassembly:
             self._waiting = (message, sealed)
             raise errors.PolicyError(f"policy {order} is a delta from {message.base}, not here", reason="base")
         check_manifest(manifest, len(base.model), self._spec, now_s)
-        model = delta.apply(base.model, message.patch)
-        check(manifest, model, self._spec, now_s)
+        if len(message.patch):
+            model, sha256 = delta.apply(base.model, message.patch), ""
+        else:
+            model, sha256 = self._take_parts(order, base.order)
+        check(manifest, model, self._spec, now_s, sha256)
         sources = (*base.sources, sealed) if is_retained else ()
         self.newest = Whole(manifest, model, sources)
         return True
+
+    def _base(self, order: Order) -> Whole | None:
+        bases = [whole for whole in (self.keyframe, self.newest) if whole is not None]
+        return next((whole for whole in bases if whole.order == order), None)
+
+    def _take_parts(self, order: Order, base: Order) -> tuple[bytes, str]:
+        begun, self._begun = self._begun, None
+        made = begun.whole() if begun is not None and (begun.order, begun.base) == (order, base) else None
+        if made is None:
+            raise errors.PolicyError(f"not all of policy {order} came before its manifest", reason="parts")
+        return made
 
     def take_waiting(self) -> tuple[messages.PolicyDelta, bytes] | None:
         """The delta that waits, if its base is the keyframe now. It is given once."""

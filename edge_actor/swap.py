@@ -70,8 +70,8 @@ class Swap:
     Attributes:
         phase: Of the newest policy.
         announced: Order of the newest policy that was heard of.
-        refused: Refusals by reason. `base` is a delta whose base is not here: the next keyframe or retained one helps.
-            `flood` counts messages that nobody had time to open.
+        refused: Refusals by reason. `base` is a delta whose base is not here, `parts` one whose policy did not all come
+            ahead of it: the next keyframe or retained one helps. `flood` counts messages that nobody had time to open.
         heard_at: Monotonic time of the last policy that was good when it came, or of the start.
         pause_ms: How long the acting loop stood still for the newest swap; None before the first.
     """
@@ -186,6 +186,16 @@ class Swap:
         if (waiting := held.take_waiting()) is not None:
             self.offer(*waiting)
 
+    def prepare(self, part: messages.PolicyPart, sealed: bytes) -> None:
+        """Takes in a part of a policy to come."""
+        del sealed  # nothing can be made again from parts alone
+        if part.channel != self.channel:
+            return
+        try:
+            self._held.add_part(part)
+        except errors.PolicyError as error:
+            self._refuse(error.reason, str(error))
+
     @property
     def has_work(self) -> bool:
         """A verified policy waits to be built."""
@@ -284,4 +294,4 @@ class Swap:
         if reason not in self.refused:
             self._on_log(f"policy refused: {line}")  # said once per reason, counted each time
         self.refused[reason] = self.refused.get(reason, 0) + 1
-        self.phase = Phase.REFUSED if reason != "base" else Phase.ANNOUNCED
+        self.phase = Phase.REFUSED if reason not in ("base", "parts") else Phase.ANNOUNCED

@@ -8,27 +8,33 @@ lost. So every two seconds, and when nothing follows, the newest policy goes out
 retained: an actor that joins, or lost something, needs that and the keyframe. Where policies come more slowly than that
 there is nothing in between.
 
+A large policy from one to the next goes out in parts, while the rest of it is still being made and before the gate has
+judged it: the actor unpacks and adds them up meanwhile. What makes it a policy is the delta behind them, with the
+manifest; without that they are nothing.
+
 Deltas from a keyframe grow with distance. Renewing it when the next one would be larger than the mean of all since the
 keyframe, itself included, makes that mean the smallest possible as long as they grow.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from broker import delta, messages, topics
+from learner import drafts
 
 RETAIN_PERIOD_S = 2.0
 """The most that an actor which missed a delta stays behind."""
 
-Piece = bytes | memoryview
-"""Some bytes of a policy."""
+PARTS_BYTES = 2_000_000
+"""Policies from here on go in parts."""
 
 
 class Sender(Protocol):
@@ -60,15 +66,6 @@ class Traffic:
         return (self.keyframe_bytes + self.delta_bytes) / self.policies if self.policies else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Draft:
-    """A policy's difference from the keyframe, to be retained, or else from the policy just before."""
-
-    base: int
-    patch: NDArray[np.uint8]
-    retained: bool
-
-
 class Channel:
     """The policies of one channel, in the order of their versions within one epoch.
 
@@ -82,7 +79,7 @@ class Channel:
     Attributes:
         traffic: What was sent.
         delta_ms: Of the newest policy: taking its difference.
-        send_ms: Of the newest `send`: encoding, signing and handing to the socket.
+        send_ms: Of the newest policy: encoding, signing and handing to the socket.
     """
 
     def __init__(
@@ -95,6 +92,7 @@ class Channel:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sender = sender
+        self._name, self._part_topic = name, names.part(name)
         self._keyframe_topic, self._delta_topic = names.keyframe(name), names.delta(name)
         self._enabled = enabled
         self._clock = clock
@@ -106,32 +104,38 @@ class Channel:
         self.traffic = Traffic()
         self.delta_ms = self.send_ms = 0.0
 
-    def draft(self, pieces: Iterable[Piece]) -> Draft | None:
-        """The difference that `send` will want; None where the policy can only go out whole.
-
-        It may be taken on another thread, while the policy is still being made or it is not yet clear whether it goes
-        out.
+    def draft(self, order: tuple[int, int], beside: futures.Executor | None = None) -> drafts.Draft:
+        """What takes in the next policy's bytes, as they become known, and then goes to `send`.
 
         Args:
-            pieces: The policy's bytes in their order, as they become known.
+            order: Epoch and version that the policy will have, if it goes out.
+            beside: As of `drafts.Draft`.
         """
-        self.delta_ms = 0.0
-        return self._difference(pieces, retained=self._clock() - self._retained_at > RETAIN_PERIOD_S)
+        retained = self._clock() - self._retained_at > RETAIN_PERIOD_S
+        version, base = self._keyframe if retained else self._newest
+        if not self._enabled:
+            base = b""
+        in_parts = not retained and len(base) >= PARTS_BYTES
+        send_part = functools.partial(self._send_part, order, version) if in_parts else None
+        return drafts.Draft(base, version, retained=retained, send_part=send_part, beside=beside)
 
-    def send(self, manifest: messages.Manifest, model: bytes, draft: Draft | None) -> None:
+    def send(self, manifest: messages.Manifest, model: bytes, draft: drafts.Draft) -> None:
         """Sends a policy in the way that takes the fewest bytes.
 
         Args:
             manifest: Of the policy.
             model: Its bytes.
-            draft: What `draft` gave for them, since the policy before was sent.
+            draft: That took them in, since the policy before was sent.
         """
-        self.send_ms = 0.0
         self.traffic.policies += 1
-        if draft is None:
+        patch = draft.patch(model)
+        self.delta_ms, self.send_ms = draft.delta_ms, draft.send_ms
+        if patch is None:
             self._send_keyframe(manifest, model)
-        elif draft.retained or not self._send_step(manifest, draft):
-            self._send_retained(manifest, model, draft)
+        elif draft.retained:
+            self._send_retained(manifest, model, draft.version, patch)
+        elif draft.lost or not self._send_step(messages.PolicyDelta(manifest, draft.version, patch)):
+            self._send_from_keyframe(manifest, model)
         self._manifest, self._newest = manifest, (manifest.version, model)
 
     @property
@@ -143,7 +147,7 @@ class Channel:
     def settle(self, *, at_once: bool = False) -> None:
         """Call again and again: retains the newest policy if no other has followed it; `at_once` if none will."""
         if self._manifest is not None and not self._is_retained and (at_once or self.is_due):
-            self._send_retained(self._manifest, self._newest[1], None)
+            self._send_from_keyframe(self._manifest, self._newest[1])
 
     def _send_keyframe(self, manifest: messages.Manifest, model: bytes) -> None:
         size = self._retain(self._keyframe_topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
@@ -152,48 +156,42 @@ class Channel:
         self.traffic.keyframes += 1
         self.traffic.keyframe_bytes += size
 
-    def _send_retained(self, manifest: messages.Manifest, model: bytes, draft: Draft | None) -> None:
-        if draft is None or not draft.retained:
-            draft = self._difference([model], retained=True)
+    def _send_from_keyframe(self, manifest: messages.Manifest, model: bytes) -> None:
+        version, base = self._keyframe
+        if not self._enabled or len(base) != len(model):
+            self._send_keyframe(manifest, model)
+        else:
+            patch = np.frombuffer(delta.difference(base, model), np.uint8)
+            self._send_retained(manifest, model, version, patch)
+
+    def _send_retained(self, manifest: messages.Manifest, model: bytes, base: int, patch: drafts.Patch) -> None:
         so_far = self._from_keyframe
-        if draft is None or len(draft.patch) > sum(so_far) / len(so_far):
+        if len(patch) > sum(so_far) / len(so_far):
             self._send_keyframe(manifest, model)
             return
-        size = self._retain(self._delta_topic, messages.PolicyDelta(manifest, draft.base, draft.patch))
+        size = self._retain(self._delta_topic, messages.PolicyDelta(manifest, base, patch))
         so_far.append(size)
         self._count_delta(size)
 
-    def _send_step(self, manifest: messages.Manifest, draft: Draft) -> bool:
-        message = messages.PolicyDelta(manifest, draft.base, draft.patch)
+    def _send_step(self, message: messages.PolicyDelta) -> bool:
         began = time.perf_counter()
         size = self._sender.tell(self._delta_topic, message)
-        self.send_ms = (time.perf_counter() - began) * 1e3
+        self.send_ms += (time.perf_counter() - began) * 1e3
         if size:
             self._is_retained = False
             self._count_delta(size)
         return size > 0
 
-    def _difference(self, pieces: Iterable[Piece], *, retained: bool) -> Draft | None:
-        version, base = self._keyframe if retained else self._newest
-        made = delta.Difference(base) if self._enabled else None
-        for piece in pieces:
-            began = time.perf_counter()
-            if made is not None and made.size + len(piece) <= len(base):
-                made.add(piece)
-            else:
-                made = None  # of another layout; what follows is of no use, but whoever gives it must be heard out
-            self.delta_ms += (time.perf_counter() - began) * 1e3
-        if made is None or made.size != len(base):
-            return None
-        began = time.perf_counter()
-        patch = np.frombuffer(made.finish(), np.uint8)
-        self.delta_ms += (time.perf_counter() - began) * 1e3
-        return Draft(version, patch, retained)
+    def _send_part(self, order: tuple[int, int], base: int, start: int, end: int, patch: drafts.Patch) -> bool:
+        part = messages.PolicyPart(self._name, *order, base, start, end, patch)
+        size = self._sender.tell(self._part_topic, part)
+        self.traffic.delta_bytes += size
+        return size > 0
 
     def _retain(self, topic: str, message: messages.Message) -> int:
         began = time.perf_counter()
         size = self._sender.retain(topic, message)
-        self.send_ms = (time.perf_counter() - began) * 1e3
+        self.send_ms += (time.perf_counter() - began) * 1e3
         self._retained_at, self._is_retained = self._clock(), True
         return size
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors, messages, specs, topics
-from learner import config, deltas, layers, run_directory
+from learner import config, deltas, drafts, layers, run_directory
 from learner.quantize import bits, convert, gate, quantizer, refine
 
 
@@ -41,8 +39,8 @@ _REMEMBERED = 4096
 """Publishes whose times are kept: a run may make millions."""
 
 
-LARGE_BYTES = 400_000
-"""From here on, digest and difference take longer than a thread to begin."""
+LARGE = 400_000
+"""Weights of a policy, from which on exact outputs and digest take longer than a thread takes to begin."""
 PATIENCE_S = 0.25
 """What can wait until an actor acts on the newest policy waits no longer than this: there may be no actor."""
 
@@ -65,14 +63,6 @@ class Timings:
     send_ms: deque[float] = field(default_factory=_newest)
     put_off_ms: deque[float] = field(default_factory=_newest)
     acting_ms: deque[float] = field(default_factory=_newest)
-
-
-class _Followed(NamedTuple):
-    """What is made of a model's bytes: they are `size`."""
-
-    size: int
-    sha256: str
-    draft: deltas.Draft | None
 
 
 def describe_as(manifest: messages.Manifest, model: bytes, precision: str) -> messages.Manifest:
@@ -188,10 +178,10 @@ class Publisher:
 
     def publish_again(self, policy: Published) -> None:
         """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
-        started_s, sha256 = time.monotonic(), policy.manifest.sha256
+        started_s = time.monotonic()
         with self._turn:
-            draft = self.channel.draft([policy.model])
-            self._send(policy.model, sha256, draft, policy.verdict, policy.layers, policy.calibration, started_s)
+            draft = self._drafted(policy.model)
+            self._send(policy.model, draft, policy.verdict, policy.layers, policy.calibration, started_s)
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
@@ -209,55 +199,42 @@ class Publisher:
         started_s: float,
     ) -> gate.Verdict:
         """Quantizes and judges; sends what passes."""
-        began, is_large = time.monotonic(), sum(a.size for a in layers.arrays(policy).values()) > LARGE_BYTES
+        began, is_large = time.monotonic(), sum(a.size for a in layers.arrays(policy).values()) > LARGE
         if self._refines and self._fit is None:
             self._fit = self._refiner.fit(policy, calibration)
         fitted, fit = time.monotonic(), self._fit
         refined = fit.levelled(policy) if fit else policy
-        pieces: queue.SimpleQueue[deltas.Piece | None] = queue.SimpleQueue()
-        follow = functools.partial(self._follow, iter(pieces.get, None))
-        following = self._beside.submit(follow).result if is_large else follow
+        draft = self.channel.draft((self._epoch, self.version + 1), self._beside if is_large else None)
+        compute = functools.partial(refine.outputs, refined, held_back)
+        exact = self._beside.submit(compute).result if is_large else compute
         try:
             if fit:
-                model = self._quantizer.quantize(refined, fit.ranges, calibration, pieces.put)
+                model = self._quantizer.quantize(refined, fit.ranges, calibration, draft.add)
             else:
                 model = convert.convert(policy, calibration, self._precision, weight_bits=self._weight_bits)
         except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
             return gate.Verdict(False, error.reason)
-        finally:
-            pieces.put(None)
+        if draft.size != len(model):  # TFLiteConverter made it
+            draft = self._drafted(model)
         quantized = time.monotonic()
-        exact = refine.outputs(refined, held_back)
-        passed = time.monotonic()
+        outputs, passed = exact(), time.monotonic()
         previous = self.newest.model if self.newest else None
-        verdict = gate.judge_policy(model, exact, held_back, self._spec.action, self._settings, previous)
+        verdict = gate.judge_policy(model, outputs, held_back, self._spec.action, self._settings, previous)
         self.timings.calibrate_ms.append((fitted - began + passed - quantized) * 1e3)
-        self.timings.quantize_ms.append((quantized - fitted) * 1e3)
+        self.timings.quantize_ms.append((quantized - fitted) * 1e3 - draft.delta_ms - draft.send_ms)
         self.timings.gate_ms.append((time.monotonic() - passed) * 1e3)
         if verdict.passed:
-            followed = following()
-            if followed.size != len(model):  # TFLiteConverter made it
-                followed = self._follow([model])
-            self._send(model, followed.sha256, followed.draft, verdict, policy, calibration, started_s)
+            self._send(model, draft, verdict, policy, calibration, started_s)
         if fit and verdict.passed and self._keeps_fit:
             self._put_off.append(functools.partial(self._refit, policy, calibration))
         else:
             self._fit = None
         return verdict
 
-    def _follow(self, pieces: Iterable[deltas.Piece]) -> _Followed:
-        """Digest and difference of a model, while its bytes become known."""
-        digest, size = hashlib.sha256(), 0
-
-        def digested() -> Iterator[deltas.Piece]:
-            nonlocal size
-            for piece in pieces:
-                digest.update(piece)
-                size += len(piece)
-                yield piece
-
-        draft = self.channel.draft(digested())
-        return _Followed(size, digest.hexdigest(), draft)
+    def _drafted(self, model: bytes) -> drafts.Draft:
+        draft = self.channel.draft((self._epoch, self.version + 1))
+        draft.add(model)
+        return draft
 
     def _refit(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
         self._fit = self._refiner.fit(policy, calibration)
@@ -284,8 +261,7 @@ class Publisher:
     def _send(
         self,
         model: bytes,
-        sha256: str,
-        draft: deltas.Draft | None,
+        draft: drafts.Draft,
         verdict: gate.Verdict,
         policy: layers.PolicyLayers,
         calibration: NDArray[np.generic],
@@ -303,7 +279,7 @@ class Publisher:
             version=self.version,
             channel=topics.MAIN_CHANNEL,
             length=len(model),
-            sha256=sha256,
+            sha256=draft.sha256(),
             fingerprint=self._spec.fingerprint,
             head=self._head,
             precision=self._precision,

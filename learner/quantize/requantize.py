@@ -13,6 +13,7 @@ there, so a kernel is read from memory once.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -65,7 +66,9 @@ class Ranges:
 
 
 OnWritten = Callable[[memoryview], object]
-"""Takes the next bytes of a model, in their order, as soon as they are final."""
+"""Takes the next bytes of a model, in their order, as soon as a piece of them is final."""
+PIECE_BYTES = 2 << 20
+"""The least that it is given at once, but for the last piece."""
 
 
 def requantize(
@@ -99,12 +102,13 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
     scale = _write_affine(target.inputs, ranges.input)
     weighted = layers.weighted(policy)
     factors: tuple[FloatArray | None, ...] = (None, *(ranges.factors or (None,) * (len(weighted) - 1)), None)
-    final, written = memoryview(target.model), 0
+    final = _Final(target.model, on_written)
     for i, (layer, place, output) in enumerate(zip(weighted, target.layers, ranges.outputs, strict=True)):
         kernel = layer.kernel.reshape(len(layer.kernel), -1)
         mean = ranges.means[i] if ranges.means else None
         source = _Kernel(kernel, _tiled(factors[i], kernel.shape[1]), factors[i + 1], mean)
-        excess = _write_weights(place, source, per_channel=target.per_channel, steady=ranges.steady)
+        on_rows = functools.partial(final.rows, target.starts[i], kernel.shape[1])
+        excess = _write_weights(place, source, on_rows, per_channel=target.per_channel, steady=ranges.steady)
         place.bias_scale[:] = scale * place.weight_scale
         factor = factors[i + 1]
         bias = layer.bias if factor is None else layer.bias / factor
@@ -118,10 +122,33 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
         scale = _write_affine(place.outputs, output)
         if layer.activation == "tanh":
             scale = np.float32(1 / 128)
-        if target.ends[i] > written:
-            on_written(final[written : target.ends[i]])
-            written = target.ends[i]
+    final.up_to(len(target.model), least=1)
     return bytes(target.model)
+
+
+class _Final:
+    """Hands on a model's bytes as they become final.
+
+    Args:
+        model: Written in the order of its bytes.
+        on_written: Takes them.
+    """
+
+    def __init__(self, model: bytearray, on_written: OnWritten) -> None:
+        self._bytes = memoryview(model)
+        self._on_written = on_written
+        self._given = 0
+
+    def rows(self, start: int | None, width: int, rows: int) -> None:
+        """So many rows of a kernel of int8 that begins at `start` are final; None where it is unknown what else is."""
+        if start is not None:
+            self.up_to(start + width * rows, least=PIECE_BYTES)
+
+    def up_to(self, end: int, *, least: int) -> None:
+        """All before `end` is; waits until that is `least` more than was given."""
+        if end - self._given >= least:
+            self._on_written(self._bytes[self._given : end])
+            self._given = end
 
 
 def activation_scale(low: float, high: float) -> tuple[np.float32, int]:
@@ -214,8 +241,10 @@ def _in_bands(work: Callable[[slice], Any], kernel: FloatArray) -> list[Any]:
     return [work(slice(row, min(row + height, rows))) for row in range(0, rows, height)]
 
 
-def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool, steady: bool) -> FloatArray:
-    """Writes int8 weights and their scale(s).
+def _write_weights(
+    place: template.Place, kernel: _Kernel, on_rows: Callable[[int], object], *, per_channel: bool, steady: bool
+) -> FloatArray:
+    """Writes int8 weights and their scale(s). `on_rows` is told how many rows are done.
 
     Returns:
         By how much rounding raises each output at the mean input; 0 where no mean is given.
@@ -231,7 +260,9 @@ def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool,
             inverse = _inverse(place.weight_scale[band])
         else:
             inverse = np.full(len(multiplied), np.float32(127) / largest[0])
-        return kernel.write(place.weights, band, multiplied, inverse)
+        excess = kernel.write(place.weights, band, multiplied, inverse)
+        on_rows(band.stop)
+        return excess
 
     if not per_channel:
         largest = np.concatenate(_in_bands(limit, kernel.weights)).max(keepdims=True)
@@ -243,12 +274,15 @@ def _write_weights(place: template.Place, kernel: _Kernel, *, per_channel: bool,
 
 def _write_scale(place: NDArray[np.float32], limit: FloatArray, *, steady: bool) -> FloatArray:
     """Writes scale(s) for weights of up to `limit`; returns up to what they reach."""
-    limit = np.where(2 * limit <= _NEAR_ZERO, np.maximum(limit, np.float32(_NEAR_ZERO / 2)), limit)
+    if 2 * limit.min() <= _NEAR_ZERO:
+        limit = np.where(2 * limit <= _NEAR_ZERO, np.maximum(limit, np.float32(_NEAR_ZERO / 2)), limit)
     if not steady:
         place[:] = (limit + limit) / np.float32(254)
         return limit
     held = place * np.float32(127)
     stays = (limit <= held) & (held <= SLACK * limit)
+    if stays.all():
+        return held
     limit = np.where(stays, held, HEADROOM * limit)
     place[:] = np.where(stays, place, (limit + limit) / np.float32(254))
     return limit

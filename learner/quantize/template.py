@@ -71,7 +71,8 @@ class Template:
         per_channel: Whether each output of a layer has a weight scale of its own.
         gain: float32, the per-feature scaling of the input in observation order; None where the model has none.
         offset: As `gain`.
-        ends: Per layer with weights: how far the bytes are final once it and all layers before it were written.
+        starts: Per layer with weights: where these begin, if all bytes before them are final once the layers before it
+            were written; else None.
     """
 
     model: bytearray
@@ -80,7 +81,7 @@ class Template:
     per_channel: bool
     gain: NDArray[np.float32] | None
     offset: NDArray[np.float32] | None
-    ends: tuple[int, ...]
+    starts: tuple[int | None, ...]
 
     def numbers(self) -> dict[str, NDArray[Any]]:
         """Copies of all that a policy decides, by name."""
@@ -165,19 +166,19 @@ class _Graph:
         if len(places) != layer_count:
             raise Unmapped(f"{layer_count} layers became {len(places)} operators")
         found = tuple(self._place(operator, outputs) for operator, outputs in places)
-        return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset, tuple(self._ends(found)))
+        return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset, tuple(self._starts(found)))
 
-    def _ends(self, places: Sequence[Place]) -> Iterator[int]:
-        """Where the first number of the layers behind lies, for each layer; behind the last one all is final."""
+    def _starts(self, places: Sequence[Place]) -> Iterator[int | None]:
+        """Where the weights of each layer begin, where no other number of it or of the layers behind lies before."""
         start = _address(np.frombuffer(self._bytes, np.uint8))
         firsts = []
         for place in places:
             numbers: list[NDArray[Any]] = [place.weights, place.weight_scale, place.bias, place.bias_scale]
             numbers += [number for affine in place.outputs for number in (affine.scale, affine.zero_point)]
             firsts.append(min(_address(number) for number in numbers) - start)
-        for i in range(1, len(places)):
-            yield min(firsts[i:])
-        yield len(self._bytes)
+        for i, place in enumerate(places):
+            begin = _address(place.weights) - start
+            yield begin if begin == min(firsts[i:]) else None
 
     def _operators(self) -> Iterator[tuple[int, Any]]:
         for i in range(self._graph.OperatorsLength()):

@@ -28,7 +28,7 @@ import numpy as np
 
 from broker import codec, identity, messages
 from broker.mosquitto import process
-from learner import config, layers, publish, roster, run_directory, session
+from learner import config, layers, publish, roster, run_directory, session, train
 from learner.quantize import calibrate
 from tests.benchmarks import _clocked
 
@@ -49,6 +49,7 @@ def run() -> Iterator[dict[str, Any]]:
 
     with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
         tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
+    sys.setswitchinterval(train.SWITCH_S)
     for rate_hz in (RATE_HZ, 0.0):
         yield _case("MLP 256x2", (256, 256), rate_hz, publishes=300)
         yield _case("MLP 2048x3", (2048, 2048, 2048), rate_hz, publishes=100)
@@ -120,7 +121,6 @@ class _Bench:
     def _serve(self, wait_s: float) -> None:
         """What TrainingLoop does with what arrives, but for learning from it."""
         boot = seq = 0
-        self.publisher.settle()
         for arrival in self.here.drain(wait_s):
             message = arrival.message
             if isinstance(message, messages.ActorState):
@@ -137,6 +137,7 @@ class _Bench:
                 boot, seq = experience.boot, experience.seq
         if seq:
             self.here.retain(self.here.topics.receipt(ACTOR), messages.Receipt("bench", boot, seq))
+        self.publisher.settle()
 
 
 def trained(policy: layers.PolicyLayers, rng: np.random.Generator) -> layers.PolicyLayers:
@@ -167,9 +168,7 @@ def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str,
     medians = {stage: statistics.median(getattr(timings, f"{stage}_ms")) for stage in stages}
     assert bench.publisher.newest is not None
     size = len(bench.publisher.newest.model)
-    beside = size > publish.LARGE_BYTES
-    hidden = min(medians["gate"], medians["delta"]) if beside else 0.0
-    rest = statistics.median(acting_ms) - sum(medians.values()) + hidden
+    rest = statistics.median(acting_ms) - sum(medians.values())
     begin, end = bench.windows[1][0], bench.windows[-1][1]
     around = [max((s for at, s in gaps if b <= at <= e), default=0.0) * 1e3 for b, e in bench.windows[1:]]
     apart = [s * 1e3 for at, s in gaps if begin < at < end and not any(b <= at <= e for b, e in bench.windows)]
@@ -185,7 +184,7 @@ def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str,
         "spread": round(max(acting_ms) - min(acting_ms), 2),
         "explain": f"p50 {np.percentile(acting_ms, 50):.1f}, p99 {np.percentile(acting_ms, 99):.1f}, "
         f"max {max(acting_ms):.1f} ms; medians: {', '.join(f'{k} {v:.2f}' for k, v in medians.items())}, "
-        f"{'delta beside the gate, ' if beside else ''}rest (broker, actor, answer) {rest:.2f} ms; put off until then "
+        f"rest (broker, actor, answer) {rest:.2f} ms; put off until then "
         f"{statistics.median(timings.put_off_ms):.2f} ms (the next one's ranges, files); "
         f"the acting loop stood still for "
         f"{statistics.median(bench.pauses_ms):.2f} ms a swap (max {max(bench.pauses_ms):.2f}); longest step while "

@@ -27,7 +27,8 @@ def test_every_topic_and_message_is_listed() -> None:
     rows = re.findall(r"^\| `([^`]+)` \| (\w+)[^|]* \| `(\w+)` \| (yes|no) \|", TEXT, re.MULTILINE)
     assert {row[2] for row in rows} == {cls.__name__ for cls in messages.KINDS.values()}
     names = topics.Topics("f")
-    built = {names.learner_state, names.keyframe("<channel>"), names.delta("<channel>")} | {
+    main = "<channel>"
+    built = {names.learner_state, names.keyframe(main), names.delta(main), names.part(main)} | {
         names.actor("<id>", leaf) for leaf in ("state", "assignment", "experience", "receipt", "command", "report")
     }
     assert {f"actorq/f/{row[0]}" for row in rows} == built

@@ -9,7 +9,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker import codec, messages, signing, topics
-from edge_actor import env, policy, policy_store, swap
+from edge_actor import env, policy, policy_store, reassembly, swap
 from tests.edge_actor import fake_learner
 from tests.edge_actor.models import files
 
@@ -61,6 +61,10 @@ class Swap(swap.Swap):
             on_ready=self.event.set,
             on_log=self.lines.append,
         )
+
+    @property
+    def held(self) -> reassembly.Reassembly:
+        return self._held
 
     def acts(self) -> int | None:
         """Builds as the acting loop does; the version that acts then, or None if nothing was to be built."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +75,6 @@ def damaged(version: int, patch: bytes) -> offers.Offer:
     ("reason", "offer"),
     [
         ("patch", damaged(3, b"not zstd")),
-        ("patch", damaged(3, b"")),
         ("patch", damaged(3, offers.delta(1, 3)[0].patch.tobytes()[:-3])),  # type: ignore[union-attr]
         ("patch", damaged(3, delta.difference(b"short", b"patch"))),
         ("sha256", damaged(3, offers.delta(1, 4)[0].patch.tobytes())),  # type: ignore[union-attr]
@@ -134,3 +135,94 @@ def test_replays_of_genuine_old_messages_are_refused(swapped: offers.Swap) -> No
     assert swapped.acts() is None
     swapped.offer(*offers.delta(11, 12))
     assert swapped.acts() == 12
+
+
+CUTS = (0, 700, 1500, len(offers.MODEL))
+
+
+def in_parts(base: int, version: int) -> list[messages.PolicyPart]:
+    """A policy as three differences from another version."""
+    one, other = offers.variant(base), offers.variant(version)
+    patches = [np.frombuffer(delta.difference(one[a:b], other[a:b]), np.uint8) for a, b in pairwise(CUTS)]
+    cuts = zip(pairwise(CUTS), patches, strict=True)
+    return [messages.PolicyPart("main", 1, version, base, a, b, patch) for (a, b), patch in cuts]
+
+
+def ended(base: int, version: int) -> offers.Offer:
+    """The delta behind the parts."""
+    message = offers.delta(base, version)[0]
+    return offers.sealed(dataclasses.replace(message, patch=np.zeros(0, np.uint8)))
+
+
+def test_parts_make_a_policy_once_their_delta_has_come(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1))
+    for version in (2, 3):
+        for part in in_parts(version - 1, version):
+            swapped.prepare(part, b"")
+            assert swapped.held.best == (1, version - 1), "parts alone are nothing"
+        swapped.offer(*ended(version - 1, version))
+        assert swapped.held.newest is not None
+        assert swapped.held.newest.model == offers.variant(version)
+    assert swapped.acts() == 3
+    assert swapped.refused == {}
+
+
+def test_a_policy_that_the_gate_refused_is_begun_anew_under_its_version(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1))
+    for part in in_parts(1, 9)[:2]:
+        swapped.prepare(dataclasses.replace(part, version=2), b"")
+    for part in in_parts(1, 2):
+        swapped.prepare(part, b"")
+    swapped.offer(*ended(1, 2))
+    assert swapped.acts() == 2
+    assert swapped.refused == {}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_what_misses_a_part_is_no_policy_and_the_next_retained_one_mends_it(swapped: offers.Swap, lost: int) -> None:
+    swapped.offer(*offers.keyframe(1))
+    for part in [part for index, part in enumerate(in_parts(1, 2)) if index != lost]:
+        swapped.prepare(part, b"")
+    swapped.offer(*ended(1, 2))
+    assert swapped.acts() == 1
+    assert swapped.refused == {"parts": [3, 2, 1][lost]}
+    assert swapped.phase is not swap.Phase.REFUSED
+    swapped.offer(*offers.delta(1, 4))
+    assert swapped.acts() == 4
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("parts", {"start": 701}),
+        ("parts", {"end": 700}),
+        ("parts", {"end": len(offers.MODEL) + 1}),
+        ("parts", {"end": 1 << 62}),
+        ("parts", {"version": 3}),
+        ("parts", {"base": 9}),
+        ("older", {"epoch": 0}),
+        ("older", {"version": 1}),
+        ("patch", {"end": 1499}),
+        ("patch", {"patch": np.frombuffer(b"not zstd", np.uint8)}),
+        ("base", {"start": 0, "base": 9}),
+    ],
+)
+def test_a_part_that_does_not_follow_is_refused(swapped: offers.Swap, reason: str, changes: dict[str, Any]) -> None:
+    swapped.offer(*offers.keyframe(1))
+    first, second, third = in_parts(1, 2)
+    swapped.prepare(first, b"")
+    swapped.prepare(dataclasses.replace(second, **changes), b"")
+    assert swapped.refused == {reason: 1}
+    for part in (first, second, third):  # a first one begins anew
+        swapped.prepare(part, b"")
+    swapped.offer(*ended(1, 2))
+    assert swapped.acts() == 2
+
+
+def test_parts_that_sum_up_to_another_policy_never_act(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1))
+    for part in in_parts(1, 7):
+        swapped.prepare(dataclasses.replace(part, version=2), b"")
+    swapped.offer(*ended(1, 2))
+    assert swapped.acts() == 1
+    assert swapped.refused == {"sha256": 1}

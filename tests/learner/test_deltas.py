@@ -16,7 +16,11 @@ from learner import deltas
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
 NAMES = topics.Topics("f")
-KEYFRAME, DELTA = NAMES.keyframe("main"), NAMES.delta("main")
+KEYFRAME, DELTA, PART = NAMES.keyframe("main"), NAMES.delta("main"), NAMES.part("main")
+
+
+PIECE = 1 << 20
+LARGE = 5 * PIECE // 2
 
 
 class Wire:
@@ -46,8 +50,11 @@ class Wire:
         return len(codec.encode(message))
 
     def kinds(self) -> str:
-        """K for a keyframe, a for a retained delta, s for one that passes by; in the order they were sent."""
-        return "".join("K" if topic == KEYFRAME else "a" if retained else "s" for topic, retained, _ in self.sent)
+        """K for a keyframe, a for a retained delta, s for one that passes by, p a part; in the order they were sent."""
+        passing = {DELTA: "s", PART: "p"}
+        return "".join(
+            "K" if topic == KEYFRAME else "a" if retained else passing[topic] for topic, retained, _ in self.sent
+        )
 
 
 class Actor:
@@ -61,10 +68,12 @@ class Actor:
         try:
             if isinstance(message, messages.Policy):
                 self.held.add_keyframe(message, b"", 0.0)
+            elif isinstance(message, messages.PolicyPart):
+                self.held.add_part(message)
             elif isinstance(message, messages.PolicyDelta):
                 self.held.add_delta(message, b"", 0.0)
         except errors.PolicyError as error:
-            if error.reason != "base":
+            if error.reason not in ("base", "parts"):
                 raise
             self.missed += 1
         if (waiting := self.held.take_waiting()) is not None:
@@ -100,7 +109,11 @@ class Learner:
         manifest = messages.Manifest(
             1, self.version, "main", len(model), sha256, SPEC.fingerprint, "q_values", "int8", 0.0
         )
-        self.channel.send(manifest, model, self.channel.draft([model]))
+        pieces = [model[a : a + PIECE] for a in range(0, len(model), PIECE)]
+        draft = self.channel.draft((1, self.version))
+        for piece in pieces:
+            draft.add(piece)
+        self.channel.send(manifest, model, draft)
 
 
 @pytest.fixture
@@ -251,3 +264,58 @@ def test_every_byte_is_counted(wire: Wire) -> None:
     assert (traffic.policies, traffic.keyframes, traffic.deltas) == (30, 1, 30)
     assert (traffic.keyframe_bytes, traffic.delta_bytes) == (sizes["K"], sizes["s"] + sizes["a"])
     assert traffic.mean_bytes == (sizes["K"] + sizes["s"] + sizes["a"]) / 30
+
+
+def test_a_large_policy_goes_ahead_in_parts(wire: Wire) -> None:
+    learner, actor = Learner(wire, size=LARGE), Actor()
+    wire.listening.append(actor.hear)
+    for _ in range(3):
+        learner.step()
+        assert actor.model == learner.model
+    learner.step(after_s=10.0)
+    learner.step()
+    assert actor.model == learner.model
+    assert wire.kinds() == "Kppps" + "ppps" + "a" + "ppps"
+    assert actor.missed == 0
+    traffic = learner.channel.traffic
+    assert (traffic.policies, traffic.deltas) == (5, 4)
+    sizes = [len(codec.encode(message)) for topic, _, message in wire.sent if topic != KEYFRAME]
+    assert traffic.delta_bytes == sum(sizes)
+
+
+def test_a_large_policy_of_which_a_part_cannot_go_out_is_retained_instead(wire: Wire) -> None:
+    learner, actor = Learner(wire, size=LARGE), Actor()
+    wire.listening.append(actor.hear)
+    learner.step()
+
+    def down(message: messages.Message) -> None:
+        wire.up = not isinstance(message, messages.PolicyPart)
+
+    wire.listening.append(down)
+    learner.step()
+    assert wire.kinds() == "Kpa"
+    assert actor.model == learner.model
+
+
+def test_a_large_policy_of_another_layout_is_a_keyframe(wire: Wire) -> None:
+    learner, actor = Learner(wire, size=LARGE), Actor()
+    wire.listening.append(actor.hear)
+    learner.step()
+    for model in (learner.model + b"longer", learner.model[:-9]):
+        learner.send(model)
+        assert actor.model == model
+        assert wire.kinds()[-1] == "K"
+
+
+def test_parts_of_a_policy_that_does_not_go_out_do_no_harm(wire: Wire) -> None:
+    learner, actor = Learner(wire, size=LARGE), Actor()
+    wire.listening.append(actor.hear)
+    learner.step()
+    refused = bytes(reversed(learner.model))
+    draft = learner.channel.draft((1, 2))
+    draft.add(refused[:PIECE])
+    draft.add(refused[PIECE:])
+    assert actor.held.best == (1, 1)
+    learner.step()
+    assert actor.model == learner.model
+    assert actor.missed == 0

@@ -35,7 +35,7 @@ class Wire:
         pass
 
 
-@pytest.mark.parametrize("width", [16, 640])
+@pytest.mark.parametrize("width", [16, 1500])
 def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes_of_it(
     width: int, tmp_path: Path
 ) -> None:
@@ -54,16 +54,20 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
     first, second, third = policies
     reasons = [publisher.publish(policy, x[:64], x[64:]).reason for policy in (first, second, second, third)]
     assert reasons == ["", "", "identical", ""]
-    assert [type(message) for message in wire.sent] == [messages.Policy, messages.PolicyDelta, messages.PolicyDelta]
+    kinds = [type(message) for message in wire.sent if not isinstance(message, messages.PolicyPart)]
+    assert kinds == [messages.Policy, messages.PolicyDelta, messages.PolicyDelta]
     for message in wire.sent:
         if isinstance(message, messages.Policy):
             held.add_keyframe(message, b"", None)
         elif isinstance(message, messages.PolicyDelta):
             held.add_delta(message, b"", None)
+        elif isinstance(message, messages.PolicyPart):
+            held.add_part(message)
     assert publisher.newest is not None
     assert held.newest is not None
     assert held.newest.model == publisher.newest.model
-    assert (len(held.newest.model) > publish.LARGE_BYTES) == (width == 640)
+    parts = [message for message in wire.sent if isinstance(message, messages.PolicyPart)]
+    assert (len(parts) > 2) == (width == 1500)
 
 
 def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def test_arbitrary_software(stage: hostile.Stage) -> None:
     for payload in bad:
         stage.attacker.publish(topic, payload, retain=True)
         stage.attacker.publish(stage.names.delta("main"), payload)
-    stage.await_refused(signature=2 * len(bad))
+        stage.attacker.publish(stage.names.part("main"), payload)
+    stage.await_refused(signature=3 * len(bad))
     assert stage.vitals.policy_version == 1
     stage.publish(2)
     stage.goes_on()

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from broker import codec, errors, identity, link, messages, signing, topics
+from broker import codec, delta, errors, identity, link, messages, signing, topics
 from edge_actor import acting_loop, config, env
 from learner import config as learner_config
 from learner import dead_letters, ingest, ledger, local_fleet, roster, session
@@ -216,6 +217,7 @@ def test_the_actor_and_a_broker(tmp_path: Path, no_network: None) -> None:
             LAB.learner_state: genuine("learner_state"),
             LAB.keyframe("main"): codec.encode(policy),
             LAB.delta("main"): genuine("policy_delta"),
+            LAB.part("main"): genuine("policy_part"),
             LAB.assignment("pi"): codec.encode(fake_learner.assignment(fuzzed.boot, steps_granted=100)),
             LAB.receipt("pi"): genuine("receipt", boot=fuzzed.boot),
             LAB.command("pi"): genuine("command", boot=fuzzed.boot),
@@ -255,11 +257,14 @@ def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None) -> N
     try:
         policy = fake_learner.policy(MODEL, CARTPOLE.fingerprint)
         onto = fake_learner.policy_delta(MODEL, MODEL, CARTPOLE.fingerprint, base_version=1, version=2)
+        patch = np.frombuffer(delta.difference(MODEL, MODEL), np.uint8)
+        part = messages.PolicyPart("main", 1, 2, 1, 0, len(MODEL), patch)
         order = messages.Command("c", "evaluate", fuzzed.boot, 1, 0, policy.manifest, policy.model)
         bodies = {
             LAB.learner_state: genuine("learner_state"),
             LAB.keyframe("main"): codec.encode(policy),
             LAB.delta("main"): codec.encode(onto),
+            LAB.part("main"): codec.encode(part),
             LAB.assignment("pi"): codec.encode(fake_learner.assignment(fuzzed.boot, steps_granted=100)),
             LAB.receipt("pi"): genuine("receipt", boot=fuzzed.boot),
             LAB.command("pi"): codec.encode(order),
@@ -284,11 +289,13 @@ def test_a_fleet_at_work(start_fleet: Callable[..., local_fleet.LocalFleet], run
     training, source = at_work.Training(start_fleet("mosquitto"), run_root / "run"), random.Random(4)
     names, sent = training.names, 0
     heard = {kind: examples.golden(kind) for kind in ("learner_state", "actor_state", "experience", "report")}
-    unheard = {kind: examples.golden(kind) for kind in ("policy", "policy_delta", "assignment", "receipt", "command")}
+    kinds = ("policy", "policy_delta", "policy_part", "assignment", "receipt", "command")
+    unheard = {kind: examples.golden(kind) for kind in kinds}
     where = {
         "learner_state": [names.learner_state],
         "policy": [names.keyframe("main")],
         "policy_delta": [names.delta("main")],
+        "policy_part": [names.part("main")],
         "actor_state": [names.actor_state("pi"), names.actor_state("nobody")],
     }
     for index in range(PAYLOADS // 8):

@@ -25,7 +25,7 @@ ACTOR = "pi"
 
 def all_topics(names: topics.Topics) -> list[str]:
     leaves = ("state", "assignment", "experience", "receipt", "command", "report")
-    shared = [names.learner_state, names.keyframe("main"), names.delta("main")]
+    shared = [names.learner_state, names.keyframe("main"), names.delta("main"), names.part("main")]
     return shared + [names.actor(who, leaf) for who in (ACTOR, "stranger") for leaf in leaves]
 
 
