@@ -22,6 +22,8 @@ SIZES = (60, 120, 240, 480, 960)
 PHASE_S, WARM_S = 25.0, 8.0
 SAMPLES_PER_S = 60_000
 """What a learner of this size takes from replay on this class of machine: 940 updates of 64."""
+PUBLISH_PERIOD_UPDATES = 2000
+"""As often as 500 actors are sent policies at most: publishing costs the same, however many receive them."""
 
 
 def run() -> Iterator[dict[str, Any]]:
@@ -35,6 +37,7 @@ def run() -> Iterator[dict[str, Any]]:
 def _learner(site: _load.Site, steps_per_s: float) -> subprocess.Popen[str]:
     samples = SAMPLES_PER_S / steps_per_s * 1.1
     arguments = ("--actors", "1", "--samples-per-insert", f"{samples:.4g}", "--learning-starts", "10000")
+    arguments += ("--publish-period-updates", str(PUBLISH_PERIOD_UPDATES))
     return site.learner(*arguments, "--replay-capacity", "1000000", "--max-env-steps", "1000000000")
 
 
