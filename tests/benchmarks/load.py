@@ -37,8 +37,8 @@ def run() -> Iterator[dict[str, Any]]:
 def _learner(site: _load.Site, steps_per_s: float) -> subprocess.Popen[str]:
     samples = SAMPLES_PER_S / steps_per_s * 1.1
     arguments = ("--actors", "1", "--samples-per-insert", f"{samples:.4g}", "--learning-starts", "10000")
-    arguments += ("--publish-period-updates", str(PUBLISH_PERIOD_UPDATES))
-    return site.learner(*arguments, "--replay-capacity", "1000000", "--max-env-steps", "1000000000")
+    period = ("--publish-period-updates", str(PUBLISH_PERIOD_UPDATES))
+    return site.learner(*arguments, *period, "--replay-capacity", "1000000", "--max-env-steps", "1000000000")
 
 
 def _compared(actors: int, rate: float) -> Iterator[dict[str, Any]]:

@@ -151,6 +151,7 @@ def in_parts(base: int, version: int) -> list[messages.PolicyPart]:
 def ended(base: int, version: int) -> offers.Offer:
     """The delta behind the parts."""
     message = offers.delta(base, version)[0]
+    assert isinstance(message, messages.PolicyDelta)
     return offers.sealed(dataclasses.replace(message, patch=np.zeros(0, np.uint8)))
 
 
