@@ -34,7 +34,7 @@ from learner.quantize import fold, requantize
 
 FloatArray = NDArray[np.float32]
 Step = Literal["level", "bound", "split", "equalise", "correct"]
-STEPS: tuple[Step, ...] = ("level", "equalise", "correct")
+STEPS: tuple[Step, ...] = ("level", "split", "equalise", "correct")
 """Of policies whose largest output is the choice."""
 ACTION_STEPS: tuple[Step, ...] = ("bound", "split", "equalise", "correct")
 """Of policies whose outputs are the action."""
@@ -192,7 +192,10 @@ def _held(span: requantize.Range, kept: requantize.Range | None) -> requantize.R
     low, high = min(span[0], 0.0), max(span[1], 0.0)  # as `requantize` widens it
     if kept and kept[0] <= low and high <= kept[1] and kept[1] - kept[0] <= requantize.SLACK * (high - low):
         return kept
-    return requantize.HEADROOM * low, requantize.HEADROOM * high
+    width = high - low
+    scale = requantize.roomy(np.array([width / 255], np.float32))
+    grown = float(scale[0]) * 255 / width if width else 1.0
+    return grown * low, grown * high
 
 
 def _range(channels: Channels, factor: FloatArray | None) -> requantize.Range:

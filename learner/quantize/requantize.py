@@ -32,8 +32,10 @@ Range = tuple[float, float]
 
 _BAND = 1 << 17
 """Weights at a time: with what is made of them they fit the second-level cache."""
-SLACK, HEADROOM = 1.25, 1.06
-"""How much too wide a range may be that is held, and how much wider than needed one is made that is not."""
+SLACK, _HEADROOM = 1.25, 1.06
+"""How much too wide a range may be that is held, and how much wider than needed at least one is made that is not."""
+_GRAIN = 0.125
+"""Of a level of the output: steady biases are multiples of that. Rounding the output costs eight times as much."""
 _BELOW_HALF = np.uint32(0x3EFFFFFF)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
 _SIGN = np.uint32(0x80000000)
 _NEAR_ZERO = 1e-6
@@ -114,7 +116,11 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
         bias = layer.bias if factor is None else layer.bias / factor
         if ranges.means:
             bias = bias - excess
-        bias = _rounded(bias * _inverse(place.bias_scale), np.empty(bias.shape, np.uint32))
+        bias = bias * _inverse(place.bias_scale)
+        if ranges.steady:
+            bias = _grained(bias, activation_scale(*output)[0] / place.bias_scale)
+        else:
+            bias = _rounded(bias, np.empty(bias.shape, np.uint32))
         _check_finite(largest := float(np.abs(bias).max()), "weights")
         if largest >= 2.0**31:
             raise template.Unmapped("a bias is too large for 32 bits at its layer's scale")
@@ -281,11 +287,27 @@ def _write_scale(place: NDArray[np.float32], limit: FloatArray, *, steady: bool)
         return limit
     held = place * np.float32(127)
     stays = (limit <= held) & (held <= SLACK * limit)
-    if stays.all():
-        return held
-    limit = np.where(stays, held, HEADROOM * limit)
-    place[:] = np.where(stays, place, (limit + limit) / np.float32(254))
-    return limit
+    if not stays.all():
+        place[:] = np.where(stays, place, roomy(limit / np.float32(127)))
+    return place * np.float32(127)
+
+
+def roomy(scale: FloatArray) -> FloatArray:
+    """Scales that will do for what grows a little, with four significant bits.
+
+    So is, in eight bits, the product of two of them, which is a bias's scale: of the four bytes of each, no more than
+    two ever differ from one policy to the next.
+    """
+    significand, exponent = np.frexp(scale * np.float32(_HEADROOM))
+    coarse: FloatArray = np.ldexp(np.ceil(significand * 16) / 16, exponent)
+    return coarse
+
+
+def _grained(bias: FloatArray, level: FloatArray) -> FloatArray:
+    """Rounds biases to powers of two well below a `level` of the output: what is less is noise, and deltas carry it."""
+    grain: FloatArray = np.maximum(np.exp2(np.floor(np.log2(level * np.float32(_GRAIN)))), 1)
+    grained: FloatArray = np.rint(bias / grain) * grain
+    return grained
 
 
 def _tiled(factor: FloatArray | None, inputs: int) -> FloatArray | None:

@@ -24,11 +24,11 @@ def dense(rng: np.random.Generator, n_in: int, n_out: int) -> layers.Dense:
 def test_ranges_by_hand() -> None:
     x = np.array([[0.0, -10.0, 5.0], [4.0, 30.0, 5.0], [1.0, 0.0, 5.0]], np.float32)
     affine = fold.from_ranges(x)
-    low = -128 / 127  # 255 steps of 1/127 below 1: both ends are levels of int8
-    assert affine.apply(x)[:2, :2].tolist() == [pytest.approx([low, low]), pytest.approx([1, 1])]
-    assert affine.gain[:2].tolist() == pytest.approx([255 / 127 / 4, 255 / 127 / 40])
-    assert affine.gain[2] == pytest.approx(255 / 127 / 2 / 5e-3)  # stood still at 5: may move by a thousandth of that
-    assert affine.apply(x)[:, 2].tolist() == pytest.approx([(low + 1) / 2] * 3, abs=1e-4)
+    high = 127 / 128  # 255 steps of 1/128 above -1: both ends are levels of int8
+    assert affine.apply(x)[:2, :2].tolist() == [pytest.approx([-1, -1]), pytest.approx([high, high])]
+    assert affine.gain[:2].tolist() == pytest.approx([255 / 128 / 4, 255 / 128 / 40])
+    assert affine.gain[2] == pytest.approx(255 / 128 / 2 / 5e-3)  # stood still at 5: may move by a thousandth of that
+    assert affine.apply(x)[:, 2].tolist() == pytest.approx([(high - 1) / 2] * 3, abs=1e-4)
 
 
 @given(
@@ -37,7 +37,7 @@ def test_ranges_by_hand() -> None:
 )
 def test_whatever_was_seen_lies_within_the_range(low: list[float], width: list[float]) -> None:
     x = (np.array(low) + np.linspace(0, 1, 7)[:, None] * np.array(width)).astype(np.float32)
-    assert np.abs(fold.from_ranges(x).apply(x)).max() <= 128 / 127 + 1e-3
+    assert np.abs(fold.from_ranges(x).apply(x)).max() <= 1 + 1e-3
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -123,14 +123,16 @@ def test_steady_ranges_stay_while_they_fit() -> None:
     fresh = refine.Refiner().measure(policy, x, 500)[1]
     assert first.steady
     for wide, exact in zip(first.outputs, fresh.outputs, strict=True):
-        assert wide == pytest.approx((1.06 * min(0, exact[0]), 1.06 * exact[1]), rel=1e-3)
+        scale = (wide[1] - wide[0]) / 255
+        assert 1.06 <= scale * 255 / (exact[1] - min(0, exact[0])) <= 1.06 * 1.126
+        assert float(np.frexp(np.float32(scale))[0] * 16).is_integer(), "four significant bits"
     inner = x[np.abs(x[:, :4]).max(1) < np.abs(x[:, :4]).max(1).max()]  # without the row that reaches farthest
     again = refiner.measure(policy, inner, len(inner))[1]
     assert again.outputs == first.outputs
     assert first.affine is not None
     assert again.affine is not None
     assert again.affine.gain.tolist() == first.affine.gain.tolist()
-    wider = refiner.measure(policy, 1.1 * x, 500)[1]
+    wider = refiner.measure(policy, 1.2 * x, 500)[1]
     assert wider.outputs[0][1] > first.outputs[0][1]
     assert wider.affine is not None
     assert (wider.affine.gain < first.affine.gain).all()
@@ -142,7 +144,9 @@ def test_steady_ranges_stay_while_they_fit() -> None:
 
 def test_a_split_feature_may_go_an_eighth_beyond_what_was_seen() -> None:
     x = np.linspace(-1, 3, 101, dtype=np.float32)[:, None]
-    for steps, ends in ((refine.ACTION_STEPS, [-1.5, 3.5]), (refine.STEPS, [-1.0, 3.0])):
+    wider, seen = [-1.5, 3.5], [-1.0, 3.0]
+    cases: tuple[tuple[tuple[refine.Step, ...], list[float]], ...] = ((refine.STEPS, wider), (("equalise",), seen))
+    for steps, ends in cases:
         affine = refine.Refiner(steps).measure((dense([[0.5, -0.2]], [0.0, 0.1]),), x, len(x))[1].affine
         assert affine is not None
         assert np.array(ends) * affine.gain + affine.offset == pytest.approx(fold.ENDS, abs=1e-6)

@@ -257,7 +257,17 @@ def test_steady_scales_stay_while_the_weights_fit() -> None:
         return float(place.weight_scale[0])
 
     first = scale(127.0)
-    assert first == pytest.approx(1.06)
-    assert scale(110.0) == scale(134.0) == first
-    assert scale(135.0) == pytest.approx(1.06 * 135 / 127)  # does not fit
-    assert scale(100.0) == pytest.approx(1.06 * 100 / 127)  # would be too coarse
+    assert first == 1.125, "1.06, with four significant bits"
+    assert scale(115.0) == scale(142.0) == first
+    assert scale(143.0) == 1.25, "does not fit"
+    assert scale(114.0) == 1.0, "would be too coarse"
+
+
+def test_steady_biases_are_coarse_beside_their_scale_and_fine_beside_the_outputs() -> None:
+    target, policy, ranges = _one_layer(127.0, 0.4)
+    (place,) = target.layers
+    requantize.requantize(target, policy, dataclasses.replace(ranges, steady=True))
+    level = requantize.activation_scale(*ranges.outputs[0])[0]
+    assert 64 < level / place.bias_scale[0] < 128
+    assert place.bias[0] % 8 == 0
+    assert place.bias[0] * place.bias_scale[0] == pytest.approx(3, abs=float(level) / 16)
