@@ -7,14 +7,14 @@ tests/broker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker import specs
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -77,16 +77,34 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyDelta:
-    """A policy as its difference (`delta.difference`) from the one with version `base` of the same epoch.
+    """A policy as its difference (`delta.difference`) from the one with version `base` of the same epoch and channel.
+
+    Of what it does not say, the manifest of its base tells (`manifest`): small policies are sent often.
 
     Retained where `base` is the keyframe: that and the newest retained delta are all that a late joiner needs. In
     between, deltas from the policy just before are smaller; they are sent to those who listen, and not retained. Of
     those, an empty patch says that all of it went ahead as `PolicyPart`s.
     """
 
-    manifest: Manifest
+    channel: str
+    epoch: int
+    version: int
     base: int
+    sha256: str
+    created_s: float
+    expires_s: float
     patch: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, manifest: Manifest, base: int, patch: NDArray[np.uint8]) -> PolicyDelta:
+        """Of the policy that `manifest` describes, one like its base but for what this says."""
+        times = manifest.created_s, manifest.expires_s
+        return cls(manifest.channel, manifest.epoch, manifest.version, base, manifest.sha256, *times, patch)
+
+    def manifest(self, base: Manifest) -> Manifest:
+        """Of the policy, by that of its base."""
+        mine = {name: getattr(self, name) for name in ("version", "sha256", "created_s", "expires_s")}
+        return replace(base, **mine)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

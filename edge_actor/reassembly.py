@@ -153,9 +153,8 @@ class Reassembly:
             PolicyError: It must not run, is a replay of an old one, or its base is not here (`reason` is `base`). The
                 last one of these is kept: `take_waiting` gives it when its base has come.
         """
-        manifest = message.manifest
-        order: Order = (manifest.epoch, manifest.version)
-        base = self._base((manifest.epoch, message.base))
+        order: Order = (message.epoch, message.version)
+        base = self._base((message.epoch, message.base))
         is_retained = base is not None and base is self.keyframe
         least = max(self.best, self.floor)
         if order < least and not (is_retained and order == self._retained):
@@ -171,6 +170,7 @@ class Reassembly:
         if base is None:
             self._waiting = (message, sealed)
             raise errors.PolicyError(f"policy {order} is a delta from {message.base}, not here", reason="base")
+        manifest = message.manifest(base.manifest)
         check_manifest(manifest, len(base.model), self._spec, now_s)
         if len(message.patch):
             model, sha256 = delta.apply(base.model, message.patch), ""
@@ -198,7 +198,7 @@ class Reassembly:
         if waiting is None or self.keyframe is None:
             return None
         message = waiting[0]
-        if (message.manifest.epoch, message.base) != self.keyframe.order:
+        if (message.epoch, message.base) != self.keyframe.order:
             return None
         self._waiting = None
         return waiting

@@ -162,10 +162,10 @@ class Swap:
 
     def offer(self, message: messages.Policy | messages.PolicyDelta, sealed: bytes) -> None:
         """Takes in a message that came as `sealed`; if that gives a policy newer than all before, it will be built."""
-        manifest, held = message.manifest, self._held
-        if manifest.channel != self.channel:
+        about, held = message.manifest if isinstance(message, messages.Policy) else message, self._held
+        if about.channel != self.channel:
             return
-        order = (manifest.epoch, manifest.version)
+        order = (about.epoch, about.version)
         if order > held.best:
             self.announce(*order)
             self.phase = Phase.FETCHED

@@ -9,8 +9,8 @@ retained: an actor that joins, or lost something, needs that and the keyframe. W
 there is nothing in between.
 
 A large policy from one to the next goes out in parts, while the rest of it is still being made and before the gate has
-judged it: the actor unpacks and adds them up meanwhile. What makes it a policy is the delta behind them, with the
-manifest; without that they are nothing.
+judged it: the actor unpacks and adds them up meanwhile. What makes it a policy is the delta behind them, with its
+digest; without that they are nothing.
 
 Deltas from a keyframe grow with distance. Renewing it when the next one would be larger than the mean of all since the
 keyframe, itself included, makes that mean the smallest possible as long as they grow.
@@ -134,7 +134,7 @@ class Channel:
             self._send_keyframe(manifest, model)
         elif draft.retained:
             self._send_retained(manifest, model, draft.version, patch)
-        elif draft.lost or not self._send_step(messages.PolicyDelta(manifest, draft.version, patch)):
+        elif draft.lost or not self._send_step(messages.PolicyDelta.of(manifest, draft.version, patch)):
             self._send_from_keyframe(manifest, model)
         self._manifest, self._newest = manifest, (manifest.version, model)
 
@@ -169,7 +169,7 @@ class Channel:
         if len(patch) > sum(so_far) / len(so_far):
             self._send_keyframe(manifest, model)
             return
-        size = self._retain(self._delta_topic, messages.PolicyDelta(manifest, base, patch))
+        size = self._retain(self._delta_topic, messages.PolicyDelta.of(manifest, base, patch))
         so_far.append(size)
         self._count_delta(size)
 

@@ -283,7 +283,7 @@ class Publisher:
             fingerprint=self._spec.fingerprint,
             head=self._head,
             precision=self._precision,
-            created_s=time.time(),
+            created_s=round(time.time(), 3),
         )
         self._sent_at[self.version], self._newest_at, self._acts = started_s, time.monotonic(), False
         self.channel.send(manifest, model, draft)

@@ -44,7 +44,7 @@ def policy_delta(
     base: bytes, model: bytes, fingerprint: str, *, base_version: int, **changes: Any
 ) -> messages.PolicyDelta:
     patch = np.frombuffer(delta.difference(base, model), np.uint8)
-    return messages.PolicyDelta(manifest(model, fingerprint, **changes), base_version, patch)
+    return messages.PolicyDelta.of(manifest(model, fingerprint, **changes), base_version, patch)
 
 
 def assignment(boot: int, **changes: Any) -> messages.Assignment:

@@ -78,9 +78,7 @@ def damaged(version: int, patch: bytes) -> offers.Offer:
         ("patch", damaged(3, offers.delta(1, 3)[0].patch.tobytes()[:-3])),  # type: ignore[union-attr]
         ("patch", damaged(3, delta.difference(b"short", b"patch"))),
         ("sha256", damaged(3, offers.delta(1, 4)[0].patch.tobytes())),  # type: ignore[union-attr]
-        ("length", offers.delta(1, 3, length=17)),
-        ("size", offers.delta(1, 3, length=messages.MAX_POLICY_BYTES + 1)),
-        ("fingerprint", offers.delta(1, 3, fingerprint="0123456789abcdef")),
+        ("expired", offers.delta(1, 3, expires_s=1000.0)),
     ],
 )
 def test_a_corrupted_delta_is_refused_and_the_next_one_works(

@@ -135,7 +135,7 @@ def test_mix_and_match(stage: hostile.Stage) -> None:
     stage.attacker.publish(deltas, stage.sealed(deltas, newer))  # genuine, newer, and of a base that is gone
     stage.await_refused(base=1)
     wrong = np.frombuffer(delta.difference(hostile.variant(1), hostile.variant(5)), np.uint8)
-    onto = dataclasses.replace(newer, manifest=dataclasses.replace(newer.manifest, version=5), base=3, patch=wrong)
+    onto = dataclasses.replace(newer, version=5, base=3, patch=wrong)
     stage.attacker.publish(deltas, stage.sealed(deltas, onto))  # even a learner's mistake: the sum must be right
     stage.await_refused(sha256=1)
     assert stage.vitals.policy_version == 3
