@@ -8,6 +8,7 @@ for that thread. What is overridden is private to paho: a release without it is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import ssl
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
 
 _AT_ONCE_BYTES = 1 << 16
+matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)
+"""Whether a topic filter and a topic match; paho builds a tree at each call."""
 
 
 class Client(mqtt.Client):

@@ -73,8 +73,8 @@ def encode(message: messages.Message) -> bytes:
     kind = _KIND_OF[cls]
     scalars, arrays = _PLANS[cls]
     metadata = {"message": kind, "schema": _SCHEMA}
-    for name in scalars:
-        metadata[name] = _dump(getattr(message, name))
+    for name, hint in scalars.items():
+        metadata[name] = (_kept_dump if hint is _BIRTH else _dump)(getattr(message, name))
     header: dict[str, Any] = {"__metadata__": metadata}
     data: list[Any] = []
     offset = 0
@@ -205,6 +205,9 @@ def _dump(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     return _ENCODER.encode(value)
+
+
+_kept_dump = functools.lru_cache(256)(_dump)
 
 
 def _load(name: str, text: str, hint: Any) -> Any:

@@ -11,7 +11,6 @@ paho never holds messages of its own over a reconnect; what must survive is held
 
 from __future__ import annotations
 
-import functools
 import math
 import select
 import socket
@@ -24,7 +23,7 @@ from typing import Any
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import MQTTErrorCode
 
-from broker import address, backoff, errors, messages, outbox, refusal, turns, wakeup
+from broker import address, backoff, errors, handlers, messages, outbox, refusal, turns, wakeup
 from broker import client as paho
 
 KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
@@ -36,8 +35,7 @@ PACKETS_AT_ONCE = 16  # are read and acknowledged together; then others get the 
 ROOM_PERIOD_MS = 20  # between two looks whether there is room again
 IN_FLIGHT_LIMIT = 20  # more is slower with paho, and delays what is urgent
 
-Handler = Callable[[str, bytes, bool], None]
-_matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)  # which builds a tree at each call
+Handler = handlers.Handler
 
 
 class Link:
@@ -53,6 +51,10 @@ class Link:
         has_room: While it is false, what the broker sends is left in the socket, so that TCP holds the broker back.
         on_connect: Called on the network thread after everything retained was sent.
         on_log: Takes a line for people when the connection is lost, found again or refused.
+
+    Attributes:
+        gather_s: With nothing to read, the network thread leaves the socket alone for so long, so that what comes
+            meanwhile is read together. Each time it wakes it takes Python's lock, and a core, from who computes.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Link:
         self._credentials, self._will = (username, password), will
         self._listens_first, self._has_room = listens_first, has_room
         self._on_connect, self._on_log = on_connect or (lambda: None), on_log or (lambda line: None)
-        self._handlers: list[tuple[str, Handler]] = []
+        self._handlers = handlers.Handlers()
         self._outbox = outbox.Outbox(last=will[0] if will else "")
         self._muted = self._down_logged = False
         self._lock = threading.RLock()
@@ -91,7 +93,7 @@ class Link:
         self._refusal = self._last_refusal = ""  # of this attempt to connect, and of the one before
         self._turned_at, self._generation = time.monotonic(), 0
         self._wakeup, self._turns = wakeup.Wakeup(), turns.Turns()
-        self._misc_at, self._turn_poll = 0.0, select.poll()
+        self._misc_at, self.gather_s, self._turn_poll = 0.0, 0.0, select.poll()
         self.bytes_sent = self.bytes_received = self.connections = self.handler_errors = 0
         self.address = ""
 
@@ -110,7 +112,7 @@ class Link:
     def subscribe(self, topic_filter: str, handler: Handler) -> None:
         """Hands every message of a filter to `handler(topic, payload, retained)`, on the network thread."""
         with self._lock:
-            self._handlers.append((topic_filter, handler))
+            self._handlers.add(topic_filter, handler)
             if self._client is not None and self._ready.is_set():
                 self._client.subscribe(topic_filter, qos=1)
 
@@ -281,6 +283,9 @@ class Link:
             reads = not self._ready.is_set() or self._has_room()
             poll.register(sock, select.POLLIN * reads | select.POLLOUT * client.want_write())
             has_read = reads and client.has_read  # from the socket already: poll cannot tell
+            urgent = has_read or client.want_write() or self._outbox.is_overdue or not self._ready.is_set()
+        if wait_ms and self.gather_s and not urgent and not poll.poll(0):
+            time.sleep(self.gather_s)
         events = poll.poll(0 if has_read else wait_ms if reads else min(wait_ms, ROOM_PERIOD_MS))
         if not events and not has_read and time.monotonic() - self._misc_at < MISC_PERIOD_S:
             return True
@@ -329,7 +334,7 @@ class Link:
             self._refusal = f"refused: {reason}"
             client.disconnect()
             return
-        filters = [(topic_filter, 1) for topic_filter, _ in self._handlers]
+        filters = [(topic_filter, 1) for topic_filter in self._handlers.filters]
         if not filters:
             self._bear()
             return
@@ -369,13 +374,9 @@ class Link:
 
     def _message(self, client: mqtt.Client, userdata: Any, message: mqtt.MQTTMessage) -> None:
         self.bytes_received += len(message.payload)
-        for topic_filter, handler in self._handlers:
-            if _matches(topic_filter, message.topic):
-                try:
-                    handler(message.topic, bytes(message.payload), message.retain)
-                except Exception as error:  # paho would end its loop, and the fleet its connection, over one message
-                    self.handler_errors += 1
-                    self._on_log(f"handling a message on {message.topic} failed: {type(error).__name__}: {error}")
+        for failure in self._handlers.handle(message.topic, bytes(message.payload), message.retain):
+            self.handler_errors += 1
+            self._on_log(failure)
 
     def _send_overdue(self, limit: float = IN_FLIGHT_LIMIT) -> None:
         if self._client is None or not self._ready.is_set():

@@ -38,6 +38,11 @@ class Outbox:
         """The broker has not acknowledged everything."""
         return bool(self.in_flight or self._overdue)
 
+    @property
+    def is_overdue(self) -> bool:
+        """Something waits until less is in flight."""
+        return bool(self._overdue)
+
     def retain(self, topic: str, payload: Payload) -> None:
         """Keeps a message for its topic; it is overdue until it is taken."""
         self._retained[topic] = payload

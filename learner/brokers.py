@@ -89,6 +89,11 @@ class Brokers:
         for one in self._all:
             one.repeat()
 
+    def gather(self, seconds: float) -> None:
+        """Sets Link.gather_s of all."""
+        for one in self._all:
+            one.gather_s = seconds
+
     def mute(self) -> None:
         """As Link.mute."""
         for one in self._all:

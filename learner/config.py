@@ -140,7 +140,7 @@ class TrainConfig:
     wait_s: float = setting(0.0, "give up when no actor came after so long; 0 waits for ever")
     learning_starts: int = setting(1000, "environment steps (random policy) before the first update")
     samples_per_insert: float = setting(32.0, "times each transition is sampled on average; sets the actors' pace")
-    message_steps: int = setting(1024, "most steps in one experience message")
+    message_steps: int = setting(1024, "most steps in one experience message; in a large fleet up to four times that")
     message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
     record_fraction: float = setting(1.0, "share of the episodes that actors record, whole and evenly spread")
     max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")

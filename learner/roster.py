@@ -16,8 +16,14 @@ ASSIGN_PERIOD_S = 0.02
 """Least time between two assignments of one actor that differ in nothing but the pace."""
 LOOK_PERIOD_S = 0.02
 """Between two looks at a large fleet: a few assignments each time, because a hundred hold up receipts for 50 ms."""
-MESSAGES_PER_S = 200.0
+MESSAGES_PER_S = 120.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
+POLICIES_PER_S = 100.0
+"""So many deliveries of a policy, which is a hundred times as large as the rest."""
+GATHER_S = 0.003
+"""Of the 10 ms between two commits, which each message waits for on average half of."""
+LONGER = 4
+"""So many times as many steps a message of a large fleet holds at most: actors gather them in memory."""
 GRANT_PERIODS = 2
 """So many messages of an actor come between two assignments that differ in nothing but the pace."""
 
@@ -67,9 +73,14 @@ class Roster:
         return len(self.working()) / MESSAGES_PER_S
 
     @property
+    def gather_s(self) -> float:
+        """How long what they send may stay in the socket, so that it is read together: in a large fleet only."""
+        return GATHER_S if self.period_s > 1.0 else 0.0
+
+    @property
     def policy_s(self) -> float:
-        """Least time between two policies: each goes to every actor, and is a hundred times as large as the rest."""
-        return 2.0 * self.period_s
+        """Least time between two policies, each of which goes to every actor."""
+        return len(self.working()) / POLICIES_PER_S
 
     @property
     def grant_s(self) -> float:
@@ -209,6 +220,9 @@ class Roster:
         old = actor.assignment
         n = max(1, len(self.working()))
         period_s = 0.0 if settings.deterministic else max(settings.message_period_s, self.period_s)
+        ages = period_s > 0 and settings.message_period_s > 0
+        longer = int(min(LONGER, period_s / settings.message_period_s)) if ages else 1
+        message_steps = min(longer * settings.message_steps, exploration.replay_capacity)
         granted = actor.recorded + math.ceil(max(0, steps_left) / n)
         noise = exploration.noise
         if old is None:
@@ -228,7 +242,7 @@ class Roster:
                 seed=settings.seed,
                 steps_granted=granted,
                 record_fraction=settings.record_fraction,
-                message_steps=settings.message_steps,
+                message_steps=message_steps,
                 message_period_s=period_s,
                 lockstep_version=lockstep_version,
                 refused=actor.refused,
@@ -237,6 +251,7 @@ class Roster:
             new = replace(
                 old,
                 steps_granted=max(old.steps_granted, granted),
+                message_steps=message_steps,
                 message_period_s=period_s,
                 lockstep_version=lockstep_version,
                 refused=actor.refused,

@@ -79,8 +79,10 @@ class Scoring:
             connection: Another number when a connection was made or lost: commands and answers do not outlive one.
         """
         score = self._current
+        if score is None or not actors:
+            return
         present = any((actor.actor_id, actor.boot, connection) == self._asked for actor in actors)
-        if score is None or not actors or (self._awaited[0] and present and now_s < self._deadline_s):
+        if self._awaited[0] and present and now_s < self._deadline_s:
             return
         if self._awaited[0]:
             self.failures += 1

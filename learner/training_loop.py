@@ -328,6 +328,7 @@ class TrainingLoop:
         now = time.monotonic()
         self.session.beat()
         self.roster.expire(now)
+        self.session.brokers.gather(self.roster.gather_s)
         self._assign(self.publisher.version if self.settings.deterministic else 0)
         self.scoring.advance(self.roster.working(), now, self.session.brokers.changes)
         row = self.progress.row(self)

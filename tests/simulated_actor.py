@@ -192,13 +192,20 @@ class SimulatedActor:
         return self._assignment.message_period_s if self._assignment else 0.0
 
     @property
-    def message_steps(self) -> int:
-        """Steps of the next message: what is recorded in the assigned period, where there is a rate, and granted."""
+    def full_steps(self) -> int:
+        """Steps of a message where all are granted: what is recorded in the assigned period, where there is a rate."""
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
-        recorded = max(1, min(wanted.message_steps, round(self._load.rate * wanted.message_period_s)))
-        return min(recorded, wanted.steps_granted - self._recorded)
+        return max(1, min(wanted.message_steps, round(self._load.rate * wanted.message_period_s)))
+
+    @property
+    def message_steps(self) -> int:
+        """Of the next message; where fewer are granted, a period takes as long (edge_actor, at a control rate)."""
+        wanted = self._assignment
+        if wanted is None or not self._load.rate:
+            return self._load.message_steps
+        return min(self.full_steps, wanted.steps_granted - self._recorded)
 
     def send(self) -> bool:
         """Sends the next message; false if window, grant or plan forbid it."""

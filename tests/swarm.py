@@ -135,7 +135,7 @@ class Swarm:
                         self._starved.add(number)
                         continue
                     waits_s = min(RETRY_S, self._load.message_steps / self._load.rate) if self._load.rate else RETRY_S
-                    after = steps / self._load.rate if actor.send() and self._load.rate else waits_s
+                    after = actor.full_steps / self._load.rate if actor.send() and self._load.rate else waits_s
             # What came late does not make the next one late, or the rate would not be kept; nor is much made up for
             since = at if now - at < CATCH_UP_S else now
             heapq.heappush(self._due, (since + after, number, what))

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 
 import pytest
+from paho.mqtt.enums import MQTTErrorCode
 
+from broker import client as paho
 from broker import link
 from tests import conftest
 from tests.broker import conftest as links
@@ -181,3 +183,27 @@ def test_what_is_retained_together_is_written_together(
     learner.retain_all([(f"actorq/t/{n}", bytes(100)) for n in range(10)])
     assert len(written) == 1 and written[0] > 10 * 100
     conftest.wait_until(lambda: learner.in_flight == 0, "all of it is acknowledged")
+
+
+def test_what_comes_meanwhile_is_read_together(
+    broker_address: str, make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read wakes a thread that takes Python's lock, and hundreds of actors send one by one."""
+    learner = make_link(broker_address, name="learner", start=False)
+    learner.gather_s = 0.1
+    received = links.listen(learner, "actorq/t/#")
+    learner.start()
+    learner.wait_connected(10)
+    reads: list[int] = []
+    read = learner._read
+
+    def count(client: paho.Client) -> MQTTErrorCode:
+        reads.append(received.qsize())
+        return read(client)
+
+    monkeypatch.setattr(learner, "_read", count)
+    sender = make_link(broker_address)
+    for n in range(60):
+        conftest.wait_until(functools.partial(sender.publish, "actorq/t/x", b"%d" % n), "there is room in flight")
+    assert [int(received.get(timeout=10)[1]) for n in range(60)] == list(range(60))
+    assert len(reads) < 12, "it was 24 to 55 where each was read as it came"

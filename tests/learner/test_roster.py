@@ -148,11 +148,12 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     found, _ = make()
     n = int(roster.MESSAGES_PER_S * 5)
     actors = [found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0) for i in range(n)]
-    assert found.period_s == 5.0 and found.policy_s == 10.0
+    assert found.period_s == 5.0 and found.policy_s == 6.0 and found.gather_s == roster.GATHER_S
     given = found.assign(
         actors[0], steps_left=n, env_steps=0, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=1.0
     )
     assert given is not None and given.message_period_s == 5.0
+    assert given.message_steps == roster.LONGER * SETTINGS.message_steps, "or it would be full before that"
     assert found.look(1.0) and not found.look(1.01) and found.look(1.02)
     found.observe("late", fleet_examples.state(session="late"), retained=False, now_s=2.3)
     assert found.look(1.03), "who has just come waits for nothing"
@@ -160,7 +161,7 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     assert len(found.working()) == n + 1, "nor is anybody taken for dead who was told to speak seldom"
     found.expire(roster.SILENCE_S + 11.0)
     assert [actor.actor_id for actor in found.working()] == ["late"]
-    assert found.period_s == 1 / roster.MESSAGES_PER_S
+    assert found.period_s == 1 / roster.MESSAGES_PER_S and found.gather_s == 0.0
 
 
 def told(n: int, every_s: float, looks: int) -> list[set[str]]:

@@ -99,7 +99,7 @@ class Judge:
 def training(
     port: int, tmp_path: Path, stop: threading.Event, **changes: Any
 ) -> Iterator[tuple[training_loop.TrainingLoop, Actor, Judge]]:
-    """A loop that has not begun, an actor that sends, and one who judges."""
+    """A loop that has not begun, an actor that sends, and one who may judge."""
     fleet = identity.Fleet.open("lab")
     fleet.enroll("pi")
     train = config.TrainConfig(fleet="lab", broker=(f"127.0.0.1:{port}",), learning_starts=24, **changes)
@@ -107,9 +107,8 @@ def training(
     here = session.Session(train, print)
     with plain_client.PlainClient(port, "pi") as client, plain_client.PlainClient(port, "judge") as other:
         actor, judge = Actor(fleet, client), Judge(fleet, other)
-        threads = [threading.Thread(target=actor.run), threading.Thread(target=judge.run, daemon=True)]
-        for thread in threads:
-            thread.start()
+        acting = threading.Thread(target=actor.run)
+        acting.start()
         try:
             actors = here.gather(roster.Roster(here.id, here.epoch, "", print), stop)
             directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
@@ -117,7 +116,7 @@ def training(
             yield training_loop.TrainingLoop(settings, directory, here, actors, None, screen, now_s, stop), actor, judge
         finally:
             actor.stop.set()
-            threads[0].join()
+            acting.join()
             here.close()
 
 
@@ -148,6 +147,7 @@ def test_a_run_ends_with_the_network_that_was_found_good(
     """Also where the last word on it comes while an update computes, after which a policy would be due."""
     wanted = {"evaluate_episodes": 2, "solved_return": 5.0, "publish_period_updates": 1, "samples_per_insert": 64.0}
     with training(mosquitto.port, tmp_path, threading.Event(), **wanted) as (loop, _, judge):
+        threading.Thread(target=judge.run, daemon=True).start()
         update = loop.algorithm.update
 
         def slow(batch: replay.Batch) -> Update:

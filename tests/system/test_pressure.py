@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -27,6 +28,12 @@ def memory_mb(pid: int) -> float:
     return float(psutil.Process(pid).memory_info().rss / MB)
 
 
+def _trains(run: Path) -> bool:
+    file = run / "metrics.jsonl"
+    rows = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
+    return any(json.loads(row)["updates"] for row in rows)
+
+
 def test_a_learner_that_stands_still_loses_nothing_and_nobody_grows(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
 ) -> None:
@@ -42,6 +49,7 @@ def test_a_learner_that_stands_still_loses_nothing_and_nobody_grows(
         + ["--message-steps", "200", "--samples-per-insert", "0.01", "--max-env-steps", "100000000"]
     )
     kept.await_rows(100)
+    conftest.wait_until(lambda: _trains(run), "the networks are compiled, which takes 100 MB", 60.0)
     pids = {
         "broker": int(fleet.broker["pid"]),
         "learner": learner.pid,
