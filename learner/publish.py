@@ -130,8 +130,7 @@ class Publisher:
 
     def prepare(self, policy: layers.PolicyLayers) -> None:
         """Does what policies of this architecture need once, before the first of them is urgent."""
-        split = "split" in refine.STEPS_BY_HEAD[self._head]
-        self._quantizer.prepare(policy, self._spec.observation.shape, split=split)
+        self._quantizer.prepare(policy, self._spec.observation.shape)
 
     def publish(
         self, policy: layers.PolicyLayers, calibration: NDArray[np.generic], held_back: NDArray[np.generic]

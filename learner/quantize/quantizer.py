@@ -39,16 +39,15 @@ class Quantizer:
         self._said: set[str] = set()
         self.fallbacks = 0
 
-    def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...], *, split: bool = False) -> None:
-        """Converts the template for policies like this one now, so that the first publish need not wait for it.
+    def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...]) -> None:
+        """Converts the template for refined policies like this one now, so that the first publish need not wait for it.
 
         Args:
             policy: Of which only the architecture counts.
             shape: Of one observation.
-            split: Whether features will be two int8 numbers each (`fold`).
         """
         scales = calibrate.scales_features(policy)
-        self._template(policy, shape, _Input(scales, scales and split))
+        self._template(policy, shape, _Input(scales, split=scales))
 
     def quantize(
         self,

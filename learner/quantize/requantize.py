@@ -7,37 +7,30 @@ The converter's arithmetic, which is float32 throughout (tensorflow/compiler/mli
     bias         scale = input scale * weight scale, b32 = round(b * (1 / scale))
     activations  range widened to include 0; scale = (high - low) / 255, zero point = round(-128 - low / scale)
 
-Weights are taken in bands of rows that fit the cache: each band is measured, scaled, rounded and narrowed while it is
-there, so a kernel is read from memory once.
+What touches every weight is in `rows`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors
 from learner import layers
-from learner.quantize import fold, template
+from learner.quantize import fold, rows, template
 
 FloatArray = NDArray[np.float32]
 Range = tuple[float, float]
 
-_BAND = 1 << 17
-"""Weights at a time: with what is made of them they fit the second-level cache."""
 SLACK, _HEADROOM = 1.25, 1.06
 """How much too wide a range may be that is held, and how much wider than needed at least one is made that is not."""
 _GRAIN = 0.125
 """Of a level of the output: steady biases are multiples of that. Rounding the output costs eight times as much."""
-_BELOW_HALF = np.uint32(0x3EFFFFFF)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
-_SIGN = np.uint32(0x80000000)
 _NEAR_ZERO = 1e-6
 """Weight ranges up to this are widened to it by the converter."""
 
@@ -106,11 +99,9 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
     factors: tuple[FloatArray | None, ...] = (None, *(ranges.factors or (None,) * (len(weighted) - 1)), None)
     final = _Final(target.model, on_written)
     for i, (layer, place, output) in enumerate(zip(weighted, target.layers, ranges.outputs, strict=True)):
-        kernel = layer.kernel.reshape(len(layer.kernel), -1)
-        mean = ranges.means[i] if ranges.means else None
-        source = _Kernel(kernel, _tiled(factors[i], kernel.shape[1]), factors[i + 1], mean)
-        on_rows = functools.partial(final.rows, target.starts[i], kernel.shape[1])
-        excess = _write_weights(place, source, on_rows, per_channel=target.per_channel, steady=ranges.steady)
+        kernel = _Kernel.of(layer.kernel, factors[i], factors[i + 1], ranges.means[i] if ranges.means else None)
+        on_rows = functools.partial(final.rows, target.starts[i], kernel.weights.shape[1])
+        excess = _write_weights(place, kernel, on_rows, per_channel=target.per_channel, steady=ranges.steady)
         place.bias_scale[:] = scale * place.weight_scale
         factor = factors[i + 1]
         bias = layer.bias if factor is None else layer.bias / factor
@@ -120,7 +111,7 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
         if ranges.steady:
             bias = _grained(bias, activation_scale(*output)[0] / place.bias_scale)
         else:
-            bias = _rounded(bias, np.empty(bias.shape, np.uint32))
+            bias = _rounded(bias)
         _check_finite(largest := float(np.abs(bias).max()), "weights")
         if largest >= 2.0**31:
             raise template.Unmapped("a bias is too large for 32 bits at its layer's scale")
@@ -196,55 +187,37 @@ class _Kernel:
     """A kernel [outputs, inputs], by what its columns are multiplied and its rows divided, and its mean input."""
 
     weights: FloatArray
-    columns: FloatArray | None
+    columns: FloatArray
     rows: FloatArray | None
-    mean: FloatArray | None
+    mean: FloatArray
 
-    def multiplied(self, band: slice) -> FloatArray:
-        """Some rows; in scratch if there is something to multiply them by."""
-        rows = self.weights[band]
-        return rows if self.columns is None else np.multiply(rows, self.columns, out=_scratch(rows)[0])
+    @classmethod
+    def of(
+        cls, kernel: FloatArray, columns: FloatArray | None, rows: FloatArray | None, mean: FloatArray | None
+    ) -> _Kernel:
+        """None changes nothing, and a mean that is None makes up for no rounding."""
+        weights = np.ascontiguousarray(kernel.reshape(len(kernel), -1), np.float32)
+        inputs = weights.shape[1]
+        # Behind a convolution each channel's factor applies at every place of the kernel
+        tiled = np.ones(inputs, np.float32) if columns is None else np.tile(columns, inputs // columns.size)
+        return cls(weights, tiled, rows, np.zeros(0, np.float32) if mean is None else mean / tiled)
 
-    def limit(self, band: slice, multiplied: FloatArray) -> FloatArray:
+    def bands(self) -> list[slice]:
+        """Rows of a piece each."""
+        height = max(1, PIECE_BYTES // self.weights.shape[1])
+        return [slice(row, min(row + height, len(self.weights))) for row in range(0, len(self.weights), height)]
+
+    def limit(self, band: slice) -> FloatArray:
         """Largest size in each of these rows."""
-        limit: FloatArray = np.maximum(multiplied.max(1), -multiplied.min(1))
+        limit = np.empty(band.stop - band.start, np.float32)
+        rows.measure(self.weights[band], self.columns, limit)
         return limit if self.rows is None else limit / self.rows[band]
 
-    def write(self, weights: NDArray[np.int8], band: slice, multiplied: FloatArray, inverse: FloatArray) -> FloatArray:
+    def write(self, weights: NDArray[np.int8], band: slice, inverse: FloatArray) -> FloatArray:
         """Writes these rows scaled by `inverse` and rounded; returns by how much that raises their outputs."""
-        factor = inverse if self.rows is None else inverse / self.rows[band]
-        x, signs = _scratch(multiplied)
-        np.multiply(multiplied, factor[:, None], out=x)
-        if self.mean is None:
-            weights[band] = _rounded(x, signs)
-            return np.zeros_like(inverse)
-        mean = self.mean if self.columns is None else self.mean / self.columns
-        exact = x @ mean
-        weights[band] = np.rint(x, out=x)  # the converter knows no means, so halves need not go where it sends them
-        excess: FloatArray = (x @ mean - exact) / inverse
-        return excess
-
-
-_kept = threading.local()
-"""Scratch of each thread: fresh memory costs as much as the arithmetic."""
-
-
-def _scratch(like: NDArray[Any]) -> tuple[FloatArray, NDArray[np.uint32]]:
-    """Two arrays of that shape, the same ones at every call of a thread."""
-    if getattr(_kept, "size", 0) < like.size:
-        _kept.size = max(like.size, _BAND)
-        _kept.floats, _kept.bits = np.empty(_kept.size, np.float32), np.empty(_kept.size, np.uint32)
-    return _kept.floats[: like.size].reshape(like.shape), _kept.bits[: like.size].reshape(like.shape)
-
-
-def _in_bands(work: Callable[[slice], Any], kernel: FloatArray) -> list[Any]:
-    """What `work` gives for each band of rows.
-
-    On one thread: numpy lets go of Python's lock for 10 us at a time, and two threads pass it to and fro for longer.
-    """
-    rows, inputs = kernel.shape
-    height = max(1, _BAND // inputs)
-    return [work(slice(row, min(row + height, rows))) for row in range(0, rows, height)]
+        factors, raised = inverse if self.rows is None else inverse / self.rows[band], np.empty_like(inverse)
+        rows.write(self.weights[band], self.columns, factors, self.mean, weights[band], raised)
+        return raised / inverse
 
 
 def _write_weights(
@@ -255,27 +228,20 @@ def _write_weights(
     Returns:
         By how much rounding raises each output at the mean input; 0 where no mean is given.
     """
-
-    def limit(band: slice) -> FloatArray:
-        return kernel.limit(band, kernel.multiplied(band))
-
-    def write(band: slice) -> FloatArray:
-        multiplied = kernel.multiplied(band)
-        if per_channel:
-            _write_scale(place.weight_scale[band], kernel.limit(band, multiplied), steady=steady)
-            inverse = _inverse(place.weight_scale[band])
-        else:
-            inverse = np.full(len(multiplied), np.float32(127) / largest[0])
-        excess = kernel.write(place.weights, band, multiplied, inverse)
-        on_rows(band.stop)
-        return excess
-
+    bands = kernel.bands()
     if not per_channel:
-        largest = np.concatenate(_in_bands(limit, kernel.weights)).max(keepdims=True)
+        largest = np.concatenate([kernel.limit(band) for band in bands]).max(keepdims=True)
         largest = _write_scale(place.weight_scale, largest, steady=steady)
-    excess = _in_bands(write, kernel.weights)
+        inverse = np.full(len(kernel.weights), np.float32(127) / largest[0])
+    raised = []
+    for band in bands:
+        if per_channel:
+            _write_scale(place.weight_scale[band], kernel.limit(band), steady=steady)
+        of_band = _inverse(place.weight_scale[band]) if per_channel else inverse[band]
+        raised.append(kernel.write(place.weights, band, of_band))
+        on_rows(band.stop)
     _check_finite(float(place.weight_scale.max()), "weights")
-    return np.concatenate(excess)
+    return np.concatenate(raised)
 
 
 def _write_scale(place: NDArray[np.float32], limit: FloatArray, *, steady: bool) -> FloatArray:
@@ -310,21 +276,12 @@ def _grained(bias: FloatArray, level: FloatArray) -> FloatArray:
     return grained
 
 
-def _tiled(factor: FloatArray | None, inputs: int) -> FloatArray | None:
-    """Behind a convolution each channel's factor applies at every place of the kernel."""
-    return None if factor is None else np.tile(factor, inputs // factor.size)
-
-
 def _inverse(scale: FloatArray) -> FloatArray:
     """1 / scale, divided in float64 and then rounded, as the converter does."""
     return (1.0 / scale.astype(np.float64)).astype(np.float32)
 
 
-def _rounded(x: FloatArray, signs: NDArray[np.uint32]) -> FloatArray:
-    """Makes truncation round halves away from zero: adds the float before 0.5 with the sign of x.
-
-    Overwrites x, and `signs` of the same shape.
-    """
-    np.bitwise_and(x.view(np.uint32), _SIGN, out=signs)
-    np.bitwise_or(signs, _BELOW_HALF, out=signs)
-    return np.add(x, signs.view(np.float32), out=x)
+def _rounded(x: FloatArray) -> FloatArray:
+    """Halves away from zero, as `rows.write`."""
+    rounded: FloatArray = np.trunc(x + np.copysign(rows.BELOW_HALF, x))
+    return rounded

@@ -19,7 +19,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from broker import errors, specs
 from learner import layers, networks
-from learner.quantize import calibrate, convert, fold, gate, quantizer, requantize, template
+from learner.quantize import calibrate, convert, fold, gate, quantizer, requantize, rows, template
 
 Arrays = NDArray[np.float32]
 
@@ -141,7 +141,31 @@ def test_own_ranges_differ_from_the_converters_by_rounding_alone() -> None:
 @pytest.mark.parametrize("value", [0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, -0.49999997, 126.5, 63.499996, 3.4999998])
 def test_halves_round_away_from_zero(value: float) -> None:
     expected = np.copysign(np.floor(abs(np.float64(np.float32(value))) + 0.5), value)
-    assert requantize._rounded(np.array([value], np.float32), np.zeros(1, np.uint32)).astype(np.int8) == expected
+    assert requantize._rounded(np.array([value], np.float32)) == expected
+    written, one = np.zeros((1, 19), np.int8), np.ones(1, np.float32)  # by 16 at once, and the rest one by one
+    rows.write(np.full((1, 19), value, np.float32), np.ones(19, np.float32), one, np.zeros(0, np.float32), written, one)
+    assert (written == expected).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_largest_size_of_a_row_tells_what_is_not_finite(bad: float) -> None:
+    weights = np.array([[1.0, -3.0, 2.0] * 7, [1.0, bad, 5.0] * 7], np.float32)
+    largest = np.zeros(2, np.float32)
+    rows.measure(weights, np.full(21, 0.5, np.float32), largest)
+    assert largest[0] == 1.5
+    assert not np.isfinite(largest[1])
+    weights.flags.writeable = False  # as TensorFlow's may be
+    rows.measure(weights, np.full(21, 0.5, np.float32), largest)
+
+
+def test_what_rounding_adds_is_told() -> None:
+    rng = np.random.default_rng(5)
+    weights, columns, mean = (rng.uniform(-1, 1, n).astype(np.float32) for n in ((9, 77), 77, 77))
+    written, raised = np.zeros((9, 77), np.int8), np.zeros(9, np.float32)
+    rows.write(weights, columns, np.full(9, 100, np.float32), mean, written, raised)
+    exact = weights.astype(np.float64) * columns * 100
+    assert raised == pytest.approx((written - exact) @ mean, abs=1e-3)
+    assert np.abs(written - exact).max() <= 0.5001
 
 
 @pytest.mark.parametrize(

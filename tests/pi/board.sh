@@ -87,7 +87,7 @@ takes_little_room() {
 
 install_test_tools() {
 	on_board /opt/actorq/venv/bin/pip install --quiet --disable-pip-version-check --root-user-action ignore \
-		-c /srv/checkout/constraints.txt --target /srv/tools pytest hypothesis ||
+		-c /srv/checkout/constraints.txt --target /srv/tools pytest pytest-timeout hypothesis ||
 		fail 'pytest cannot be installed'
 }
 
