@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from tests import conftest
@@ -20,23 +21,24 @@ def test_a_caller_that_takes_turns_handles_messages_in_its_own_thread(
 
     def handled(act: Callable[[], object]) -> threading.Thread:
         """The thread in which the next message is handled, `act` being called all the while."""
-        while True:
-            assert other.publish("x/1", b"") or other.in_flight
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            other.publish("x/1", b"")  # or not, where its network thread has the lock
             act()
             try:
                 return threads.get(timeout=0.01)
             except queue.Empty:
                 continue
+        raise AssertionError(f"nothing comes; {other.in_flight} in flight, connected {other.connected, made.connected}")
 
     me = threading.current_thread()
     assert handled(made.rest) is not me
-    while handled(made.turn) is not me:  # the network thread may have been waiting on the socket still
-        pass
+    # The network thread may have been waiting on the socket still
+    assert any(handled(made.turn) is me for _ in range(1000))
     # Where this process stands still for TURN_PERIOD_S, as on a busy machine, the network thread rightly steps in
     assert sum(handled(made.turn) is me for _ in range(50)) >= 40
     made.rest()
-    while handled(lambda: None) is me:
-        pass
+    assert any(handled(lambda: None) is not me for _ in range(1000))
 
 
 def test_a_caller_that_stops_taking_turns_is_not_waited_for(
