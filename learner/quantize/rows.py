@@ -1,7 +1,7 @@
 """Kernels [outputs, inputs] row by row, in loops that numba compiles: each weight comes from memory once.
 
-numpy takes a pass for each step, and a multiplication by a row or a column costs two: 2048x2048 weights took 10.8 ms,
-and take 3.6 here. Neither function holds Python's lock.
+numpy takes a pass for each step, and a multiplication by a row or a column costs two: that took three times as long
+(README.md). Neither function holds Python's lock.
 """
 
 from __future__ import annotations
