@@ -283,9 +283,8 @@ class Link:
             reads = not self._ready.is_set() or self._has_room()
             poll.register(sock, select.POLLIN * reads | select.POLLOUT * client.want_write())
             has_read = reads and client.has_read  # from the socket already: poll cannot tell
-            gathers = wait_ms and self.gather_s and self._ready.is_set()
-            gathers = gathers and not (has_read or client.want_write() or self._outbox.is_overdue)
-        if gathers and not poll.poll(0):
+            urgent = has_read or client.want_write() or self._outbox.is_overdue or not self._ready.is_set()
+        if wait_ms and self.gather_s and not urgent and not poll.poll(0):
             time.sleep(self.gather_s)
         events = poll.poll(0 if has_read else wait_ms if reads else min(wait_ms, ROOM_PERIOD_MS))
         if not events and not has_read and time.monotonic() - self._misc_at < MISC_PERIOD_S:

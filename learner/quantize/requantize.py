@@ -188,19 +188,19 @@ class _Kernel:
 
     weights: FloatArray
     columns: FloatArray
-    rows: FloatArray | None
+    divisors: FloatArray | None
     mean: FloatArray
 
     @classmethod
     def of(
-        cls, kernel: FloatArray, columns: FloatArray | None, rows: FloatArray | None, mean: FloatArray | None
+        cls, kernel: FloatArray, columns: FloatArray | None, divisors: FloatArray | None, mean: FloatArray | None
     ) -> _Kernel:
         """None changes nothing, and a mean that is None makes up for no rounding."""
         weights = np.ascontiguousarray(kernel.reshape(len(kernel), -1), np.float32)
         inputs = weights.shape[1]
         # Behind a convolution each channel's factor applies at every place of the kernel
         tiled = np.ones(inputs, np.float32) if columns is None else np.tile(columns, inputs // columns.size)
-        return cls(weights, tiled, rows, np.zeros(0, np.float32) if mean is None else mean / tiled)
+        return cls(weights, tiled, divisors, np.zeros(0, np.float32) if mean is None else mean / tiled)
 
     def bands(self) -> list[slice]:
         """Rows of a piece each."""
@@ -211,11 +211,11 @@ class _Kernel:
         """Largest size in each of these rows."""
         limit = np.empty(band.stop - band.start, np.float32)
         rows.measure(self.weights[band], self.columns, limit)
-        return limit if self.rows is None else limit / self.rows[band]
+        return limit if self.divisors is None else limit / self.divisors[band]
 
     def write(self, weights: NDArray[np.int8], band: slice, inverse: FloatArray) -> FloatArray:
         """Writes these rows scaled by `inverse` and rounded; returns by how much that raises their outputs."""
-        factors, raised = inverse if self.rows is None else inverse / self.rows[band], np.empty_like(inverse)
+        factors, raised = inverse if self.divisors is None else inverse / self.divisors[band], np.empty_like(inverse)
         rows.write(self.weights[band], self.columns, factors, self.mean, weights[band], raised)
         return raised / inverse
 
