@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,47 +41,55 @@ _SAMPLE = 1 << 14
 """So many of them tell, of a large policy."""
 
 Buffer = bytes | memoryview | NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 
 
-def difference(base: Buffer, model: Buffer) -> bytes:
-    """The patch that makes `model` of `base`, which must be as long."""
+def pack(old: ByteArray, new: ByteArray, packed: ByteArray) -> None:
+    """Writes the low halves of all differences, then the high ones; of the second half of them above the first.
+
+    Args:
+        old: [2 n].
+        new: [2 n].
+        packed: [2 n], written.
+    """
+    near = new - old + _NEAR  # small ones of either sign have high half 0 now
+    half = near.size // 2
+    first, second = near[:half], near[half:]
+    packed[:half] = first & _LOW | second << 4
+    packed[half:] = first >> 4 | second & _HIGH
+
+
+def difference(base: Buffer, model: Buffer, pack: Callable[[ByteArray, ByteArray, ByteArray], object] = pack) -> bytes:
+    """The patch that makes `model` of `base`, which must be as long.
+
+    Args:
+        base: A policy, or some bytes of it.
+        model: Another one, or the same bytes of that.
+        pack: Does what `pack` does; the learner has it compiled.
+    """
     if not hasattr(_kept, "compressor"):
         _kept.compressor = zstandard.ZstdCompressor(compression_params=_PACKING)
     old, new = np.frombuffer(base, np.uint8), np.frombuffer(model, np.uint8)
-    change, packed = _scratch(new.size)
-    np.subtract(new, old, out=change)
-    sample = change[:: change.size // _SAMPLE | 1] + _NEAR  # an odd step: numbers of four bytes are among them
-    if change.size % 2 or np.count_nonzero(sample > 15) * _RARE > sample.size:
-        plain: bytes = _kept.compressor.compress(change)
+    apart = new.size // _SAMPLE | 1  # odd: numbers of four bytes are among them
+    sample = new[::apart] - old[::apart] + _NEAR
+    packed = _scratch(new.size)
+    if new.size % 2 or np.count_nonzero(sample > 15) * _RARE > sample.size:
+        plain: bytes = _kept.compressor.compress(np.subtract(new, old, out=packed))
         return plain
-    return _IN_NIBBLES + bytes(_kept.compressor.compress(_nibbles(change, packed)))
+    pack(old, new, packed)
+    return _IN_NIBBLES + bytes(_kept.compressor.compress(packed))
 
 
-def _scratch(size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Two arrays, the same ones at every call of a thread: fresh memory costs as much as the arithmetic."""
-    if getattr(_kept, "size", 0) < size:
-        _kept.size, _kept.arrays = size, np.empty((2, size), np.uint8)
-    first, second = _kept.arrays
-    return first[:size], second[:size]
+def _scratch(size: int) -> ByteArray:
+    """The same array at every call of a thread: fresh memory costs as much as the arithmetic."""
+    if not hasattr(_kept, "scratch") or _kept.scratch.size < size:
+        _kept.scratch = np.empty(size, np.uint8)
+    kept: ByteArray = _kept.scratch[:size]
+    return kept
 
 
-def _nibbles(change: NDArray[np.uint8], packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Low halves of all bytes, then high halves; those of the second half of the bytes above those of the first.
-
-    Overwrites both arrays.
-    """
-    near = np.add(change, _NEAR, out=change)  # small ones of either sign have high half 0 now
-    half = near.size // 2
-    first, second, low, high = near[:half], near[half:], packed[:half], packed[half:]
-    np.left_shift(second, 4, out=low)
-    np.right_shift(first, 4, out=high)
-    np.bitwise_or(low, np.bitwise_and(first, _LOW, out=first), out=low)
-    np.bitwise_or(high, np.bitwise_and(second, _HIGH, out=second), out=high)
-    return packed
-
-
-def _from_nibbles(packed: NDArray[np.uint8], change: NDArray[np.uint8]) -> None:
-    """Writes to `change` what `_nibbles` was given."""
+def _unpack(packed: ByteArray, change: ByteArray) -> None:
+    """Writes the differences to `change`."""
     half = packed.size // 2
     low, high, first, second = packed[:half], packed[half:], change[:half], change[half:]
     np.bitwise_or(np.left_shift(high, 4, out=first), low & _LOW, out=first)
@@ -96,7 +105,7 @@ def apply(base: Buffer, patch: Any) -> bytes:
     return made.getvalue()
 
 
-def apply_to(base: Buffer, patch: Any, model: NDArray[np.uint8]) -> None:
+def apply_to(base: Buffer, patch: Any, model: ByteArray) -> None:
     """As `apply`, writing to `model`, which is as long as `base`.
 
     Raises:
@@ -117,6 +126,6 @@ def apply_to(base: Buffer, patch: Any, model: NDArray[np.uint8]) -> None:
     except zstandard.ZstdError as error:
         raise errors.PolicyError(f"the patch cannot be unpacked: {error}", reason="patch") from error
     if in_nibbles:
-        _from_nibbles(change, model)
+        _unpack(change, model)
         change = model
     np.add(kept, change, out=model)

@@ -29,6 +29,7 @@ import numpy as np
 
 from broker import delta, messages, topics
 from learner import drafts
+from learner.quantize import rows
 
 RETAIN_PERIOD_S = 2.0
 """The most that an actor which missed a delta stays behind."""
@@ -78,8 +79,9 @@ class Channel:
 
     Attributes:
         traffic: What was sent.
-        delta_ms: Of the newest policy: taking its difference.
-        send_ms: Of the newest policy: encoding, signing and handing to the socket.
+        delta_ms: Of the newest policy: waiting for its difference.
+        parts_ms: Of the newest policy, beside what makes it: its digest, and its difference if that goes in parts.
+        send_ms: Of the newest policy: encoding, signing and handing to the socket, without parts.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Channel:
         self._is_retained = True
         self._from_keyframe: list[int] = []  # bytes of the keyframe, and of each delta from it
         self.traffic = Traffic()
-        self.delta_ms = self.send_ms = 0.0
+        self.delta_ms = self.parts_ms = self.send_ms = 0.0
 
     def draft(self, order: tuple[int, int], beside: futures.Executor | None = None) -> drafts.Draft:
         """What takes in the next policy's bytes, as they become known, and then goes to `send`.
@@ -129,7 +131,7 @@ class Channel:
         """
         self.traffic.policies += 1
         patch = draft.patch(model)
-        self.delta_ms, self.send_ms = draft.delta_ms, draft.send_ms
+        self.delta_ms, self.parts_ms, self.send_ms = draft.delta_ms, draft.parts_ms, 0.0
         if patch is None:
             self._send_keyframe(manifest, model)
         elif draft.retained:
@@ -161,7 +163,7 @@ class Channel:
         if not self._enabled or len(base) != len(model):
             self._send_keyframe(manifest, model)
         else:
-            patch = np.frombuffer(delta.difference(base, model), np.uint8)
+            patch = np.frombuffer(delta.difference(base, model, rows.pack), np.uint8)
             self._send_retained(manifest, model, version, patch)
 
     def _send_retained(self, manifest: messages.Manifest, model: bytes, base: int, patch: drafts.Patch) -> None:

@@ -1,7 +1,6 @@
 """A policy on its way out: digest, and difference from one that actors have, in parts if it is large.
 
-Parts are made on the thread that makes the policy: beside one that quantizes, in small steps, a second thread waits for
-Python's lock three times as long as it works, and holds the first one up.
+All of that is done beside the thread that makes a large policy, whose loops do not hold Python's lock either.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import delta
+from learner.quantize import rows
 
 Patch = NDArray[np.uint8]
 SendPart = Callable[[int, int, Patch], bool]
@@ -29,12 +29,13 @@ class Draft:
         version: Of that.
         retained: Whether the base is the keyframe, and the difference is to be retained.
         send_part: Takes each piece's difference at once; None waits until the policy is whole.
-        beside: Takes the digest meanwhile; it needs Python's lock for nothing but to begin. None takes it here.
+        beside: A single thread that takes digest and parts meanwhile. None takes them here.
 
     Attributes:
         size: Bytes so far.
-        lost: A part could not go out.
-        delta_ms, send_ms: What the difference took so far, and parts of it to go out.
+        lost: A part could not go out. Known when `sha256` was asked for.
+        delta_ms: By how long taking the difference held up whoever asked for digest and patch.
+        parts_ms: What digest and parts took, be it beside.
     """
 
     def __init__(
@@ -51,37 +52,44 @@ class Draft:
         self._send_part = send_part
         self._beside = beside
         self._digest = hashlib.sha256()
-        self._digesting: list[futures.Future[None]] = []
+        self._under_way: list[futures.Future[None]] = []
         self.size, self.lost = 0, False
-        self.delta_ms = self.send_ms = 0.0
+        self.delta_ms = self.parts_ms = 0.0
 
     def add(self, piece: bytes | memoryview) -> None:
         """The policy's next bytes; they must not change before `sha256` was asked for."""
         start, self.size = self.size, self.size + len(piece)
         if self._beside is None:
-            self._digest.update(piece)
+            self._take(start, piece)
         else:
-            self._digesting.append(self._beside.submit(self._digest.update, piece))
-        if self._send_part is None or self.lost or self.size > len(self._base):  # of another layout
-            return
-        patch = self._difference(self._base[start : self.size], piece)
-        began = time.perf_counter()
-        self.lost = not self._send_part(start, self.size, patch)
-        self.send_ms += (time.perf_counter() - began) * 1e3
+            self._under_way.append(self._beside.submit(self._take, start, piece))
 
     def sha256(self) -> str:
         """Of all bytes so far, in hexadecimal."""
-        futures.wait(self._digesting)
+        began = time.perf_counter()
+        while self._under_way:
+            self._under_way.pop().result()
+        self.delta_ms += (time.perf_counter() - began) * 1e3
         return self._digest.hexdigest()
 
     def patch(self, model: bytes) -> Patch | None:
         """The difference, once all is there: empty if it went ahead in parts; None if the policy can only go whole."""
         if not self._base or len(model) != len(self._base):
             return None
-        return np.zeros(0, np.uint8) if self._send_part else self._difference(self._base, model)
-
-    def _difference(self, base: memoryview, model: bytes | memoryview) -> Patch:
+        if self._send_part is not None:
+            return np.zeros(0, np.uint8)
         began = time.perf_counter()
-        patch = np.frombuffer(delta.difference(base, model), np.uint8)
+        patch = _difference(self._base, model)
         self.delta_ms += (time.perf_counter() - began) * 1e3
         return patch
+
+    def _take(self, start: int, piece: bytes | memoryview) -> None:
+        began, end = time.perf_counter(), start + len(piece)
+        if self._send_part is not None and not self.lost and end <= len(self._base):  # else it is of another layout
+            self.lost = not self._send_part(start, end, _difference(self._base[start:end], piece))
+        self._digest.update(piece)
+        self.parts_ms += (time.perf_counter() - began) * 1e3
+
+
+def _difference(base: memoryview, model: bytes | memoryview) -> Patch:
+    return np.frombuffer(delta.difference(base, model, rows.pack), np.uint8)

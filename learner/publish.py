@@ -40,7 +40,7 @@ _REMEMBERED = 4096
 
 
 LARGE = 400_000
-"""Weights of a policy, from which on exact outputs and digest take longer than a thread takes to begin."""
+"""Weights of a policy, from which on exact outputs, digest and parts take longer than a thread takes to begin."""
 PATIENCE_S = 0.25
 """What can wait until an actor acts on the newest policy waits no longer than this: there may be no actor."""
 
@@ -53,7 +53,8 @@ def _newest() -> deque[float]:
 class Timings:
     """Milliseconds of each stage, and until each actor acted on it (learner's clock), of the newest publishes.
 
-    `put_off_ms` is what was done after that: ranges for the next policy, and files.
+    `parts_ms` was done beside the others: digest, and differences that went ahead in parts. `put_off_ms` was done
+    after acting: ranges for the next policy, and files.
     """
 
     calibrate_ms: deque[float] = field(default_factory=_newest)
@@ -61,6 +62,7 @@ class Timings:
     gate_ms: deque[float] = field(default_factory=_newest)
     delta_ms: deque[float] = field(default_factory=_newest)
     send_ms: deque[float] = field(default_factory=_newest)
+    parts_ms: deque[float] = field(default_factory=_newest)
     put_off_ms: deque[float] = field(default_factory=_newest)
     acting_ms: deque[float] = field(default_factory=_newest)
 
@@ -118,6 +120,7 @@ class Publisher:
         self._refiner = refine.Refiner(refine.STEPS_BY_HEAD[head], steady=self._keeps_fit)
         self._quantizer = quantizer.Quantizer(say=say)
         self._beside = futures.ThreadPoolExecutor(1, "publish")
+        self._parts = futures.ThreadPoolExecutor(1, "publish-parts")
         self._turn = threading.Lock()  # of whoever publishes or tidies up; the latter hands it to its thread
         self._put_off: list[Callable[[], object]] = []
         self._settling: futures.Future[None] | None = None
@@ -203,7 +206,7 @@ class Publisher:
             self._fit = self._refiner.fit(policy, calibration)
         fitted, fit = time.monotonic(), self._fit
         refined = fit.levelled(policy) if fit else policy
-        draft = self.channel.draft((self._epoch, self.version + 1), self._beside if is_large else None)
+        draft = self.channel.draft((self._epoch, self.version + 1), self._parts if is_large else None)
         compute = functools.partial(refine.outputs, refined, held_back)
         exact = self._beside.submit(compute).result if is_large else compute
         try:
@@ -220,7 +223,7 @@ class Publisher:
         previous = self.newest.model if self.newest else None
         verdict = gate.judge_policy(model, outputs, held_back, self._spec.action, self._settings, previous)
         self.timings.calibrate_ms.append((fitted - began + passed - quantized) * 1e3)
-        self.timings.quantize_ms.append((quantized - fitted) * 1e3 - draft.delta_ms - draft.send_ms)
+        self.timings.quantize_ms.append((quantized - fitted) * 1e3)
         self.timings.gate_ms.append((time.monotonic() - passed) * 1e3)
         if verdict.passed:
             self._send(model, draft, verdict, policy, calibration, started_s)
@@ -287,6 +290,7 @@ class Publisher:
         self._sent_at[self.version], self._newest_at, self._acts = started_s, time.monotonic(), False
         self.channel.send(manifest, model, draft)
         self.timings.delta_ms.append(self.channel.delta_ms)
+        self.timings.parts_ms.append(self.channel.parts_ms)
         self.timings.send_ms.append(self.channel.send_ms)
         self._put_off.append(functools.partial(self._directory.save_policy, manifest, model))
         self.newest = Published(manifest, model, verdict, policy, calibration)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
 
+_BYTES_IN, _BYTES_OUT = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.uint8, 1, "C")
 _IN, _VECTOR_IN = (types.Array(types.float32, n, "C", readonly=True) for n in (2, 1))
 _OUT, _VECTOR_OUT = types.Array(types.int8, 2, "C"), types.Array(types.float32, 1, "C")
 BELOW_HALF = np.float32(0.49999997)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
@@ -87,3 +88,13 @@ def write(
             into[j] = np.int8(integer)
             change[j] = np.float32(integer) - x
         raised[i] = _dot(change, mean) if len(mean) else np.float32(0)
+
+
+@_compiled(types.void(_BYTES_IN, _BYTES_IN, _BYTES_OUT))
+def pack(old: NDArray[np.uint8], new: NDArray[np.uint8], packed: NDArray[np.uint8]) -> None:
+    """As `broker.delta.pack`."""
+    half = len(new) // 2
+    for i in range(half):
+        first, second = np.uint8(new[i] - old[i] + 8), np.uint8(new[half + i] - old[half + i] + 8)
+        packed[i] = np.uint8(first & 15 | second << 4)
+        packed[half + i] = np.uint8(first >> 4 | second & 240)

@@ -1,7 +1,8 @@
 """`make bench`: one JSON object per line for each row of each benchmark; `make bench ONLY=actor` runs one of them.
 
 A benchmark is a module beside this file with `run()`, which yields rows with the keys in `KEYS`. Ratios are measured
-side by side, alternating, in one run; `spread` is the range of the ratio (or value) over those runs.
+side by side, alternating, in one run; `spread` is the range of the ratio (or value) over those runs. Each row also has
+`machine`: how fast that was.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker import errors
+from tests.benchmarks import _machine
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `actorq-learner train` does; before anything imports numpy
 KEYS = ("benchmark", "case", "value", "unit", "reference", "ratio", "runs", "spread", "explain")
@@ -31,11 +33,12 @@ def main(argv: Sequence[str]) -> int:
         return errors.EXIT_USAGE
     for name in wanted:
         print(f"benchmark {name} ...", file=sys.stderr, flush=True)
+        machine = _machine.watch()
         for row in importlib.import_module(f"tests.benchmarks.{name}").run():
             missing = [key for key in KEYS if key not in row]
             if missing:
                 raise ValueError(f"a row of {name} lacks {missing}")
-            print(json.dumps(row), flush=True)
+            print(json.dumps({**row, "machine": machine()}), flush=True)
     return errors.EXIT_OK
 
 

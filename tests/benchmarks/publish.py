@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker import delta, signing, specs
 from learner import config, layers, networks
-from learner.quantize import calibrate, convert, gate, quantizer, refine
+from learner.quantize import calibrate, convert, gate, quantizer, refine, rows
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
@@ -40,7 +40,7 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
     policy = _initial(hidden, rng)
     sample = rng.standard_normal((calibrate.rows(policy), *SPEC.observation.shape), np.float32)
     calibration, held_back = calibrate.split(sample)
-    observations, rows = np.concatenate([calibration, held_back]), len(calibration)
+    observations, calibrating = np.concatenate([calibration, held_back]), len(calibration)
     refiner, published = refine.Refiner(steady=True), quantizer.Quantizer()
     published.prepare(policy, SPEC.observation.shape)
     quantize, key = quantizer.Quantizer(), ed25519.Ed25519PrivateKey.generate()
@@ -57,7 +57,7 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
 
     for i in range(rounds):
         _change(policy, rng)
-        ranges, _ = timed("calibration", calibrate.measure, policy, observations, rows)
+        ranges, _ = timed("calibration", calibrate.measure, policy, observations, calibrating)
         timed("requantize, cold caches", quantize.quantize, policy, ranges, calibration)
         for _ in range(REPEATS):
             timed("requantize", quantize.quantize, policy, ranges, calibration)
@@ -69,11 +69,11 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
         outputs = timed("exact outputs", refine.outputs, level, held_back)
         timed("gate", gate.judge, model, outputs, held_back, settings)
         keyframe = keyframe or model
-        timed("delta", delta.difference, keyframe, model)
+        timed("delta", delta.difference, keyframe, model, rows.pack)
         timed("signing", sealer.seal, TOPIC, model)
     assert not quantize.fallbacks + published.fallbacks
     reference = times.pop("TFLiteConverter")
-    patch = delta.difference(keyframe, model)
+    patch = delta.difference(keyframe, model, rows.pack)
     explain = f"{sum(a.size for a in layers.arrays(policy).values())} weights, {len(model)} bytes"
     for stage, seen in times.items():
         value, slow = statistics.median(seen), statistics.median(reference)
@@ -93,7 +93,7 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
                 f"{len(reference)} runs between ours; {explain}; {REPEATS} times on the same weights",
                 "requantize, cold caches": "the first time on new weights, behind all the other stages",
                 "calibration": f"fp32 pass over {len(observations)} observations: ranges and exact outputs",
-                "fit": f"what publishing does instead, when an actor acts: a pass over {rows}, levels, factors, means",
+                "fit": f"what publishing does instead, when an actor acts: {calibrating} rows, levels, factors, means",
                 "exact outputs": f"fp32 pass over the gate's {len(held_back)} observations",
                 "requantize refined, cold caches": "as published: steady scales, factors applied, biases corrected",
                 "gate": f"int8 by LiteRT over {len(held_back)} observations, interpreter built anew",

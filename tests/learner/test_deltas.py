@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from broker import codec, delta, errors, messages, specs, topics
 from edge_actor import reassembly
 from learner import deltas
+from learner.quantize import rows
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
 NAMES = topics.Topics("f")
@@ -319,3 +320,13 @@ def test_parts_of_a_policy_that_does_not_go_out_do_no_harm(wire: Wire) -> None:
     learner.step()
     assert actor.model == learner.model
     assert actor.missed == 0
+
+
+@pytest.mark.parametrize("size", [0, 2, 10, 4098])
+def test_the_compiled_packing_writes_the_same_bytes(size: int) -> None:
+    rng = np.random.default_rng(size)
+    old, new = rng.integers(0, 256, (2, size)).astype(np.uint8)
+    expected, packed = np.zeros((2, size), np.uint8)
+    delta.pack(old, new, expected)
+    rows.pack(old, new, packed)
+    assert (packed == expected).all()

@@ -179,7 +179,7 @@ def test_convolutions_choose_as_before_too() -> None:
     assert (networks.outputs(rewritten, frames).argmax(1) == before.argmax(1)).mean() > 0.95
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_odd_policies_break_nothing() -> None:
     x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
     hidden, zero = dense([[1, -2, 0], [3, 1, 0]], [0, 0, 0], "relu"), dense(np.zeros((3, 2)), [0, 0])

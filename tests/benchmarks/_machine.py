@@ -1,0 +1,35 @@
+"""How fast the machine was while a row was measured: a shared one may be half as fast from one hour to the next."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_BYTES = 8 << 20
+_STAT = Path("/proc/stat")
+
+
+def watch() -> Callable[[], str]:
+    """Returns what tells how long a fixed work takes, and how much CPU others have taken since now."""
+    before = _jiffies()
+
+    def tell() -> str:
+        spent = [b - a for a, b in zip(before, _jiffies(), strict=True)]
+        stolen = f", {spent[7] / sum(spent):.0%} of its CPU stolen since the benchmark began" if sum(spent) else ""
+        return f"SHA-256 of {_BYTES >> 20} MB takes {min(_digest_ms() for _ in range(5)):.1f} ms{stolen}"
+
+    return tell
+
+
+def _jiffies() -> list[int]:
+    """User, nice, system, idle, iowait, irq, softirq, steal; nothing where there is no such file."""
+    return [int(n) for n in _STAT.read_text().split("\n", 1)[0].split()[1:9]] if _STAT.exists() else []
+
+
+def _digest_ms() -> float:
+    data = bytes(_BYTES)
+    began = time.perf_counter()
+    hashlib.sha256(data).digest()
+    return (time.perf_counter() - began) * 1e3
