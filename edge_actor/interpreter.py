@@ -129,9 +129,9 @@ class Interpreter:
                 built.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise errors.PolicyError(f"the runtime cannot load the model: {error}", reason="model") from error
-        self.delegate = _delegate(built._get_ops_details(), inputs[0]["index"], outputs[0]["index"])
         self._built = built  # holds the model's bytes, which the kernels read in place
         raw = built._interpreter
+        self.delegate = _delegate(raw, inputs[0]["index"], outputs[0]["index"])
         self.input: NDArray[np.float32] = raw.tensor(raw, inputs[0]["index"])
         self.output: NDArray[np.float32] = raw.tensor(raw, outputs[0]["index"])
         self.invoke: Callable[[], None] = raw.Invoke
@@ -141,12 +141,14 @@ class Interpreter:
             )
 
 
-def _delegate(operations: list[dict[str, Any]], graph_input: int, graph_output: int) -> str:
+def _delegate(raw: Any, graph_input: int, graph_output: int) -> str:
     """Which kernels run a graph, by the operations that the interpreter lists after delegation.
 
     A delegate is listed last, behind the operations it replaced. That alone says little: tflite-runtime delegates the
-    float32 scaling at the head of an int8 graph and runs all its layers itself. So it must reach from end to end.
+    float32 scaling at the head of an int8 graph and runs all its layers itself. So it must reach from end to end. The
+    details of all operations, which the runtime's own Python would ask for, take as long as building the rest.
     """
-    last = operations[-1]
-    whole = last["op_name"] == "DELEGATE" and graph_input in last["inputs"] and graph_output in last["outputs"]
+    last = raw.NumNodes() - 1
+    delegated = last >= 0 and raw.NodeName(last) == "DELEGATE"
+    whole = delegated and graph_input in raw.NodeInputs(last) and graph_output in raw.NodeOutputs(last)
     return "XNNPACK" if whole else "built-in"
