@@ -109,7 +109,7 @@ def test_the_pmic_loop_does_not_outlive_a_killed_actor(tmp_path: Path, programs:
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes between opening and reading
         return False
     return state != "Z"
 
