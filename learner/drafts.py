@@ -57,7 +57,7 @@ class Draft:
         self.delta_ms = self.parts_ms = 0.0
 
     def add(self, piece: bytes | memoryview) -> None:
-        """The policy's next bytes; they must not change before `sha256` was asked for."""
+        """The policy's next bytes; they must not change before `sha256` was asked for, or this draft closed."""
         start, self.size = self.size, self.size + len(piece)
         if self._beside is None:
             self._take(start, piece)
@@ -71,6 +71,12 @@ class Draft:
             self._under_way.pop().result()
         self.delta_ms += (time.perf_counter() - began) * 1e3
         return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Drops what has not begun, and waits for what has: the policy will not go out."""
+        for one in self._under_way:
+            one.cancel()
+        futures.wait(self._under_way)
 
     def patch(self, model: bytes) -> Patch | None:
         """The difference, once all is there: empty if it went ahead in parts; None if the policy can only go whole."""

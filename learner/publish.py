@@ -215,8 +215,10 @@ class Publisher:
             else:
                 model = convert.convert(policy, calibration, self._precision, weight_bits=self._weight_bits)
         except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
+            draft.close()
             return gate.Verdict(False, error.reason)
         if draft.size != len(model):  # TFLiteConverter made it
+            draft.close()
             draft = self._drafted(model)
         quantized = time.monotonic()
         outputs, passed = exact(), time.monotonic()
@@ -227,6 +229,8 @@ class Publisher:
         self.timings.gate_ms.append((time.monotonic() - passed) * 1e3)
         if verdict.passed:
             self._send(model, draft, verdict, policy, calibration, started_s)
+        else:
+            draft.close()
         if fit and verdict.passed and self._keeps_fit:
             self._put_off.append(functools.partial(self._refit, policy, calibration))
         else:

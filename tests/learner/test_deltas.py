@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 from collections.abc import Callable
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from broker import codec, delta, errors, messages, specs, topics
 from edge_actor import reassembly
-from learner import deltas
+from learner import deltas, drafts
 from learner.quantize import rows
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
@@ -330,3 +332,22 @@ def test_the_compiled_packing_writes_the_same_bytes(size: int) -> None:
     delta.pack(old, new, expected)
     rows.pack(old, new, packed)
     assert (packed == expected).all()
+
+
+def test_a_draft_that_is_closed_leaves_the_bytes_alone_and_sends_nothing_more() -> None:
+    began, goes_on, sent = threading.Event(), threading.Event(), []
+
+    def send_part(start: int, end: int, patch: NDArray[np.uint8]) -> bool:
+        sent.append((start, end))
+        began.set()
+        return goes_on.wait(10.0)
+
+    with futures.ThreadPoolExecutor(1) as beside:
+        draft = drafts.Draft(bytes(60), 1, retained=False, send_part=send_part, beside=beside)
+        for _ in range(3):
+            draft.add(bytes(20))
+        assert began.wait(10.0)
+        threading.Timer(0.05, goes_on.set).start()
+        draft.close()
+        assert goes_on.is_set()
+    assert sent == [(0, 20)]
