@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 
 import numpy as np
@@ -19,14 +18,14 @@ class Parts:
     Args:
         order: Of the policy to come.
         base: Order of the policy that the parts are differences from.
-        model: Its bytes.
+        draft: Their number.
+        model: The base's bytes.
     """
 
-    def __init__(self, order: Order, base: Order, model: bytes) -> None:
-        self.order, self.base = order, base
+    def __init__(self, order: Order, base: Order, draft: int, model: bytes) -> None:
+        self.name = order, base, draft
         self._base_model = memoryview(model)
         self._made = io.BytesIO(bytes(len(model)))  # gives its bytes away without a copy
-        self._digest = hashlib.sha256()
         self._size = 0
 
     def add(self, part: messages.PolicyPart) -> None:
@@ -35,17 +34,14 @@ class Parts:
         Raises:
             PolicyError: It is not the next one (`reason` is `parts`), or cannot be unpacked.
         """
-        follows = self.order == (part.epoch, part.version) and self.base == (part.epoch, part.base)
-        if not follows or part.start != self._size or not part.start < part.end <= len(self._base_model):
+        name = (part.epoch, part.version), (part.epoch, part.base), part.draft
+        if name != self.name or part.start != self._size or not part.start < part.end <= len(self._base_model):
             raise errors.PolicyError(f"bytes from {part.start} of policy {part.version} do not follow", reason="parts")
         cut = slice(part.start, part.end)
         with self._made.getbuffer() as view, view[cut] as piece:
             delta.apply_to(self._base_model[cut], part.patch, np.frombuffer(piece, np.uint8))
-            self._digest.update(piece)
         self._size = part.end
 
-    def whole(self) -> tuple[bytes, str] | None:
-        """The policy's bytes and their SHA-256, once all are here."""
-        if self._size != len(self._base_model):
-            return None
-        return self._made.getvalue(), self._digest.hexdigest()
+    def whole(self) -> bytes | None:
+        """The policy's bytes, once all are here."""
+        return self._made.getvalue() if self._size == len(self._base_model) else None

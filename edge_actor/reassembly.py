@@ -57,9 +57,7 @@ def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.En
         raise errors.PolicyError("the policy has expired", reason="expired")
 
 
-def check(
-    manifest: messages.Manifest, model: bytes | memoryview, spec: specs.EnvSpec, now_s: float | None, sha256: str = ""
-) -> None:
+def check(manifest: messages.Manifest, model: bytes | memoryview, spec: specs.EnvSpec, now_s: float | None) -> None:
     """Refuses a policy that must not reach an interpreter. As `check_manifest`, and then the bytes themselves.
 
     Args:
@@ -67,13 +65,12 @@ def check(
         model: The bytes.
         spec: Of the environment here.
         now_s: As of `check_manifest`.
-        sha256: Of the bytes, where it is known already.
 
     Raises:
         PolicyError: Also if the bytes are not those of the manifest.
     """
     check_manifest(manifest, len(model), spec, now_s)
-    if manifest.sha256 != (sha256 or hashlib.sha256(model).hexdigest()):
+    if manifest.sha256 != hashlib.sha256(model).hexdigest():
         raise errors.PolicyError("the policy's bytes are not those of its manifest", reason="sha256")
 
 
@@ -141,7 +138,7 @@ class Reassembly:
             self._begun = None
             if base is None:
                 raise errors.PolicyError(f"policy {order} is a delta from {message.base}, not here", reason="base")
-            self._begun = parts.Parts(order, base.order, base.model)
+            self._begun = parts.Parts(order, base.order, message.draft, base.model)
         if self._begun is None:
             raise errors.PolicyError(f"a part of policy {order}, whose first is not here", reason="parts")
         self._begun.add(message)
@@ -149,13 +146,16 @@ class Reassembly:
     def add_delta(self, message: messages.PolicyDelta, sealed: bytes, now_s: float | None) -> bool:
         """Takes in a delta; true if its policy became the newest.
 
+        One that came in parts gets its digest when it comes from the keyframe, too. Should it be another one than that
+        of the bytes here, it is made again.
+
         Raises:
             PolicyError: It must not run, is a replay of an old one, or its base is not here (`reason` is `base`). The
                 last one of these is kept: `take_waiting` gives it when its base has come.
         """
         order: Order = (message.epoch, message.version)
         base = self._base((message.epoch, message.base))
-        is_retained = base is not None and base is self.keyframe
+        is_retained = base is not None and base is self.keyframe and not message.draft
         least = max(self.best, self.floor)
         if order < least and not (is_retained and order == self._retained):
             raise errors.PolicyError(f"policy {order} is older than {least}", reason="older")
@@ -163,21 +163,23 @@ class Reassembly:
             self._retained = max(order, self._retained)
         if order < least:
             return False
-        if order == self.best:
-            if is_retained and self.newest is not None and self.keyframe is not None and not self.newest.sources:
-                self.newest = Whole(self.newest.manifest, self.newest.model, (*self.keyframe.sources, sealed))
+        held = self.newest if order == self.best else None
+        if held is not None and (held.sources or not is_retained):
             return False
         if base is None:
             self._waiting = (message, sealed)
             raise errors.PolicyError(f"policy {order} is a delta from {message.base}, not here", reason="base")
         manifest = message.manifest(base.manifest)
         check_manifest(manifest, len(base.model), self._spec, now_s)
-        if len(message.patch):
-            model, sha256 = delta.apply(base.model, message.patch), ""
-        else:
-            model, sha256 = self._take_parts(order, base.order)
-        check(manifest, model, self._spec, now_s, sha256)
         sources = (*base.sources, sealed) if is_retained else ()
+        if held is not None and manifest.sha256 == hashlib.sha256(held.model).hexdigest():
+            self.newest = Whole(manifest, held.model, sources)
+            return False
+        if message.draft:
+            model = self._take_parts(order, base.order, message.draft)
+        else:
+            model = delta.apply(base.model, message.patch)
+            check(manifest, model, self._spec, now_s)
         self.newest = Whole(manifest, model, sources)
         return True
 
@@ -185,9 +187,9 @@ class Reassembly:
         bases = [whole for whole in (self.keyframe, self.newest) if whole is not None]
         return next((whole for whole in bases if whole.order == order), None)
 
-    def _take_parts(self, order: Order, base: Order) -> tuple[bytes, str]:
+    def _take_parts(self, order: Order, base: Order, draft: int) -> bytes:
         begun, self._begun = self._begun, None
-        made = begun.whole() if begun is not None and (begun.order, begun.base) == (order, base) else None
+        made = begun.whole() if begun is not None and begun.name == (order, base, draft) else None
         if made is None:
             raise errors.PolicyError(f"not all of policy {order} came before its manifest", reason="parts")
         return made

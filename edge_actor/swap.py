@@ -165,8 +165,8 @@ class Swap:
         about, held = message.manifest if isinstance(message, messages.Policy) else message, self._held
         if about.channel != self.channel:
             return
-        order = (about.epoch, about.version)
-        if order > held.best:
+        order, best = (about.epoch, about.version), held.best
+        if order > best:
             self.announce(*order)
             self.phase = Phase.FETCHED
         try:
@@ -179,6 +179,8 @@ class Swap:
             return
         if order == held.best:
             self.heard_at = time.monotonic()
+        if is_new and order == best:
+            self._refuse("sha256", f"the parts of policy {order} made something else of it; it is made again")
         if is_new:
             self._propose()
         elif order == self._active:

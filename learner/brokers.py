@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from broker import errors, link
+from broker import address, errors, link
 
 _OTHERS_S = 1.0
 """How long the start waits for the other brokers once one has answered."""
@@ -37,6 +37,11 @@ class Brokers:
     def address(self) -> str:
         """Of those that are connected; of all, if none is. For people."""
         return ", ".join([where for where, one in self._links.items() if one.connected] or self._links)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether they serve this machine only: they are spoken to without TLS."""
+        return not any(address.Address.parse(where).tls for where in self._links)
 
     @property
     def changes(self) -> int:

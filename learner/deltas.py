@@ -9,8 +9,8 @@ retained: an actor that joins, or lost something, needs that and the keyframe. W
 there is nothing in between.
 
 A large policy from one to the next goes out in parts, while the rest of it is still being made and before the gate has
-judged it: the actor unpacks and adds them up meanwhile. What makes it a policy is the delta behind them, with its
-digest; without that they are nothing.
+judged it: the actor unpacks and adds them up meanwhile. What makes it a policy is the delta behind them, which names
+them; without that they are nothing. The retained one takes several times as long, and waits until an actor acts on it.
 
 Deltas from a keyframe grow with distance. Renewing it when the next one would be larger than the mean of all since the
 keyframe, itself included, makes that mean the smallest possible as long as they grow.
@@ -33,6 +33,8 @@ from learner.quantize import rows
 
 RETAIN_PERIOD_S = 2.0
 """The most that an actor which missed a delta stays behind."""
+PATIENCE = 2
+"""So many times as long a large policy may wait to be retained; if until then it never was the time, it goes whole."""
 
 PARTS_BYTES = 2_000_000
 """Policies from here on go in parts."""
@@ -40,6 +42,10 @@ PARTS_BYTES = 2_000_000
 
 class Sender(Protocol):
     """Signs and sends; `Session` is one."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing that is sent leaves this machine."""
 
     def retain(self, topic: str, message: messages.Message) -> int:
         """Sends a retained message; its size in bytes."""
@@ -102,6 +108,7 @@ class Channel:
         self._manifest: messages.Manifest | None = None
         self._retained_at = 0.0
         self._is_retained = True
+        self._drafts = 0
         self._from_keyframe: list[int] = []  # bytes of the keyframe, and of each delta from it
         self.traffic = Traffic()
         self.delta_ms = self.parts_ms = self.send_ms = 0.0
@@ -113,19 +120,25 @@ class Channel:
             order: Epoch and version that the policy will have, if it goes out.
             beside: As of `drafts.Draft`.
         """
-        retained = self._clock() - self._retained_at > RETAIN_PERIOD_S
+        is_large = self._enabled and len(self._newest[1]) >= PARTS_BYTES
+        retained = self._clock() - self._retained_at > RETAIN_PERIOD_S * (PATIENCE if is_large else 1)
         version, base = self._keyframe if retained else self._newest
         if not self._enabled:
             base = b""
-        in_parts = not retained and len(base) >= PARTS_BYTES
-        send_part = functools.partial(self._send_part, order, version) if in_parts else None
-        return drafts.Draft(base, version, retained=retained, send_part=send_part, beside=beside)
+        if retained or not is_large:
+            return drafts.Draft(base, version, retained=retained, beside=beside)
+        self._drafts += 1
+        send_part = functools.partial(self._send_part, order, version, self._drafts)
+        quick = self._sender.is_local
+        return drafts.Draft(
+            base, version, retained=False, number=self._drafts, send_part=send_part, quick=quick, beside=beside
+        )
 
     def send(self, manifest: messages.Manifest, model: bytes, draft: drafts.Draft) -> None:
         """Sends a policy in the way that takes the fewest bytes.
 
         Args:
-            manifest: Of the policy.
+            manifest: Of the policy, with the draft's digest.
             model: Its bytes.
             draft: That took them in, since the policy before was sent.
         """
@@ -136,7 +149,7 @@ class Channel:
             self._send_keyframe(manifest, model)
         elif draft.retained:
             self._send_retained(manifest, model, draft.version, patch)
-        elif draft.lost or not self._send_step(messages.PolicyDelta.of(manifest, draft.version, patch)):
+        elif draft.lost or not self._send_step(messages.PolicyDelta.of(manifest, draft.version, patch, draft.number)):
             self._send_from_keyframe(manifest, model)
         self._manifest, self._newest = manifest, (manifest.version, model)
 
@@ -152,6 +165,7 @@ class Channel:
             self._send_from_keyframe(self._manifest, self._newest[1])
 
     def _send_keyframe(self, manifest: messages.Manifest, model: bytes) -> None:
+        manifest = drafts.digested(manifest, model)
         size = self._retain(self._keyframe_topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
         self._sender.forget(self._delta_topic)  # its base is retained no longer
         self._keyframe, self._from_keyframe = (manifest.version, model), [size]
@@ -171,6 +185,7 @@ class Channel:
         if len(patch) > sum(so_far) / len(so_far):
             self._send_keyframe(manifest, model)
             return
+        manifest = drafts.digested(manifest, model)
         size = self._retain(self._delta_topic, messages.PolicyDelta.of(manifest, base, patch))
         so_far.append(size)
         self._count_delta(size)
@@ -184,8 +199,10 @@ class Channel:
             self._count_delta(size)
         return size > 0
 
-    def _send_part(self, order: tuple[int, int], base: int, start: int, end: int, patch: drafts.Patch) -> bool:
-        part = messages.PolicyPart(self._name, *order, base, start, end, patch)
+    def _send_part(
+        self, order: tuple[int, int], base: int, draft: int, start: int, end: int, patch: drafts.Patch
+    ) -> bool:
+        part = messages.PolicyPart(self._name, *order, base, draft, start, end, patch)
         size = self._sender.tell(self._part_topic, part)
         self.traffic.delta_bytes += size
         return size > 0

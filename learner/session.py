@@ -156,6 +156,11 @@ class Session:
         if time.monotonic() - self._announced_at > HEARTBEAT_S:
             self.announce(self._fingerprint, self._version)
 
+    @property
+    def is_local(self) -> bool:
+        """As of Brokers."""
+        return self.brokers.is_local
+
     def retain(self, topic: str, message: messages.Message) -> int:
         """Signs and publishes a retained message, now and on every connect; its size in bytes."""
         sealed = self._sealed(topic, message)

@@ -43,7 +43,7 @@ EXAMPLES: dict[str, messages.Message] = {
     ),
     "policy": messages.Policy(MANIFEST, np.frombuffer(b"abcdef", np.uint8)),
     "policy_delta": messages.PolicyDelta.of(MANIFEST, 40, np.frombuffer(b"\x00\xff\x01", np.uint8)),
-    "policy_part": messages.PolicyPart("main", 3, 41, 40, 2, 6, np.frombuffer(b"\x01\x00\xff", np.uint8)),
+    "policy_part": messages.PolicyPart("main", 3, 41, 40, 7, 2, 6, np.frombuffer(b"\x01\x00\xff", np.uint8)),
     "actor_state": messages.ActorState(
         online=True,
         session="77aa",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from itertools import pairwise
 from typing import Any
 
@@ -138,19 +139,19 @@ def test_replays_of_genuine_old_messages_are_refused(swapped: offers.Swap) -> No
 CUTS = (0, 700, 1500, len(offers.MODEL))
 
 
-def in_parts(base: int, version: int) -> list[messages.PolicyPart]:
+def in_parts(base: int, version: int, draft: int = 1) -> list[messages.PolicyPart]:
     """A policy as three differences from another version."""
     one, other = offers.variant(base), offers.variant(version)
     patches = [np.frombuffer(delta.difference(one[a:b], other[a:b]), np.uint8) for a, b in pairwise(CUTS)]
     cuts = zip(pairwise(CUTS), patches, strict=True)
-    return [messages.PolicyPart("main", 1, version, base, a, b, patch) for (a, b), patch in cuts]
+    return [messages.PolicyPart("main", 1, version, base, draft, a, b, patch) for (a, b), patch in cuts]
 
 
-def ended(base: int, version: int) -> offers.Offer:
+def ended(base: int, version: int, draft: int = 1) -> offers.Offer:
     """The delta behind the parts."""
     message = offers.delta(base, version)[0]
     assert isinstance(message, messages.PolicyDelta)
-    return offers.sealed(dataclasses.replace(message, patch=np.zeros(0, np.uint8)))
+    return offers.sealed(dataclasses.replace(message, draft=draft, sha256="", patch=np.zeros(0, np.uint8)))
 
 
 def test_parts_make_a_policy_once_their_delta_has_come(swapped: offers.Swap) -> None:
@@ -170,11 +171,24 @@ def test_a_policy_that_the_gate_refused_is_begun_anew_under_its_version(swapped:
     swapped.offer(*offers.keyframe(1))
     for part in in_parts(1, 9)[:2]:
         swapped.prepare(dataclasses.replace(part, version=2), b"")
-    for part in in_parts(1, 2):
+    for part in in_parts(1, 2, draft=2):
         swapped.prepare(part, b"")
-    swapped.offer(*ended(1, 2))
+    swapped.offer(*ended(1, 2, draft=2))
     assert swapped.acts() == 2
     assert swapped.refused == {}
+
+
+def test_parts_of_what_the_gate_refused_mix_with_no_others(swapped: offers.Swap) -> None:
+    refused = [dataclasses.replace(part, version=2) for part in in_parts(1, 9)]
+    swapped.offer(*offers.keyframe(1))
+    for part in (refused[0], in_parts(1, 2, draft=2)[1], refused[2]):
+        swapped.prepare(part, b"")
+    swapped.offer(*ended(1, 2, draft=2))
+    for part in refused:
+        swapped.prepare(part, b"")
+    swapped.offer(*ended(1, 2, draft=2))
+    assert swapped.acts() == 1
+    assert swapped.refused == {"parts": 4}
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -199,6 +213,7 @@ def test_what_misses_a_part_is_no_policy_and_the_next_retained_one_mends_it(swap
         ("parts", {"end": 1 << 62}),
         ("parts", {"version": 3}),
         ("parts", {"base": 9}),
+        ("parts", {"draft": 2}),
         ("older", {"epoch": 0}),
         ("older", {"version": 1}),
         ("patch", {"end": 1499}),
@@ -218,10 +233,41 @@ def test_a_part_that_does_not_follow_is_refused(swapped: offers.Swap, reason: st
     assert swapped.acts() == 2
 
 
-def test_parts_that_sum_up_to_another_policy_never_act(swapped: offers.Swap) -> None:
+def test_a_policy_that_came_in_parts_is_kept_once_it_is_retained(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1))
+    for part in in_parts(1, 2):
+        swapped.prepare(part, b"")
+    swapped.offer(*ended(1, 2))
+    assert swapped.held.newest is not None
+    assert swapped.held.newest.sources == (), "it cannot be made again from this"
+    model = swapped.held.newest.model
+    swapped.offer(*offers.delta(1, 2))
+    assert swapped.acts() == 2
+    assert swapped.held.newest.model is model, "there is one copy of it"
+    assert swapped.held.newest.manifest.sha256 == hashlib.sha256(model).hexdigest()
+    assert len(swapped.held.newest.sources) == 2
+    assert swapped.refused == {}
+
+
+def test_what_parts_made_wrongly_is_made_again_when_its_digest_comes(swapped: offers.Swap) -> None:
     swapped.offer(*offers.keyframe(1))
     for part in in_parts(1, 7):
         swapped.prepare(dataclasses.replace(part, version=2), b"")
     swapped.offer(*ended(1, 2))
-    assert swapped.acts() == 1
+    assert swapped.acts() == 2
+    for _ in range(2):
+        swapped.offer(*offers.delta(1, 2))
     assert swapped.refused == {"sha256": 1}
+    assert swapped.held.newest is not None
+    assert swapped.held.newest.model == offers.variant(2)
+    assert swapped.acts() == 2
+    assert swapped.acts() is None
+
+
+def test_a_whole_delta_needs_its_digest(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1))
+    message = offers.delta(1, 2)[0]
+    assert isinstance(message, messages.PolicyDelta)
+    swapped.offer(*offers.sealed(dataclasses.replace(message, sha256="")))
+    assert swapped.refused == {"sha256": 1}
+    assert swapped.acts() == 1

@@ -32,6 +32,7 @@ class Wire:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.up = True
+        self.is_local = False
         self.sent: list[tuple[str, bool, messages.Message]] = []
         self.retained: dict[str, messages.Message] = {}
         self.listening: list[Callable[[messages.Message], None]] = []
@@ -108,14 +109,15 @@ class Learner:
     def send(self, model: bytes) -> None:
         self.version += 1
         self.model = model
-        sha256 = hashlib.sha256(model).hexdigest()
-        manifest = messages.Manifest(
-            1, self.version, "main", len(model), sha256, SPEC.fingerprint, "q_values", "int8", 0.0
-        )
         pieces = [model[a : a + PIECE] for a in range(0, len(model), PIECE)]
         draft = self.channel.draft((1, self.version))
         for piece in pieces:
             draft.add(piece)
+        sha256 = draft.sha256()
+        assert sha256 in ("", hashlib.sha256(model).hexdigest())
+        manifest = messages.Manifest(
+            1, self.version, "main", len(model), sha256, SPEC.fingerprint, "q_values", "int8", 0.0
+        )
         self.channel.send(manifest, model, draft)
 
 
@@ -280,10 +282,45 @@ def test_a_large_policy_goes_ahead_in_parts(wire: Wire) -> None:
     assert actor.model == learner.model
     assert wire.kinds() == "Kppps" + "ppps" + "a" + "ppps"
     assert actor.missed == 0
+    drafts_named = [message.draft for _, _, message in wire.sent if isinstance(message, messages.PolicyDelta)]
+    assert drafts_named == [1, 2, 0, 3]
     traffic = learner.channel.traffic
     assert (traffic.policies, traffic.deltas) == (5, 4)
     sizes = [len(codec.encode(message)) for topic, _, message in wire.sent if topic != KEYFRAME]
     assert traffic.delta_bytes == sum(sizes)
+
+
+def test_a_large_policy_is_retained_when_there_is_time(wire: Wire) -> None:
+    learner, actor, joins = Learner(wire, size=LARGE), Actor(), Actor()
+    wire.listening.append(actor.hear)
+    learner.step()
+    learner.step(after_s=deltas.RETAIN_PERIOD_S + 0.1)
+    assert wire.kinds() == "Kppps", "not while it is urgent"
+    assert learner.channel.is_due
+    learner.channel.settle()
+    learner.channel.settle()
+    assert wire.kinds() == "Kppps" + "a"
+    for message in wire.retained.values():
+        joins.hear(message)
+    assert joins.model == actor.model == learner.model
+    assert actor.held.newest is not None
+    assert len(actor.held.newest.sources) == 2
+    learner.step()
+    assert actor.model == learner.model
+    assert actor.missed == 0
+
+
+def test_parts_that_stay_on_this_machine_are_not_coded(wire: Wire) -> None:
+    sizes = {}
+    for wire.is_local in (False, True):
+        learner, actor = Learner(wire, size=LARGE), Actor()
+        wire.listening.append(actor.hear)
+        learner.step()
+        learner.step(deviation=2.0)
+        assert actor.model == learner.model
+        wire.listening.clear()
+        sizes[wire.is_local] = len(codec.encode(wire.sent[-2][2]))
+    assert 1.2 * sizes[False] < sizes[True] < 0.52 * PIECE
 
 
 def test_a_large_policy_of_which_a_part_cannot_go_out_is_retained_instead(wire: Wire) -> None:

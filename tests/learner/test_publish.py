@@ -21,6 +21,8 @@ SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n
 class Wire:
     """A sender that keeps what it is given."""
 
+    is_local = True
+
     def __init__(self) -> None:
         self.sent: list[messages.Message] = []
 
