@@ -213,11 +213,16 @@ class _Kernel:
         rows.measure(self.weights[band], self.columns, limit)
         return limit if self.divisors is None else limit / self.divisors[band]
 
-    def write(self, weights: NDArray[np.int8], band: slice, inverse: FloatArray) -> FloatArray:
-        """Writes these rows scaled by `inverse` and rounded; returns by how much that raises their outputs."""
-        factors, raised = inverse if self.divisors is None else inverse / self.divisors[band], np.empty_like(inverse)
-        rows.write(self.weights[band], self.columns, factors, self.mean, weights[band], raised)
-        return raised / inverse
+    def write(self, weights: NDArray[np.int8], band: slice, inverse: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Writes these rows scaled by `inverse` and rounded.
+
+        Returns:
+            By how much that raises their outputs, and their `limit`.
+        """
+        factors = inverse if self.divisors is None else inverse / self.divisors[band]
+        raised, limit = np.empty((2, len(inverse)), np.float32)
+        rows.write(self.weights[band], self.columns, factors, self.mean, weights[band], raised, limit)
+        return raised / inverse, limit if self.divisors is None else limit / self.divisors[band]
 
 
 def _write_weights(
@@ -236,12 +241,26 @@ def _write_weights(
     raised = []
     for band in bands:
         if per_channel:
-            _write_scale(place.weight_scale[band], kernel.limit(band), steady=steady)
-        of_band = _inverse(place.weight_scale[band]) if per_channel else inverse[band]
-        raised.append(kernel.write(place.weights, band, of_band))
+            raised.append(_write_band(place, kernel, band, steady=steady))
+        else:
+            raised.append(kernel.write(place.weights, band, inverse[band])[0])
         on_rows(band.stop)
     _check_finite(float(place.weight_scale.max()), "weights")
     return np.concatenate(raised)
+
+
+def _write_band(place: template.Place, kernel: _Kernel, band: slice, *, steady: bool) -> FloatArray:
+    """As `_write_weights`, of some rows. Steady scales nearly always stay, so that they are tried before measuring."""
+    scale = place.weight_scale[band]
+    if steady:
+        before = scale.copy()
+        raised, limit = kernel.write(place.weights, band, _inverse(before))
+        _write_scale(scale, limit, steady=True)
+        if (scale == before).all():
+            return raised
+    else:
+        _write_scale(scale, kernel.limit(band), steady=False)
+    return kernel.write(place.weights, band, _inverse(scale))[0]
 
 
 def _write_scale(place: NDArray[np.float32], limit: FloatArray, *, steady: bool) -> FloatArray:

@@ -60,7 +60,7 @@ def _dot(one: FloatArray, other: FloatArray) -> np.float32:
     return total
 
 
-@_compiled(types.void(_IN, _VECTOR_IN, _VECTOR_IN, _VECTOR_IN, _OUT, _VECTOR_OUT))
+@_compiled(types.void(_IN, _VECTOR_IN, _VECTOR_IN, _VECTOR_IN, _OUT, _VECTOR_OUT, _VECTOR_OUT))
 def write(
     weights: FloatArray,
     columns: FloatArray,
@@ -68,6 +68,7 @@ def write(
     mean: FloatArray,
     rounded: NDArray[np.int8],
     raised: FloatArray,
+    largest: FloatArray,
 ) -> None:
     """Writes `weights * columns * factors[:, None]`, each product rounded to float32, as integers; halves away from 0.
 
@@ -78,16 +79,20 @@ def write(
         mean: float32 [C], or [0] if nobody asks what rounding changes.
         rounded: int8 [R, C], written; what does not fit 8 bits gives any number.
         raised: float32 [R], written: what rounding adds to each row's product with `mean`.
+        largest: float32 [R], written as by `measure`.
     """
     change = np.empty(len(columns), np.float32)
     for i in range(len(weights)):
-        row, into, factor = weights[i], rounded[i], factors[i]
+        row, into, factor, size = weights[i], rounded[i], factors[i], np.int32(0)
         for j in range(len(row)):
-            x = row[j] * columns[j] * factor
+            product = np.float32(row[j] * columns[j])
+            size = max(size, np.int32(product.view(np.int32) & _SIZE))
+            x = product * factor
             integer = np.int32(x + math.copysign(BELOW_HALF, x))
             into[j] = np.int8(integer)
             change[j] = np.float32(integer) - x
         raised[i] = _dot(change, mean) if len(mean) else np.float32(0)
+        largest[i] = np.int32(size).view(np.float32)
 
 
 @_compiled(types.void(_BYTES_IN, _BYTES_IN, _BYTES_OUT))

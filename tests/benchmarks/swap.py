@@ -11,7 +11,6 @@ measured where it is felt.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import statistics
@@ -61,8 +60,7 @@ def _case(name: str, hidden: tuple[int, ...], rate_hz: float, *, publishes: int)
         with _fleet(directory, log, rate_hz) as (here, actors):
             bench = _Bench(here, actors, hidden, directory / "run")
             bench.publish()  # the first one has a keyframe, and the template that `prepare` made
-            for stages in dataclasses.asdict(bench.publisher.timings).values():
-                stages.clear()
+            bench.publisher.timings = publish.Timings()
             bench.received = 0
             for _ in range(publishes):
                 bench.train()

@@ -143,8 +143,11 @@ def test_halves_round_away_from_zero(value: float) -> None:
     expected = np.copysign(np.floor(abs(np.float64(np.float32(value))) + 0.5), value)
     assert requantize._rounded(np.array([value], np.float32)) == expected
     written, one = np.zeros((1, 19), np.int8), np.ones(1, np.float32)  # by 16 at once, and the rest one by one
-    rows.write(np.full((1, 19), value, np.float32), np.ones(19, np.float32), one, np.zeros(0, np.float32), written, one)
+    raised, largest, no_mean = np.ones(1, np.float32), np.ones(1, np.float32), np.zeros(0, np.float32)
+    rows.write(np.full((1, 19), value, np.float32), np.ones(19, np.float32), one, no_mean, written, raised, largest)
     assert (written == expected).all()
+    assert raised == 0
+    assert largest == abs(np.float32(value))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -154,6 +157,9 @@ def test_the_largest_size_of_a_row_tells_what_is_not_finite(bad: float) -> None:
     rows.measure(weights, np.full(21, 0.5, np.float32), largest)
     assert largest[0] == 1.5
     assert not np.isfinite(largest[1])
+    written, raised, too = np.zeros((2, 21), np.int8), np.zeros(2, np.float32), np.zeros(2, np.float32)
+    rows.write(weights, np.full(21, 0.5, np.float32), raised + 1, np.zeros(0, np.float32), written, raised, too)
+    assert np.array_equal(too, largest, equal_nan=True)
     weights.flags.writeable = False  # as TensorFlow's may be
     rows.measure(weights, np.full(21, 0.5, np.float32), largest)
 
@@ -162,7 +168,7 @@ def test_what_rounding_adds_is_told() -> None:
     rng = np.random.default_rng(5)
     weights, columns, mean = (rng.uniform(-1, 1, n).astype(np.float32) for n in ((9, 77), 77, 77))
     written, raised = np.zeros((9, 77), np.int8), np.zeros(9, np.float32)
-    rows.write(weights, columns, np.full(9, 100, np.float32), mean, written, raised)
+    rows.write(weights, columns, np.full(9, 100, np.float32), mean, written, raised, np.zeros(9, np.float32))
     exact = weights.astype(np.float64) * columns * 100
     assert raised == pytest.approx((written - exact) @ mean, abs=1e-3)
     assert np.abs(written - exact).max() <= 0.5001
