@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import errors, messages
-from edge_actor import amx, model_file
+from broker import amx, errors, messages
+from edge_actor import model_file
 
 _MODULES = {"ai-edge-litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
 """Distribution and module, the better one first: only ai-edge-litert runs int8 through XNNPACK."""

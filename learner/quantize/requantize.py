@@ -213,16 +213,18 @@ class _Kernel:
         rows.measure(self.weights[band], self.columns, limit)
         return limit if self.divisors is None else limit / self.divisors[band]
 
-    def write(self, weights: NDArray[np.int8], band: slice, inverse: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Writes these rows scaled by `inverse` and rounded.
+    def write(
+        self, weights: NDArray[np.int8], which: slice | NDArray[np.int64], inverse: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Writes these rows to `weights`, scaled by `inverse` and rounded.
 
         Returns:
             By how much that raises their outputs, and their `limit`.
         """
-        factors = inverse if self.divisors is None else inverse / self.divisors[band]
+        factors = inverse if self.divisors is None else inverse / self.divisors[which]
         raised, limit = np.empty((2, len(inverse)), np.float32)
-        rows.write(self.weights[band], self.columns, factors, self.mean, weights[band], raised, limit)
-        return raised / inverse, limit if self.divisors is None else limit / self.divisors[band]
+        rows.write(self.weights[which], self.columns, factors, self.mean, weights, raised, limit)
+        return raised / inverse, limit if self.divisors is None else limit / self.divisors[which]
 
 
 def _write_weights(
@@ -243,24 +245,26 @@ def _write_weights(
         if per_channel:
             raised.append(_write_band(place, kernel, band, steady=steady))
         else:
-            raised.append(kernel.write(place.weights, band, inverse[band])[0])
+            raised.append(kernel.write(place.weights[band], band, inverse[band])[0])
         on_rows(band.stop)
     _check_finite(float(place.weight_scale.max()), "weights")
     return np.concatenate(raised)
 
 
 def _write_band(place: template.Place, kernel: _Kernel, band: slice, *, steady: bool) -> FloatArray:
-    """As `_write_weights`, of some rows. Steady scales nearly always stay, so that they are tried before measuring."""
-    scale = place.weight_scale[band]
-    if steady:
-        before = scale.copy()
-        raised, limit = kernel.write(place.weights, band, _inverse(before))
-        _write_scale(scale, limit, steady=True)
-        if (scale == before).all():
-            return raised
-    else:
+    """As `_write_weights`, of some rows. Most steady scales stay, so they are tried before anything is measured."""
+    scale, weights = place.weight_scale[band], place.weights[band]
+    if not steady:
         _write_scale(scale, kernel.limit(band), steady=False)
-    return kernel.write(place.weights, band, _inverse(scale))[0]
+        return kernel.write(weights, band, _inverse(scale))[0]
+    before = scale.copy()
+    raised, limit = kernel.write(weights, band, _inverse(before))
+    _write_scale(scale, limit, steady=True)
+    changed = np.flatnonzero(scale != before)
+    again = weights[changed]
+    raised[changed], _ = kernel.write(again, band.start + changed, _inverse(scale[changed]))
+    weights[changed] = again
+    return raised
 
 
 def _write_scale(place: NDArray[np.float32], limit: FloatArray, *, steady: bool) -> FloatArray:

@@ -20,6 +20,8 @@ FloatArray = NDArray[np.float32]
 _BYTES_IN, _BYTES_OUT = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.uint8, 1, "C")
 _IN, _VECTOR_IN = (types.Array(types.float32, n, "C", readonly=True) for n in (2, 1))
 _OUT, _VECTOR_OUT = types.Array(types.int8, 2, "C"), types.Array(types.float32, 1, "C")
+_INDEX_OUT = types.Array(types.uint32, 1, "C")
+_BLOCK = 128
 BELOW_HALF = np.float32(0.49999997)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
 _SIZE = np.int32(0x7FFFFFFF)  # of a float32's bits: as integers, they are in the order of the sizes, NaN above all
 
@@ -95,11 +97,36 @@ def write(
         largest[i] = np.int32(size).view(np.float32)
 
 
-@_compiled(types.void(_BYTES_IN, _BYTES_IN, _BYTES_OUT))
-def pack(old: NDArray[np.uint8], new: NDArray[np.uint8], packed: NDArray[np.uint8]) -> None:
+@numba.njit(nogil=True)
+def _find(old: NDArray[np.uint8], new: NDArray[np.uint8], span: range, far: NDArray[np.uint32], count: int) -> int:
+    for i in span:
+        if np.uint8(new[i] - old[i] + 8) > 15:
+            if count < len(far):
+                far[count] = i
+            count += 1
+    return count
+
+
+@_compiled(types.int64(_BYTES_IN, _BYTES_IN, _BYTES_OUT, _INDEX_OUT))
+def pack(old: NDArray[np.uint8], new: NDArray[np.uint8], packed: NDArray[np.uint8], far: NDArray[np.uint32]) -> int:
     """As `broker.delta.pack`."""
-    half = len(new) // 2
-    for i in range(half):
+    half, count = len(new) // 2, 0
+    in_blocks = half // _BLOCK * _BLOCK
+    for start in range(0, in_blocks, _BLOCK):
+        low, high = slice(start, start + _BLOCK), slice(half + start, half + start + _BLOCK)
+        old_low, old_high, new_low, new_high, into = old[low], old[high], new[low], new[high], packed[low]
+        seen = np.uint8(0)
+        for i in range(_BLOCK):
+            first, second = np.uint8(new_low[i] - old_low[i] + 8), np.uint8(new_high[i] - old_high[i] + 8)
+            into[i] = np.uint8(first & 15 | second << 4)
+            seen = np.uint8(seen | first | second)
+        if seen > 15:  # one of them in a few blocks
+            count = _find(old, new, range(start, start + _BLOCK), far, count)
+            count = _find(old, new, range(half + start, half + start + _BLOCK), far, count)
+            if count > len(far):
+                return count
+    for i in range(in_blocks, half):
         first, second = np.uint8(new[i] - old[i] + 8), np.uint8(new[half + i] - old[half + i] + 8)
         packed[i] = np.uint8(first & 15 | second << 4)
-        packed[half + i] = np.uint8(first >> 4 | second & 240)
+    count = _find(old, new, range(in_blocks, half), far, count)
+    return _find(old, new, range(half + in_blocks, 2 * half), far, count)

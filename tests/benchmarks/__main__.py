@@ -15,13 +15,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker import errors
+from broker import amx, errors
 from tests.benchmarks import _machine
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `actorq-learner train` does; before anything imports numpy
 KEYS = ("benchmark", "case", "value", "unit", "reference", "ratio", "runs", "spread", "explain")
 
 
+@amx.refused()  # as `actorq-learner train` does
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks named, or all."""
     known = sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if not m.name.startswith("_"))
