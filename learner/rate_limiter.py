@@ -3,7 +3,7 @@
 The arithmetic of Reverb's SampleToInsertRatio (https://github.com/google-deepmind/reverb, rate_limiter.cc), as a class
 without threads: with D = inserted * samples_per_insert - sampled, the learner keeps D near its target
 min_size * samples_per_insert, within +- error_buffer. It waits below that band, and the fleet is granted no steps
-beyond it.
+beyond it, or beyond a wider one if grants have to last longer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class RateLimiter:
             )
         self.samples_per_insert = samples_per_insert
         self.min_size = min_size
-        self.error_buffer = self._least_buffer = error_buffer
+        self.error_buffer = self._granted_buffer = error_buffer
         self.inserted = 0
         self.sampled = 0
 
     def widen(self, error_buffer: float) -> None:
-        """Lets either side run so far ahead, but never less than it was made with."""
-        self.error_buffer = max(self._least_buffer, error_buffer)
+        """Lets the fleet run so far ahead, but never less than `error_buffer`. Not the learner: nobody waits for it."""
+        self._granted_buffer = max(self.error_buffer, error_buffer)
 
     def insert(self, transitions: int) -> None:
         """Counts transitions that entered replay."""
@@ -61,7 +61,7 @@ class RateLimiter:
         Falls only when `widen` narrows it, and never lies below what `may_sample` needs to go on, if `error_buffer`
         covers one `sample`.
         """
-        steps = math.floor((self.sampled + self._target + self.error_buffer) / self.samples_per_insert)
+        steps = math.floor((self.sampled + self._target + self._granted_buffer) / self.samples_per_insert)
         return max(self.min_size, steps)
 
     @property

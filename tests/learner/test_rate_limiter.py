@@ -32,6 +32,17 @@ def test_grants_what_the_learner_has_paid_for() -> None:
     assert limiter.steps_granted() == 112
 
 
+def test_a_wider_band_is_the_fleets_alone() -> None:
+    limiter = rate_limiter.RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=40.0)
+    limiter.widen(400.0)
+    assert limiter.steps_granted() == 200  # 200 * 4 - 0 = 800 = target + 400
+    limiter.insert(100)
+    assert limiter.may_sample(40)
+    assert not limiter.may_sample(41), "a learner that samples faster the further ahead it may run would never stop"
+    limiter.widen(1.0)
+    assert limiter.steps_granted() == 110
+
+
 def test_never_grants_less_than_learning_needs_to_start() -> None:
     limiter = rate_limiter.RateLimiter(samples_per_insert=0.001, min_size=50, error_buffer=1.0)
     limiter.insert(10)
