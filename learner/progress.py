@@ -22,7 +22,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.episodes = 0
-        self.updates_per_s = 0.0  # as the newest row has it
+        self.updates_per_s = self.env_steps_per_s = 0.0  # as the newest row has them
         self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lag_sum = 0
         self._lag_steps = 0
@@ -60,12 +60,13 @@ class Progress:
             return None
         updates, env_steps = loop.algorithm.updates, loop.env_steps
         self.updates_per_s = (updates - self._updates) / elapsed
+        self.env_steps_per_s = (env_steps - self._env_steps) / elapsed
         row: dict[str, float] = {
             "env_steps": env_steps,
             "updates": updates,
             "episodes": self.episodes,
             "updates_per_s": self.updates_per_s,
-            "env_steps_per_s": (env_steps - self._env_steps) / elapsed,
+            "env_steps_per_s": self.env_steps_per_s,
             "samples_per_insert": loop.limiter.sampled / max(1, env_steps),
             "epsilon": loop.epsilon,
             "policy_version": loop.publisher.version,

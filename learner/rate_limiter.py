@@ -3,7 +3,7 @@
 The arithmetic of Reverb's SampleToInsertRatio (https://github.com/google-deepmind/reverb, rate_limiter.cc), as a class
 without threads: with D = inserted * samples_per_insert - sampled, the learner keeps D near its target
 min_size * samples_per_insert, within +- error_buffer. It waits below that band, and the fleet is granted no steps
-beyond it, or beyond a wider one if grants have to last longer.
+beyond it. Either side may be given more room, where grants have to last.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 
 from broker import errors
+
+_SMOOTHING = 0.1
 
 
 class RateLimiter:
@@ -32,13 +34,24 @@ class RateLimiter:
             )
         self.samples_per_insert = samples_per_insert
         self.min_size = min_size
-        self.error_buffer = self._granted_buffer = error_buffer
+        self._error_buffer = self._sampled_buffer = self._inserted_buffer = error_buffer
+        self._samples_per_s = 0.0  # when it need not wait
         self.inserted = 0
         self.sampled = 0
 
-    def widen(self, error_buffer: float) -> None:
-        """Lets the fleet run so far ahead, but never less than `error_buffer`. Not the learner: nobody waits for it."""
-        self._granted_buffer = max(self.error_buffer, error_buffer)
+    def took(self, transitions: int, seconds: float) -> None:
+        """Learns from a call that sampled so many how fast the learner can go."""
+        per_s = transitions / seconds
+        self._samples_per_s += (per_s - self._samples_per_s) * (_SMOOTHING if self._samples_per_s else 1.0)
+
+    def widen(self, seconds: float, inserted_per_s: float) -> None:
+        """Lets each side run so far ahead as the other one gets in that time, and by `error_buffer` at least.
+
+        The learner by what is inserted: by its own pace it could run ahead the further the faster it runs, without end.
+        The fleet by what the learner could sample: a learner that waits for the fleet must not slow it down.
+        """
+        self._sampled_buffer = max(self._error_buffer, seconds * inserted_per_s * self.samples_per_insert)
+        self._inserted_buffer = max(self._error_buffer, seconds * self._samples_per_s)
 
     def insert(self, transitions: int) -> None:
         """Counts transitions that entered replay."""
@@ -53,7 +66,7 @@ class RateLimiter:
         if self.inserted < self.min_size:
             return False
         lead = self.inserted * self.samples_per_insert - (self.sampled + transitions)
-        return lead >= self._target - self.error_buffer
+        return lead >= self._target - self._sampled_buffer
 
     def steps_granted(self) -> int:
         """Transitions that the whole fleet may have inserted since the start, so that the learner can keep up.
@@ -61,7 +74,7 @@ class RateLimiter:
         Falls only when `widen` narrows it, and never lies below what `may_sample` needs to go on, if `error_buffer`
         covers one `sample`.
         """
-        steps = math.floor((self.sampled + self._target + self._granted_buffer) / self.samples_per_insert)
+        steps = math.floor((self.sampled + self._target + self._inserted_buffer) / self.samples_per_insert)
         return max(self.min_size, steps)
 
     @property

@@ -185,8 +185,7 @@ class TrainingLoop:
         if not due:
             return
         self._update()
-        updates = self.algorithm.updates - self._published_updates
-        due = updates >= self.settings.publish_period_updates
+        due = self.algorithm.updates - self._published_updates >= self.settings.publish_period_updates
         due &= time.monotonic() - self._published_at >= self.roster.policy_s
         due &= self.solved is None  # while this update computed: nothing may replace what was found good
         if due or self.publisher.newest is None:
@@ -212,14 +211,17 @@ class TrainingLoop:
         return len(self.replay) > 0 and self.limiter.may_sample(self._samples_per_call)
 
     def _update(self) -> None:
-        settings = self.algorithm_settings
         if not self.update_metrics and self.algorithm.updates == 0:
             self.algorithm.normalize(self.replay.observations(NORMALIZER_OBSERVATIONS, self.rng))
+        settings = self.algorithm_settings
         batch = self.replay.sample(settings.updates_per_call, settings.batch_size, self.rng)
         self.limiter.sample(self._samples_per_call)
+        began = time.monotonic()
         update = self._meanwhile(lambda: self.algorithm.update(batch))
         self.replay.update_priorities(batch.ids, update.td_error)
-        if not self.update_metrics:  # all is compiled, and stays: Python need not look through it for garbage again
+        if self.update_metrics:
+            self.limiter.took(self._samples_per_call, time.monotonic() - began)
+        else:  # the first one compiled. All that stays: Python need not look through it for garbage again
             gc.freeze()
         self.update_metrics = update.metrics
 
@@ -342,8 +344,7 @@ class TrainingLoop:
         elif not self.roster.look(now):
             return
         else:
-            samples_per_s = self.progress.updates_per_s * self.algorithm_settings.batch_size
-            self.limiter.widen(self.roster.grant_s * samples_per_s)
+            self.limiter.widen(self.roster.grant_s, self.progress.env_steps_per_s)
             goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
         given = self.roster.assign_due(
             steps_left=goal - self.env_steps - self.intake.pending_steps,
@@ -394,7 +395,6 @@ class TrainingLoop:
         about = {"env_id": self.roster.env_id, "spec": json.dumps(dataclasses.asdict(self.spec))}
         if not resumed:
             return ledger.Ledger(path, keep=keep, about=about)
-        before = self.limiter.inserted, self.progress.episodes
-        book = ledger.resume(path, keep=keep, before=before, about=about, say=say)
+        book = ledger.resume(path, keep=keep, before=(self.env_steps, self.progress.episodes), about=about, say=say)
         self.limiter.inserted, self.progress.episodes = book.totals()
         return book

@@ -32,14 +32,19 @@ def test_grants_what_the_learner_has_paid_for() -> None:
     assert limiter.steps_granted() == 112
 
 
-def test_a_wider_band_is_the_fleets_alone() -> None:
+def test_either_side_gets_as_much_room_as_the_other_fills_in_some_time() -> None:
     limiter = rate_limiter.RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=40.0)
-    limiter.widen(400.0)
-    assert limiter.steps_granted() == 200  # 200 * 4 - 0 = 800 = target + 400
+    limiter.took(40, 1.0)
+    limiter.widen(10.0, inserted_per_s=2.0)
+    assert limiter.steps_granted() == 200  # 200 * 4 - 0 = 800 = target + 10 * 40, though nothing was sampled
     limiter.insert(100)
-    assert limiter.may_sample(40)
-    assert not limiter.may_sample(41), "a learner that samples faster the further ahead it may run would never stop"
-    limiter.widen(1.0)
+    assert limiter.may_sample(80)  # 10 * 2 * 4
+    assert not limiter.may_sample(81), "a learner that may run ahead the further the faster it runs would never stop"
+    limiter.took(440, 1.0)
+    limiter.widen(10.0, inserted_per_s=0.5)
+    assert limiter.steps_granted() == 300, "smoothed: 80 samples/s"
+    assert not limiter.may_sample(41)
+    limiter.widen(0.0, inserted_per_s=9.0)
     assert limiter.steps_granted() == 110
 
 
