@@ -41,7 +41,7 @@ serves two threads."""
 _IN_NIBBLES, _AS_IT_IS = b"\x01", b"\x02"
 """Before what is packed so; other patches are nothing but a frame of zstd, which begins with another byte."""
 _NEAR, _LOW = np.uint8(8), np.uint8(0x0F)
-_SPARE = 64
+_SPARE = 256
 """One byte of so many, at most, may have moved further: with more of them the plain way is as small."""
 _GAP_MAX = 0xFFFF
 

@@ -361,20 +361,20 @@ def test_parts_of_a_policy_that_does_not_go_out_do_no_harm(wire: Wire) -> None:
     assert actor.missed == 0
 
 
-@pytest.mark.parametrize("far", [0.0, 0.003, 1.0])
+@pytest.mark.parametrize("far", [0.0, 0.001, 1.0])
 @pytest.mark.parametrize("size", [0, 2, 10, 254, 256, 258, 4098, 100_000])
 def test_the_compiled_packing_writes_the_same_bytes(size: int, far: float) -> None:
     rng = np.random.default_rng(size)
     old = rng.integers(0, 256, size).astype(np.uint8)
     new = (old + np.where(rng.random(size) < far, 100, rng.integers(-8, 8, size))).astype(np.uint8)
     expected, packed = np.zeros((2, size // 2), np.uint8)
-    where, found = np.zeros((2, size // 64), np.uint32)
+    where, found = np.zeros((2, size // 256), np.uint32)
     count = delta.pack(old, new, expected, where)
     assert (rows.pack(old, new, packed, found) > len(found)) == (count > len(where))
     if count <= len(where):
         assert (packed == expected).all()
         assert sorted(found[:count]) == where[:count].tolist()
-        assert count or not far or size < 1000
+        assert count or not far or size < 10_000
 
 
 def test_a_draft_that_is_closed_leaves_the_bytes_alone_and_sends_nothing_more() -> None:
