@@ -12,7 +12,7 @@ finds fewer phrases that are there by chance. The few bytes that moved further f
     m bytes as they are to be
     m gaps of 16 bits, from one of these to the next
 
-zstd makes a quarter less of it, in three times the time of all the rest. Where nothing leaves the machine that is a loss.
+zstd makes a quarter less of it, in three times the time of all the rest: a loss where nothing leaves the machine.
 """
 
 from __future__ import annotations
