@@ -30,7 +30,7 @@ KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
 CONNECT_TIMEOUT_S = 5.0
 WATCHDOG_S = 30.0  # a network thread that did not turn for so long is declared dead
 MISC_PERIOD_S = 0.5  # between two looks at keep-alive
-LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread
+LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread, where the caller says nothing else
 PACKETS_AT_ONCE = 16  # are read and acknowledged together; then others get the lock
 ROOM_PERIOD_MS = 20  # between two looks whether there is room again
 IN_FLIGHT_LIMIT = 20  # more is slower with paho, and delays what is urgent
@@ -156,15 +156,15 @@ class Link:
         """Retains nothing from now on: it is somebody else's. Takes no lock, so that handlers may call it."""
         self._muted = True
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
-        """Sends once at QoS 1 without waiting.
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, wait_s: float = LOCK_WAIT_S) -> bool:
+        """Sends once at QoS 1, and waits for the network thread for `wait_s` at most.
 
         Returns:
             False when not connected, busy, or with too much in flight: the caller keeps the message.
         """
         if not self._ready.is_set() or len(self._outbox.in_flight) >= IN_FLIGHT_LIMIT:
             return False
-        if not self._lock.acquire(timeout=LOCK_WAIT_S):
+        if not self._lock.acquire(timeout=wait_s):
             return False
         try:
             return self._ready.is_set() and self._send(topic, payload, retain=retain)

@@ -15,6 +15,9 @@ from broker import address, errors, link
 
 _OTHERS_S = 1.0
 """How long the start waits for the other brokers once one has answered."""
+_TURN_S = 0.05
+"""How long a message waits for the network thread, which may be writing megabytes: a policy's part that does not go out
+costs more, since that policy then goes as a whole difference."""
 
 
 class Brokers:
@@ -86,7 +89,7 @@ class Brokers:
 
     def publish(self, topic: str, payload: bytes) -> bool:
         """Sends once, by every broker that is there; false if none took it."""
-        taken = [one.publish(topic, payload) for one in self._all]
+        taken = [one.publish(topic, payload, wait_s=_TURN_S) for one in self._all]
         return any(taken)
 
     def repeat(self) -> None:

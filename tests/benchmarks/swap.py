@@ -37,6 +37,8 @@ LEVELS = 2.0
 """Standard deviation of a weight's change between two publishes, in int8 steps of its output."""
 TRAINING_S = (0.02, 0.06)
 """Between two publishes, drawn anew each time, so that they fall anywhere in the actor's turn."""
+UPDATE_S = 0.005
+"""Of an update, after each of which TrainingLoop does what can wait (`Publisher.settle`)."""
 TIMEOUT_S = 10.0
 RATE_HZ = 200.0
 """Of the actor that holds a control rate."""
@@ -102,7 +104,7 @@ class _Bench:
         self.policy = trained(self.policy, self.rng)
         until = time.monotonic() + self.rng.uniform(*TRAINING_S)
         while (left := until - time.monotonic()) > 0:
-            self._serve(left)
+            self._serve(min(left, UPDATE_S))
 
     def publish(self) -> None:
         """Publishes, and waits until the actor says that it acts on it."""
