@@ -16,7 +16,7 @@ ASSIGN_PERIOD_S = 0.02
 """Least time between two assignments of one actor that differ in nothing but the pace."""
 LOOK_PERIOD_S = 0.02
 """Between two looks at a large fleet: a few assignments each time, because a hundred hold up receipts for 50 ms."""
-MESSAGES_PER_S = 120.0
+MESSAGES_PER_S = 80.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
 POLICIES_PER_S = 100.0
 """So many deliveries of a policy, which is a hundred times as large as the rest."""

@@ -55,6 +55,7 @@ class Tally:
     held_max: int = 0
     refused: int = 0
     receipt_s: list[float] = dataclasses.field(default_factory=list)
+    sent_s: list[tuple[str, int, float]] = dataclasses.field(default_factory=list)
     verified_s: dict[int, list[float]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
 
 
@@ -226,6 +227,8 @@ class SimulatedActor:
         self._held.append((self._made, steps, now))
         self._tally.first_sent_s = self._tally.first_sent_s or now
         self._tally.sent += 1
+        if now >= self._tally.warm_until_s:
+            self._tally.sent_s.append((self._id, self._made, now))
         self._tally.bytes_sent += len(payload)
         self._tally.held_max = max(self._tally.held_max, len(self._held))
         self.connection.publish(topic, payload)

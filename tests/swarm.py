@@ -158,6 +158,8 @@ def report(tally: simulated_actor.Tally) -> dict[str, Any]:
         "warm_s": tally.warm_s,
         "warm_steps": tally.warm_steps,
         "receipt_ms": {p: round(float(np.percentile(receipt_ms, p)), 2) for p in (50, 99, 100)},
+        "boot": simulated_actor.BOOT,
+        "sent_s": tally.sent_s,
         "held_max": tally.held_max,
         "refused": tally.refused,
         "verified_s": {str(version): seen for version, seen in tally.verified_s.items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from broker import identity, listener
+from learner import ledger
 
 FLEET = "bench"
 FIRST_ROW_S = 120.0
@@ -30,6 +34,7 @@ class Site:
         self.directory = Path(self._temporary.name)
         self._environment = os.environ | {"ACTORQ_HOME": str(self.directory / "home"), "PYTHONPATH": str(ROOT)}
         self.children: list[subprocess.Popen[str]] = []
+        self._run, self._commits = self.directory / "run", self.directory / "commits.log"
         self._fleet_directory = self.directory / "home" / "fleets" / FLEET
         fleet = identity.Fleet.open(FLEET, self._fleet_directory)
         port = listener.reserve("127.0.0.1", 0)
@@ -73,9 +78,21 @@ class Site:
         return self.spawn(["tests.swarm", "--bundles", str(self._fleet_directory / "actors"), *arguments])
 
     def learner(self, *arguments: str) -> subprocess.Popen[str]:
-        """`actorq-learner train --json` on this fleet."""
-        command = ["learner", "train", "--fleet", FLEET, "--broker", self.address, "--json", "--no-energy"]
-        return self.spawn([*command, "--evaluate-episodes", "0", "--run-dir", str(self.directory / "run"), *arguments])
+        """`actorq-learner train --json` on this fleet, which notes when its commits return."""
+        module = ["tests.benchmarks._committed", str(self._commits), "train", "--fleet", FLEET]
+        command = [*module, "--broker", self.address, "--json", "--no-energy", "--evaluate-episodes", "0"]
+        return self.spawn([*command, "--run-dir", str(self._run), *arguments])
+
+    def durable_ms(self, report: dict[str, Any]) -> NDArray[np.float64]:
+        """From sending a message until the commit that has it returned, of all that count, by a swarm's report."""
+        ended: dict[int, float] = {}
+        for line in self._commits.read_text().rpartition("\n")[0].splitlines():
+            start, stop, at_s = line.split()
+            ended.update(dict.fromkeys(range(int(start), int(stop)), float(at_s)))
+        with contextlib.closing(sqlite3.connect(f"{(self._run / ledger.NAME).as_uri()}?mode=ro", uri=True)) as db:
+            rows = db.execute("SELECT actor, seq, id FROM messages WHERE boot = ?", (report["boot"],))
+            ids = {(actor, seq): id_ for actor, seq, id_ in rows}
+        return np.array([ended[ids[actor, seq]] - at_s for actor, seq, at_s in report["sent_s"]]) * 1e3
 
     def line(self, child: subprocess.Popen[str]) -> str:
         """The next line that a child prints; says what it wrote on stderr if it ended instead."""
@@ -90,7 +107,7 @@ class Site:
     def newest_metrics(self) -> dict[str, Any]:
         """The last row that the learner wrote; waits for the first one, which comes when the networks are compiled."""
         deadline = time.monotonic() + FIRST_ROW_S
-        file = self.directory / "run" / "metrics.jsonl"
+        file = self._run / "metrics.jsonl"
         while time.monotonic() < deadline:
             rows = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
             if rows:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.benchmarks import _load
 
 ACTORS = 4
@@ -105,17 +107,19 @@ def _paced() -> dict[str, Any]:
         report = json.loads(site.line(swarm))
         rate = (report["steps"] - report["warm_steps"]) / (report["last_receipt_s"] - report["warm_s"])
         site.stop_learner(process)
+        durable_ms = site.durable_ms(report)
     return {
         "benchmark": "ingest",
-        "case": f"sent to receipt at a paced {PACED_STEPS_PER_S}/s, p99",
-        "value": report["receipt_ms"]["99"],
+        "case": f"sent to durable at a paced {PACED_STEPS_PER_S}/s, p99",
+        "value": round(float(np.percentile(durable_ms, 99)), 2),
         "unit": "ms",
         "reference": None,
         "ratio": None,
-        "runs": report["receipted"],
+        "runs": len(durable_ms),
         "spread": None,
-        "explain": f"p50 {report['receipt_ms']['50']:.1f}, max {report['receipt_ms']['100']:.1f} ms; "
-        f"{rate:.0f} steps/s came; the receipt's way back is in it",
+        "explain": f"p50 {np.percentile(durable_ms, 50):.1f}, max {durable_ms.max():.1f} ms; sent to receipt: "
+        f"p50 {report['receipt_ms']['50']:.1f}, p99 {report['receipt_ms']['99']:.1f}, max "
+        f"{report['receipt_ms']['100']:.1f} ms; {rate:.0f} steps/s came",
     }
 
 
