@@ -86,7 +86,7 @@ class Channel:
     Attributes:
         traffic: What was sent.
         delta_ms: Of the newest policy: waiting for its difference.
-        parts_ms: Of the newest policy, beside what makes it: its digest, and its difference if that goes in parts.
+        parts_ms: Of the newest policy, beside what makes it: its digest, or its difference if that goes in parts.
         send_ms: Of the newest policy: encoding, signing and handing to the socket, without parts.
     """
 

@@ -45,7 +45,7 @@ _REMEMBERED = 4096
 
 
 LARGE = 400_000
-"""Weights of a policy, from which on exact outputs, digest and parts take longer than a thread takes to begin."""
+"""Weights of a policy, from which on exact outputs, and digest or parts, take longer than a thread takes to begin."""
 PATIENCE_S = 0.25
 """What can wait until an actor acts on the newest policy waits no longer than this: there may be no actor."""
 
@@ -58,7 +58,7 @@ def _newest() -> deque[float]:
 class Timings:
     """Milliseconds of each stage, and until each actor acted on it (learner's clock), of the newest publishes.
 
-    `parts_ms` was done beside the others: digest, and differences that went ahead in parts. `put_off_ms` was done
+    `parts_ms` was done beside the others: the digest, or differences that went ahead in parts. `put_off_ms` was done
     after acting: ranges for the next policy, and files.
     """
 

@@ -185,7 +185,7 @@ def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str,
         "explain": f"p50 {np.percentile(acting_ms, 50):.1f}, p99 {np.percentile(acting_ms, 99):.1f}, "
         f"max {max(acting_ms):.1f} ms; medians: {', '.join(f'{k} {v:.2f}' for k, v in medians.items())}, "
         f"rest (broker, actor, answer) {rest:.2f} ms; "
-        f"digest and parts, beside: {statistics.median(timings.parts_ms):.2f} ms; put off until then "
+        f"digest or parts, beside: {statistics.median(timings.parts_ms):.2f} ms; put off until then "
         f"{statistics.median(timings.put_off_ms):.2f} ms (the next one's ranges, files); "
         f"the acting loop stood still for "
         f"{statistics.median(bench.pauses_ms):.2f} ms a swap (max {max(bench.pauses_ms):.2f}); longest step while "

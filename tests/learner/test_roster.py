@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from broker import errors
@@ -201,3 +203,16 @@ def test_a_loop_that_seldom_looks_passes_nobody_over(n: int) -> None:
     given = told(n, every_s=1.0, looks=13)
     for begin in (1, 7):
         assert len(set[str]().union(*given[begin : begin + 6])) == n
+
+
+def test_who_was_told_to_send_seldom_is_not_taken_for_silent() -> None:
+    found, _ = make()
+    actor = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
+    seldom = dataclasses.replace(SETTINGS, message_period_s=20.0)
+    found.assign(
+        actor, steps_left=1, env_steps=0, lockstep_version=0, settings=seldom, exploration=EXPLORATION, now_s=0.0
+    )
+    found.expire(roster.SILENCE_S + 39.0)
+    assert found.working()
+    found.expire(roster.SILENCE_S + 41.0)
+    assert not found.working()
