@@ -13,7 +13,7 @@ from learner import config
 SILENCE_S = 10.0
 """An actor that said nothing for so long is not counted as live."""
 EXPIRE_PERIOD_S = 0.5
-"""Between two looks for who fell silent: in every turn of an idle loop, they took a tenth of its time with 500 actors."""
+"""Between two looks for who fell silent: in every turn of an idle loop they took a tenth of its time (500 actors)."""
 ASSIGN_PERIOD_S = 0.02
 """Least time between two assignments of one actor that differ in nothing but the pace."""
 LOOK_PERIOD_S = 0.02
@@ -22,7 +22,7 @@ MESSAGES_PER_S = 80.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
 POLICIES_PER_S = 100.0
 """So many deliveries of a policy, which is a hundred times as large as the rest."""
-GATHER_S = 0.003
+GATHER_S = 0.005
 """Of the 10 ms between two commits, which each message waits for on average half of."""
 LONGER = 4
 """So many times as many steps a message of a large fleet holds at most: actors gather them in memory."""
