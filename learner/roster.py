@@ -22,7 +22,7 @@ MESSAGES_PER_S = 80.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
 POLICIES_PER_S = 100.0
 """So many deliveries of a policy, which is a hundred times as large as the rest."""
-GATHER_S = 0.005
+GATHER_S = 0.003
 """Of the 10 ms between two commits, which each message waits for on average half of."""
 LONGER = 4
 """So many times as many steps a message of a large fleet holds at most: actors gather them in memory."""
