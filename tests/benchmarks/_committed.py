@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from unittest import mock
 
 from learner import __main__ as learner
 from learner import ledger
@@ -23,8 +24,8 @@ def main() -> int:
             write(self, ids, entries, forget_before)
             log.write(f"{ids.start} {ids.stop} {time.monotonic()}\n")
 
-        ledger.Ledger._write = noted  # type: ignore[method-assign]
-        return learner.main(arguments)
+        with mock.patch.object(ledger.Ledger, "_write", noted):
+            return learner.main(arguments)
 
 
 if __name__ == "__main__":
