@@ -66,6 +66,26 @@ def test_the_state_is_sent_last(broker_address: str, make_link: links.MakeLink) 
     assert [received.get(timeout=10)[1] for _ in range(3)] == [b"policy", b"made anew", b"online"]
 
 
+def test_a_message_waits_for_the_network_thread_as_long_as_it_is_told(
+    broker_address: str, make_link: links.MakeLink
+) -> None:
+    one = make_link(broker_address, start=False)
+    inside, leave = threading.Event(), threading.Event()
+
+    def handle(topic: str, payload: bytes, retained: bool) -> None:
+        inside.set()  # its thread has the link's lock, as when it writes megabytes
+        leave.wait(10)
+
+    one.subscribe("actorq/t/busy", handle)
+    one.start()
+    one.wait_connected(10)
+    assert one.publish("actorq/t/busy", b"go")
+    assert inside.wait(10)
+    assert not one.publish("actorq/t/part", b"at once, or not at all")
+    threading.Timer(0.05, leave.set).start()
+    assert one.publish("actorq/t/part", b"later", wait_s=10)
+
+
 def test_everything_is_said_to_be_ready_before_on_connect(broker_address: str, make_link: links.MakeLink) -> None:
     order: queue.Queue[bool] = queue.Queue()
     actor: link.Link = make_link(broker_address, start=False, on_connect=lambda: order.put(actor.connected))
