@@ -151,8 +151,7 @@ class Actor:
     def turn(self) -> None:
         """Looks at everything, then acts for one burst or waits."""
         self._listen()
-        if self._swap.has_work and self._may_swap():
-            self._swap_in()
+        if self._swap.has_work and self._may_swap() and self._swap_in():
             self._beat()  # here: the thread would wait milliseconds for its turn
         self._send()
         if self._metronome is None:
@@ -224,20 +223,20 @@ class Actor:
         if self._acting is None or self._plant is None or not self._plant.running or self._swap.overdue:
             return True
         if self._metronome is not None:
-            return self._metronome.has_room(_BUILD_MARGIN * 1e-3 * (self._swap.pause_ms or 0.0))
+            return self._metronome.has_room(_BUILD_MARGIN * 1e-3 * self._swap.build_ms)
         ended = self._recorder.trajectory.ended
         return len(ended) > 1 or bool(ended[0]) or not self._allowed_rows()
 
-    def _swap_in(self) -> None:
-        began = time.perf_counter()
+    def _swap_in(self) -> bool:
+        """Builds what waits for it; whether another policy acts now."""
         acting = self._swap.build()
         if acting is None:
-            return
+            return False
         self._recorder.flush()
         if self._acting is None:
             self._on_log(f"policy {acting.epoch}.{acting.version} acts on {acting.delegate}")
         self._acting, self._recorder.order = acting, (acting.epoch, acting.version)
-        self._swap.pause_ms = (time.perf_counter() - began) * 1e3
+        return True
 
     def _send(self) -> None:
         if self._reconnected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,13 +18,17 @@ class Parts:
 
     Args:
         order: Of the policy to come.
-        base: Order of the policy that the parts are differences from.
+        base: Manifest of the policy that the parts are differences from.
         draft: Their number.
         model: The base's bytes.
+
+    Attributes:
+        manifest: What the policy's will be, but for its digest and times.
     """
 
-    def __init__(self, order: Order, base: Order, draft: int, model: bytes) -> None:
-        self.name = order, base, draft
+    def __init__(self, order: Order, base: messages.Manifest, draft: int, model: bytes) -> None:
+        self.name = order, (base.epoch, base.version), draft
+        self.manifest = replace(base, version=order[1], sha256="")
         self._base_model = memoryview(model)
         self._made = io.BytesIO(bytes(len(model)))  # gives its bytes away without a copy
         self._size = 0

@@ -124,8 +124,11 @@ class Reassembly:
         self.newest = whole
         return is_new
 
-    def add_part(self, message: messages.PolicyPart) -> None:
+    def add_part(self, message: messages.PolicyPart) -> Whole | None:
         """Takes in the next bytes of a policy to come; the first ones begin it, whatever came of another.
+
+        Returns:
+            With the last ones, what it will be if it becomes one; its manifest has no digest, nor times of its own.
 
         Raises:
             PolicyError: It is a replay, does not follow the part before, or its base is not here (`reason` is `base`).
@@ -138,10 +141,12 @@ class Reassembly:
             self._begun = None
             if base is None:
                 raise errors.PolicyError(f"policy {order} is a delta from {message.base}, not here", reason="base")
-            self._begun = parts.Parts(order, base.order, message.draft, base.model)
+            self._begun = parts.Parts(order, base.manifest, message.draft, base.model)
         if self._begun is None:
             raise errors.PolicyError(f"a part of policy {order}, whose first is not here", reason="parts")
         self._begun.add(message)
+        model = self._begun.whole()
+        return None if model is None else Whole(self._begun.manifest, model, ())
 
     def add_delta(self, message: messages.PolicyDelta, sealed: bytes, now_s: float | None) -> bool:
         """Takes in a delta; true if its policy became the newest.

@@ -7,12 +7,14 @@ A thread of its own opens what comes, puts deltas together with their base and c
 (digest, unpacking, adding) leave Python's lock to the acting loop. What takes less than the handing over is done where
 it came. Building an interpreter holds that lock for 0.1 to 5 ms, so the loop itself does it, when it suits: at an
 episode's end, in the slack of a control period, or `patience_s` after the policy came. What has been overtaken by then
-is never built.
+is never built. A policy all of whose parts are here is built ahead, while the learner still judges it; it acts once the
+message came that makes it a policy, and if that never comes, nobody misses it.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import threading
 import time
@@ -73,7 +75,7 @@ class Swap:
         refused: Refusals by reason. `base` is a delta whose base is not here, `parts` one whose policy did not all come
             ahead of it: the next keyframe or retained one helps. `flood` counts messages that nobody had time to open.
         heard_at: Monotonic time of the last policy that was good when it came, or of the start.
-        pause_ms: How long the acting loop stood still for the newest swap; None before the first.
+        pause_ms: How long the acting loop stood still for the newest policy; None before the first.
     """
 
     def __init__(
@@ -99,6 +101,12 @@ class Swap:
         self.pause_ms: float | None = None
         self._held = reassembly.Reassembly(spec)
         self._candidate: reassembly.Whole | None = None
+        self._ahead: reassembly.Whole | None = None  # its parts are here; whether it is a policy, nobody said yet
+        self._built: tuple[bytes, policy.Policy | None, float] = (
+            b"",
+            None,
+            0.0,
+        )  # of that: its bytes, and how long it took
         self._came_at = self._waiting_since = time.monotonic()
         self._active: reassembly.Order = (0, 0)
         self._unstored: reassembly.Whole | None = None
@@ -194,37 +202,55 @@ class Swap:
         if part.channel != self.channel:
             return
         try:
-            self._held.add_part(part)
+            self._ahead = self._held.add_part(part)
         except errors.PolicyError as error:
             self._refuse(error.reason, str(error))
+        if self._ahead is not None:
+            self._on_ready()
 
     @property
     def has_work(self) -> bool:
-        """A verified policy waits to be built."""
-        return self._candidate is not None
+        """There is something to build."""
+        return self._candidate is not None or self._ahead is not None
 
     @property
     def overdue(self) -> bool:
-        """It has waited long enough for a good moment."""
-        return self.has_work and time.monotonic() - self._waiting_since > self._patience_s
+        """A verified policy has waited long enough for a good moment."""
+        return self._candidate is not None and time.monotonic() - self._waiting_since > self._patience_s
+
+    @property
+    def build_ms(self) -> float:
+        """How long `build` will probably take."""
+        candidate = self._candidate
+        return 0.0 if candidate is not None and candidate.model is self._built[0] else self.pause_ms or 0.0
 
     def build(self) -> policy.Policy | None:
-        """Builds the newest verified policy, which from now on is the one that acts; None if it cannot be loaded."""
+        """Builds the newest verified policy, which from now on is the one that acts, or one that may follow it.
+
+        Returns:
+            None if it cannot be loaded, or is not to act yet.
+        """
+        began = time.perf_counter()
         with self._lock:
             candidate, self._candidate = self._candidate, None
         if candidate is None:
+            self._build_ahead(began)
             return None
         self.phase = Phase.BUILDING
+        model, built, ahead_ms = self._built
         try:
-            built = self._build(candidate.manifest, candidate.model)
+            if built is None or model is not candidate.model:
+                built, ahead_ms = self._build(candidate.manifest, candidate.model), 0.0
         except errors.ActorqError as error:
             self._refuse(error.reason if isinstance(error, errors.PolicyError) else "build", str(error))
             return None
+        self._built = b"", None, 0.0
         with self._lock:
             self._active = candidate.order
             if candidate.order == self._held.best:
                 self.phase = Phase.ACTIVE
         self._keep(candidate)
+        self.pause_ms = ahead_ms + (time.perf_counter() - began) * 1e3
         return built
 
     def close(self) -> None:
@@ -235,8 +261,19 @@ class Swap:
             self._thread.join(1.0)
         self._save(always=True)
 
+    def _build_ahead(self, began_s: float) -> None:
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        self._built = b"", None, 0.0  # first, so that there are never three
+        with contextlib.suppress(errors.ActorqError):  # should it become a policy, it will be refused by name
+            built = self._build(ahead.manifest, ahead.model)
+            self._built = ahead.model, built, (time.perf_counter() - began_s) * 1e3
+
     def _propose(self) -> None:
         with self._lock:
+            self._ahead = None
             if self._candidate is None:
                 self._waiting_since = self._came_at
             self._candidate = self._held.newest  # one that was not built yet is overtaken

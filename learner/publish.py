@@ -45,7 +45,7 @@ _REMEMBERED = 4096
 
 
 LARGE = 400_000
-"""Weights of a policy, from which on exact outputs, and digest or parts, take longer than a thread takes to begin."""
+"""Weights of a policy, from which on its digest or parts take longer than a thread takes to begin."""
 PATIENCE_S = 0.25
 """What can wait until an actor acts on the newest policy waits no longer than this: there may be no actor."""
 
@@ -212,8 +212,6 @@ class Publisher:
         fitted, fit = time.monotonic(), self._fit
         refined = fit.levelled(policy) if fit else policy
         draft = self.channel.draft((self._epoch, self.version + 1), self._parts if is_large else None)
-        compute = functools.partial(refine.outputs, refined, held_back)
-        exact = self._beside.submit(compute).result if is_large else compute
         try:
             if fit:
                 model = self._quantizer.quantize(refined, fit.ranges, calibration, draft.add)
@@ -226,7 +224,7 @@ class Publisher:
             draft.close()
             draft = self._drafted(model)
         quantized = time.monotonic()
-        outputs, passed = exact(), time.monotonic()
+        outputs, passed = refine.outputs(refined, held_back), time.monotonic()
         previous = self.newest.model if self.newest else None
         verdict = gate.judge_policy(model, outputs, held_back, self._spec.action, self._settings, previous)
         self.timings.calibrate_ms.append((fitted - began + passed - quantized) * 1e3)

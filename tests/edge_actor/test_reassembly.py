@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker import delta, messages
-from edge_actor import swap
+from broker import delta, errors, messages
+from edge_actor import policy, swap
 from tests.edge_actor import offers
 
 pytestmark = pytest.mark.usefixtures("synchronised")
@@ -165,6 +165,79 @@ def test_parts_make_a_policy_once_their_delta_has_come(swapped: offers.Swap) -> 
         assert swapped.held.newest.model == offers.variant(version)
     assert swapped.acts() == 3
     assert swapped.refused == {}
+
+
+@pytest.fixture
+def builds(swapped: offers.Swap, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Versions that were built, in order."""
+    built: list[int] = []
+
+    def build(manifest: messages.Manifest, model: bytes) -> policy.Policy:
+        built.append(manifest.version)
+        return offers.build(manifest, model)
+
+    monkeypatch.setattr(swapped, "_build", build)
+    return built
+
+
+def test_what_came_in_parts_is_built_ahead_and_acts_once_its_delta_has_come(
+    swapped: offers.Swap, builds: list[int]
+) -> None:
+    swapped.offer(*offers.keyframe(1))
+    assert swapped.acts() == 1
+    for version in (2, 3):
+        *others, last = in_parts(version - 1, version)
+        for part in others:
+            swapped.prepare(part, b"")
+        assert not swapped.has_work
+        swapped.event.clear()
+        swapped.prepare(last, b"")
+        assert swapped.event.is_set()
+        assert swapped.acts() is None, "nobody said yet that it is a policy"
+        assert builds[-1] == version
+        assert not swapped.has_work
+        assert swapped.build_ms > 0.0, "what else comes has yet to be built"
+        swapped.offer(*ended(version - 1, version))
+        assert swapped.build_ms == 0.0
+        assert swapped.acts() == version
+        assert swapped.pause_ms is not None
+        assert swapped.pause_ms > 0.0
+    assert builds == [1, 2, 3], "each of them once"
+    assert swapped.refused == {}
+
+
+def test_what_was_built_ahead_and_then_refused_by_the_gate_never_acts(swapped: offers.Swap, builds: list[int]) -> None:
+    swapped.offer(*offers.keyframe(1))
+    assert swapped.acts() == 1
+    for part in in_parts(1, 9):
+        swapped.prepare(dataclasses.replace(part, version=2), b"")
+    assert swapped.acts() is None
+    for part in in_parts(1, 2, draft=2):
+        swapped.prepare(part, b"")
+    swapped.offer(*ended(1, 2, draft=2))
+    assert swapped.acts() == 2
+    assert swapped.held.newest is not None
+    assert swapped.held.newest.model == offers.variant(2)
+    assert builds == [1, 2, 2]
+
+
+def test_what_cannot_be_built_ahead_is_refused_when_it_is_a_policy(
+    swapped: offers.Swap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(manifest: messages.Manifest, model: bytes) -> policy.Policy:
+        raise errors.PolicyError("the runtime cannot load the model", reason="model")
+
+    swapped.offer(*offers.keyframe(1))
+    assert swapped.acts() == 1
+    monkeypatch.setattr(swapped, "_build", build)
+    for part in in_parts(1, 2):
+        swapped.prepare(part, b"")
+    assert swapped.acts() is None
+    assert swapped.refused == {}
+    swapped.offer(*ended(1, 2))
+    assert swapped.acts() is None
+    assert swapped.refused == {"model": 1}
+    assert swapped.phase is swap.Phase.REFUSED
 
 
 def test_a_policy_that_the_gate_refused_is_begun_anew_under_its_version(swapped: offers.Swap) -> None:
