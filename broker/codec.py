@@ -2,8 +2,8 @@
 
 The layout is the library's (8 bytes of header length, JSON header, data), and the library reads what we write. It is
 written here because `safetensors.numpy` returns no metadata and its metadata order changes from call to call, so that
-no golden bytes could pin the wire. Encoding copies an array once; decoding copies nothing: arrays are read-only views
-of the payload.
+no golden bytes could pin the wire. Encoding copies an array once at most; decoding copies nothing: arrays are read-only
+views of the payload.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ _OR_NONE = frozenset(
 
 def encode(message: messages.Message) -> bytes:
     """Bytes of a message; equal messages give equal bytes."""
+    return b"".join(pieces(message))
+
+
+def pieces(message: messages.Message) -> list[bytes | memoryview]:
+    """What `encode` joins: a policy's megabytes need not be copied before they are sealed."""
     cls = type(message)
     kind = _KIND_OF[cls]
     scalars, arrays = _PLANS[cls]
@@ -76,17 +81,17 @@ def encode(message: messages.Message) -> bytes:
     for name, hint in scalars.items():
         metadata[name] = (_kept_dump if hint is _BIRTH else _dump)(getattr(message, name))
     header: dict[str, Any] = {"__metadata__": metadata}
-    data: list[Any] = []
+    data: list[bytes | memoryview] = []
     offset = 0
     for name in arrays:
         array = np.ascontiguousarray(getattr(message, name))
         end = offset + array.nbytes
         header[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
-        data.append(array)
+        data.append(array.reshape(-1).view(np.uint8).data)
         offset = end
     text = _HEADER_ENCODER.encode(header).encode()
     text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
-    return b"".join((len(text).to_bytes(8, "little"), text, *data))
+    return [len(text).to_bytes(8, "little"), text, *data]
 
 
 def decode(expected: type[_M], payload: bytes | memoryview) -> _M:

@@ -70,8 +70,8 @@ def pack(old: ByteArray, new: ByteArray, packed: ByteArray, far: NDArray[np.uint
     return len(where)
 
 
-def difference(base: Buffer, model: Buffer, pack: Pack = pack, *, quick: bool = False) -> bytes:
-    """The patch that makes `model` of `base`, which must be as long.
+def difference(base: Buffer, model: Buffer, pack: Pack = pack, *, quick: bool = False) -> ByteArray:
+    """The patch that makes `model` of `base`, which must be as long. It may be overwritten by the thread's next one.
 
     Args:
         base: A policy, or some bytes of it.
@@ -84,16 +84,19 @@ def difference(base: Buffer, model: Buffer, pack: Pack = pack, *, quick: bool = 
     old, new = np.frombuffer(base, np.uint8), np.frombuffer(model, np.uint8)
     packed = None if new.size % 2 else _packed(old, new, pack)
     if packed is None:
-        plain: bytes = _kept.compressor.compress(np.subtract(new, old, out=_scratch(new.size)))
-        return plain
-    return b"".join((_AS_IT_IS, packed.data) if quick else (_IN_NIBBLES, _kept.compressor.compress(packed)))
+        return np.frombuffer(_kept.compressor.compress(np.subtract(new, old, out=_scratch(new.size))), np.uint8)
+    if quick:
+        return packed
+    return np.frombuffer(_IN_NIBBLES + _kept.compressor.compress(packed[1:]), np.uint8)
 
 
 def _packed(old: ByteArray, new: ByteArray, pack: Pack) -> ByteArray | None:
-    """All but the first byte of a patch; None if too much of it is far."""
+    """The patch as it is, uncompressed; None if too much of it is far."""
     half = new.size // 2
     far = np.empty(new.size // _SPARE, np.uint32)
-    count = pack(old, new, (packed := _scratch(new.size))[:half], far)
+    room = _scratch(1 + new.size)
+    room[0], packed = _AS_IT_IS[0], room[1:]
+    count = pack(old, new, packed[:half], far)
     if count > len(far):
         return None
     # Any byte may be among them: those in between keep the gaps short
@@ -101,7 +104,7 @@ def _packed(old: ByteArray, new: ByteArray, pack: Pack) -> ByteArray | None:
     gaps = np.diff(where, prepend=0).astype("<u2").view(np.uint8)
     end = half + len(where)
     packed[half:end], packed[end : end + len(gaps)] = new[where], gaps
-    return packed[: end + len(gaps)]
+    return room[: 1 + end + len(gaps)]
 
 
 def _scratch(size: int) -> ByteArray:

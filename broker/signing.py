@@ -24,12 +24,15 @@ _ED25519_BYTES = 64
 _HMAC_BYTES = 32
 OVERHEAD_BYTES = len(_ED25519) + _ED25519_BYTES
 """The most that an envelope adds to a body."""
+Piece = bytes | memoryview
 
 
-def _bound(scheme: bytes, topic: str, body: bytes | memoryview) -> bytes:
+def _bound(scheme: bytes, topic: str, *body: Piece) -> bytes:
     """What a seal is over. The body as its digest: Ed25519 would run over 8 MB twice, with SHA-512, for 20 ms."""
-    name = topic.encode()
-    return b"".join((scheme, len(name).to_bytes(2, "little"), name, hashlib.sha256(body).digest()))
+    name, digest = topic.encode(), hashlib.sha256()
+    for piece in body:
+        digest.update(piece)
+    return b"".join((scheme, len(name).to_bytes(2, "little"), name, digest.digest()))
 
 
 def _open(scheme: bytes, seal_bytes: int, topic: str, payload: bytes) -> tuple[bytes, memoryview]:
@@ -50,8 +53,9 @@ class LearnerSealer:
         """32 bytes, for enrolment bundles."""
         return self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
-    def seal(self, topic: str, body: bytes) -> bytes:
-        return b"".join((_ED25519, self._key.sign(_bound(_ED25519, topic, body)), body))
+    def seal(self, topic: str, *body: Piece) -> bytes:
+        """The envelope around a body that may come in pieces."""
+        return b"".join((_ED25519, self._key.sign(_bound(_ED25519, topic, *body)), *body))
 
 
 class LearnerVerifier:
@@ -94,8 +98,9 @@ class ActorMac:
             raise errors.IdentityError("an actor's MAC key must have 32 bytes")
         self._key = key
 
-    def seal(self, topic: str, body: bytes) -> bytes:
-        return b"".join((_HMAC, self._digest(topic, body), body))
+    def seal(self, topic: str, *body: Piece) -> bytes:
+        """The envelope around a body that may come in pieces."""
+        return b"".join((_HMAC, self._digest(topic, *body), *body))
 
     def open(self, topic: str, payload: bytes) -> memoryview:
         """The body.
@@ -108,5 +113,5 @@ class ActorMac:
             raise errors.SignatureError("the actor's MAC does not fit", where=topic)
         return body
 
-    def _digest(self, topic: str, body: bytes | memoryview) -> bytes:
-        return hmac.digest(self._key, _bound(_HMAC, topic, body), "sha256")
+    def _digest(self, topic: str, *body: Piece) -> bytes:
+        return hmac.digest(self._key, _bound(_HMAC, topic, *body), "sha256")

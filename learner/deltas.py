@@ -177,7 +177,7 @@ class Channel:
         if not self._enabled or len(base) != len(model):
             self._send_keyframe(manifest, model)
         else:
-            patch = np.frombuffer(delta.difference(base, model, rows.pack), np.uint8)
+            patch = delta.difference(base, model, rows.pack)
             self._send_retained(manifest, model, version, patch)
 
     def _send_retained(self, manifest: messages.Manifest, model: bytes, base: int, patch: drafts.Patch) -> None:

@@ -109,4 +109,4 @@ def digested(manifest: messages.Manifest, model: bytes) -> messages.Manifest:
 
 
 def _difference(base: memoryview, model: bytes | memoryview, *, quick: bool = False) -> Patch:
-    return np.frombuffer(delta.difference(base, model, rows.pack, quick=quick), np.uint8)
+    return delta.difference(base, model, rows.pack, quick=quick)

@@ -306,4 +306,4 @@ class Session:
         )
 
     def _sealed(self, topic: str, message: messages.Message) -> bytes:
-        return self.fleet.sealer.seal(topic, codec.encode(message))
+        return self.fleet.sealer.seal(topic, *codec.pieces(message))

@@ -15,8 +15,14 @@ from broker import delta, errors
 
 BASE = bytes(range(256)) * 4
 MODEL = bytes(reversed(BASE))
-PATCH = delta.difference(BASE, MODEL)
-NEAR = delta.difference(BASE, BASE)
+
+
+def difference(base: delta.Buffer, model: delta.Buffer, *, quick: bool = False) -> bytes:
+    return delta.difference(base, model, quick=quick).tobytes()
+
+
+PATCH = difference(BASE, MODEL)
+NEAR = difference(BASE, BASE)
 """In halves of bytes."""
 
 
@@ -27,7 +33,7 @@ NEAR = delta.difference(BASE, BASE)
 )
 def test_a_patch_makes_the_model_again(pair: tuple[bytes, bytes]) -> None:
     base, model = pair
-    patch = delta.difference(base, model)
+    patch = difference(base, model)
     assert delta.apply(base, patch) == model
     assert delta.apply(np.frombuffer(base, np.uint8), memoryview(patch)) == model
 
@@ -36,8 +42,8 @@ def test_small_changes_of_weights_make_small_patches() -> None:
     rng = np.random.default_rng(0)
     base = rng.integers(-127, 128, 100_000, dtype=np.int8)
     model = base + rng.integers(-1, 2, 100_000, dtype=np.int8)
-    assert len(delta.difference(base.tobytes(), model.tobytes())) < 100_000 * 1.9 / 8  # log2(3) is 1.58
-    assert len(delta.difference(base.tobytes(), base.tobytes())) < 50
+    assert len(difference(base.tobytes(), model.tobytes())) < 100_000 * 1.9 / 8  # log2(3) is 1.58
+    assert len(difference(base.tobytes(), base.tobytes())) < 50
 
 
 @pytest.mark.parametrize("size", [0, 2, 4096, 4097, 100_000])
@@ -48,7 +54,8 @@ def test_whatever_the_share_of_large_changes_the_model_comes_back(size: int, far
     change = rng.integers(-8, 8, size).astype(np.uint8)
     change[rng.random(size) < far] = 128
     model = (base + change).tobytes()
-    assert delta.apply(base, delta.difference(base, model)) == model
+    for quick in (False, True):
+        assert delta.apply(base, difference(base, model, quick=quick)) == model
 
 
 @pytest.mark.parametrize(
@@ -59,14 +66,14 @@ def test_whatever_the_share_of_large_changes_the_model_comes_back(size: int, far
         PATCH[:-1],
         PATCH[: len(PATCH) // 2],
         PATCH + b"x",
-        delta.difference(BASE[1:], MODEL[1:]),
-        delta.difference(BASE + b"x", MODEL + b"x"),
+        difference(BASE[1:], MODEL[1:]),
+        difference(BASE + b"x", MODEL + b"x"),
         zstandard.ZstdCompressor(write_content_size=False).compress(MODEL),
         NEAR[:1],
         NEAR[:-1],
         NEAR + b"x",
-        delta.difference(BASE[2:], BASE[2:]),
-        NEAR[:1] + delta.difference(BASE[1:], MODEL[1:]),
+        difference(BASE[2:], BASE[2:]),
+        NEAR[:1] + difference(BASE[1:], MODEL[1:]),
     ],
 )
 def test_anything_else_is_refused(patch: bytes) -> None:

@@ -14,7 +14,7 @@ from tests.broker import examples
 
 TOPIC = "actorq/lab/actor/pi/receipt"
 BODY = b"the body of a message"
-Seal = Callable[[str, bytes], bytes]
+Seal = Callable[..., bytes]
 Open = Callable[[str, bytes], memoryview]
 VERIFIER = signing.LearnerVerifier(examples.LEARNER.public_key)
 SCHEMES = {
@@ -27,6 +27,11 @@ SCHEMES = {
 def scheme(request: pytest.FixtureRequest) -> tuple[Seal, Open]:
     name: str = request.param
     return SCHEMES[name]
+
+
+def test_a_body_in_pieces_is_sealed_as_a_whole(scheme: tuple[Seal, Open]) -> None:
+    seal, _ = scheme
+    assert seal(TOPIC, BODY[:5], memoryview(BODY)[5:9], b"", BODY[9:]) == seal(TOPIC, BODY)
 
 
 @pytest.mark.parametrize("body", [b"", b"x", BODY, bytes(100_000)])

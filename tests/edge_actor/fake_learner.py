@@ -43,7 +43,7 @@ def policy(model: bytes, fingerprint: str, **changes: Any) -> messages.Policy:
 def policy_delta(
     base: bytes, model: bytes, fingerprint: str, *, base_version: int, **changes: Any
 ) -> messages.PolicyDelta:
-    patch = np.frombuffer(delta.difference(base, model), np.uint8)
+    patch = delta.difference(base, model)
     return messages.PolicyDelta.of(manifest(model, fingerprint, **changes), base_version, patch)
 
 

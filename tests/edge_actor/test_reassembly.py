@@ -77,7 +77,7 @@ def damaged(version: int, patch: bytes) -> offers.Offer:
     [
         ("patch", damaged(3, b"not zstd")),
         ("patch", damaged(3, offers.delta(1, 3)[0].patch.tobytes()[:-3])),  # type: ignore[union-attr]
-        ("patch", damaged(3, delta.difference(b"short", b"patch"))),
+        ("patch", damaged(3, delta.difference(b"short", b"patch").tobytes())),
         ("sha256", damaged(3, offers.delta(1, 4)[0].patch.tobytes())),  # type: ignore[union-attr]
         ("expired", offers.delta(1, 3, expires_s=1000.0)),
     ],
@@ -142,7 +142,7 @@ CUTS = (0, 700, 1500, len(offers.MODEL))
 def in_parts(base: int, version: int, draft: int = 1) -> list[messages.PolicyPart]:
     """A policy as three differences from another version."""
     one, other = offers.variant(base), offers.variant(version)
-    patches = [np.frombuffer(delta.difference(one[a:b], other[a:b]), np.uint8) for a, b in pairwise(CUTS)]
+    patches = [delta.difference(one[a:b], other[a:b]) for a, b in pairwise(CUTS)]
     cuts = zip(pairwise(CUTS), patches, strict=True)
     return [messages.PolicyPart("main", 1, version, base, draft, a, b, patch) for (a, b), patch in cuts]
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from broker import codec, delta, errors, identity, link, messages, signing, topics
@@ -257,7 +256,7 @@ def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None) -> N
     try:
         policy = fake_learner.policy(MODEL, CARTPOLE.fingerprint)
         onto = fake_learner.policy_delta(MODEL, MODEL, CARTPOLE.fingerprint, base_version=1, version=2)
-        patch = np.frombuffer(delta.difference(MODEL, MODEL), np.uint8)
+        patch = delta.difference(MODEL, MODEL)
         part = messages.PolicyPart("main", 1, 2, 1, 1, 0, len(MODEL), patch)
         order = messages.Command("c", "evaluate", fuzzed.boot, 1, 0, policy.manifest, policy.model)
         bodies = {
