@@ -16,8 +16,9 @@ EXPIRE_PERIOD_S = 0.5
 """Between two looks for who fell silent: in every turn of an idle loop they took a tenth of its time (500 actors)."""
 ASSIGN_PERIOD_S = 0.02
 """Least time between two assignments of one actor that differ in nothing but the pace."""
-LOOK_PERIOD_S = 0.02
-"""Between two looks at a large fleet: a few assignments each time, because a hundred hold up receipts for 50 ms."""
+LOOK_PERIOD_S = 0.1
+"""Between two looks at a large fleet, and two times that it is sent receipts. A few assignments each time, because a
+hundred hold up the loop for 50 ms; and not more often, because each time costs the broker something, too."""
 MESSAGES_PER_S = 80.0
 """What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
 POLICIES_PER_S = 100.0
@@ -28,6 +29,9 @@ LONGER = 4
 """So many times as many steps a message of a large fleet holds at most: actors gather them in memory."""
 GRANT_PERIODS = 2
 """So many messages of an actor come between two assignments that differ in nothing but the pace."""
+AGAIN = 0.1
+"""Of the time between two messages: until an actor is looked at again that can be granted no more. A learner that falls
+behind has hundreds of those, and looking at all of them each time took a tenth of a core."""
 
 
 @dataclass(slots=True)
@@ -43,7 +47,7 @@ class Actor:
     recorded: int = 0
     refused: str = ""
     assignment: messages.Assignment | None = None
-    assigned_at: float = -math.inf
+    due_at: float = -math.inf  # when its pace is looked at again
     version: int = 0  # the newest policy of this session that it acted on
 
 
@@ -80,6 +84,11 @@ class Roster:
         return GATHER_S if self.period_s > 1.0 else 0.0
 
     @property
+    def receipt_s(self) -> float:
+        """How long receipts may wait for others, so that they go out together: in a large fleet only."""
+        return LOOK_PERIOD_S if self.period_s > 1.0 else 0.0
+
+    @property
     def policy_s(self) -> float:
         """Least time between two policies, each of which goes to every actor."""
         return len(self.working()) / POLICIES_PER_S
@@ -108,7 +117,7 @@ class Roster:
         is_new = state.boot != actor.boot
         if is_new:
             actor.boot, actor.recorded, actor.refused = state.boot, 0, ""
-            actor.assignment, actor.assigned_at = None, -math.inf
+            actor.assignment, actor.due_at = None, -math.inf
         was_live = actor.live
         actor.state = state
         actor.live = state.online and (actor.live or not retained)
@@ -166,9 +175,9 @@ class Roster:
     ) -> Iterator[tuple[str, messages.Assignment]]:
         """New assignments of those that are due one, by actor; arguments as for `assign`.
 
-        Those whose assignment is the oldest come first, so that nobody is passed over for ever.
+        Those who have waited for the longest come first, so that nobody is passed over for ever.
         """
-        live = sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.assigned_at)
+        live = sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.due_at)
         for actor in live:
             if self._is_early(actor, lockstep_version, now_s):
                 return  # and so are all that follow
@@ -178,9 +187,7 @@ class Roster:
 
     def _is_early(self, actor: Actor, lockstep_version: int, now_s: float) -> bool:
         """Whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""
-        return self._is_paced(actor, lockstep_version) and (
-            self._allowance < 1 or now_s - actor.assigned_at < max(ASSIGN_PERIOD_S, GRANT_PERIODS * self.period_s)
-        )
+        return self._is_paced(actor, lockstep_version) and (self._allowance < 1 or now_s < actor.due_at)
 
     @staticmethod
     def _is_paced(actor: Actor, lockstep_version: int) -> bool:
@@ -229,8 +236,9 @@ class Roster:
         longer = int(min(LONGER, period_s / settings.message_period_s)) if ages else 1
         message_steps = min(longer * settings.message_steps, exploration.replay_capacity)
         granted = actor.recorded + math.ceil(max(0, steps_left) / n)
-        noise = exploration.noise
+        actor.due_at = now_s + max(ASSIGN_PERIOD_S, GRANT_PERIODS * self.period_s)
         if old is None:
+            noise = exploration.noise
             new = messages.Assignment(
                 session=self._session,
                 epoch=self._epoch,
@@ -253,16 +261,17 @@ class Roster:
                 refused=actor.refused,
             )
         else:
-            new = replace(
-                old,
-                steps_granted=max(old.steps_granted, granted),
-                message_steps=message_steps,
-                message_period_s=period_s,
-                lockstep_version=lockstep_version,
-                refused=actor.refused,
-            )
-            if new == old:
+            changes: dict[str, Any] = {
+                "steps_granted": max(old.steps_granted, granted),
+                "message_steps": message_steps,
+                "message_period_s": period_s,
+                "lockstep_version": lockstep_version,
+                "refused": actor.refused,
+            }
+            if all(getattr(old, name) == value for name, value in changes.items()):
+                actor.due_at = now_s + AGAIN * self.period_s
                 return None
             self._allowance -= self._is_paced(actor, lockstep_version)
-        actor.assignment, actor.assigned_at = new, now_s
+            new = replace(old, **changes)
+        actor.assignment = new
         return new

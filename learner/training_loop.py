@@ -92,6 +92,7 @@ class TrainingLoop:
         self.wall_s = self.finished_unix_s = 0.0
         self._started, self._stop = started_s, stop
         self._lockstep_goal = train.learning_starts
+        self._receipted_at = -math.inf
         self._first_epoch = here.epoch
         self._computing = concurrent.futures.ThreadPoolExecutor(1, "compute")
         version = self._restore_counters(saved) if saved else 0
@@ -292,7 +293,10 @@ class TrainingLoop:
             self.limiter.insert(len(experience.reward))
             ours = experience.epoch == self.session.epoch
             self.progress.count(experience, self.publisher.version if ours else None)
-        receipts = self.intake.receipts()
+        now = time.monotonic()
+        if not wait and now - self._receipted_at < self.roster.receipt_s:
+            return
+        self._receipted_at, receipts = now, self.intake.receipts()
         self.session.retain_all((self.session.topics.receipt(actor_id), receipt) for actor_id, receipt in receipts)
 
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:

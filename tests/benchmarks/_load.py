@@ -83,8 +83,13 @@ class Site:
         command = [*module, "--broker", self.address, "--json", "--no-energy", "--evaluate-episodes", "0"]
         return self.spawn([*command, "--run-dir", str(self._run), *arguments])
 
-    def durable_ms(self, report: dict[str, Any]) -> NDArray[np.float64]:
-        """From sending a message until the commit that has it returned, of all that count, by a swarm's report."""
+    def durable_ms(self, report: dict[str, Any], *, since_s: float = 0.0) -> NDArray[np.float64]:
+        """From sending a message until the commit that has it returned, of all that count, by a swarm's report.
+
+        Args:
+            report: Of the swarm.
+            since_s: Monotonic time from which on they count.
+        """
         ended: dict[int, float] = {}
         for line in self._commits.read_text().rpartition("\n")[0].splitlines():
             start, stop, at_s = line.split()
@@ -92,7 +97,9 @@ class Site:
         with contextlib.closing(sqlite3.connect(f"{(self._run / ledger.NAME).as_uri()}?mode=ro", uri=True)) as db:
             rows = db.execute("SELECT actor, seq, id FROM messages WHERE boot = ?", (report["boot"],))
             ids = {(actor, seq): id_ for actor, seq, id_ in rows}
-        return np.array([ended[ids[actor, seq]] - at_s for actor, seq, at_s in report["sent_s"]]) * 1e3
+        return (
+            np.array([ended[ids[actor, seq]] - at_s for actor, seq, at_s in report["sent_s"] if at_s >= since_s]) * 1e3
+        )
 
     def line(self, child: subprocess.Popen[str]) -> str:
         """The next line that a child prints; says what it wrote on stderr if it ended instead."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from broker import errors
+from broker import errors, messages
 from learner import config, roster
 from tests.learner import fleet_examples
 
@@ -156,14 +157,15 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     )
     assert given is not None and given.message_period_s == 5.0
     assert given.message_steps == roster.LONGER * SETTINGS.message_steps, "or it would be full before that"
-    assert found.look(1.0) and not found.look(1.01) and found.look(1.02)
+    assert found.look(1.0) and not found.look(1.09) and found.look(1.11)
+    assert found.receipt_s == roster.LOOK_PERIOD_S
     found.observe("late", fleet_examples.state(session="late"), retained=False, now_s=2.3)
-    assert found.look(1.03), "who has just come waits for nothing"
+    assert found.look(1.12), "who has just come waits for nothing"
     found.expire(roster.SILENCE_S + 9.0)
     assert len(found.working()) == n + 1, "nor is anybody taken for dead who was told to speak seldom"
     found.expire(roster.SILENCE_S + 11.0)
     assert [actor.actor_id for actor in found.working()] == ["late"]
-    assert found.period_s == 1 / roster.MESSAGES_PER_S and found.gather_s == 0.0
+    assert found.period_s == 1 / roster.MESSAGES_PER_S and found.gather_s == found.receipt_s == 0.0
 
 
 def told(n: int, every_s: float, looks: int) -> list[set[str]]:
@@ -190,10 +192,10 @@ def told(n: int, every_s: float, looks: int) -> list[set[str]]:
 def test_in_a_large_fleet_assignments_are_spread_over_time() -> None:
     """All actors told at once would all send at once, and updates would stand still while they are told."""
     n = int(roster.MESSAGES_PER_S * 2)
-    looks = 110 * roster.GRANT_PERIODS  # in that many periods of 2 s, and a tenth more
+    looks = round(1.1 * roster.GRANT_PERIODS * 2.0 / roster.LOOK_PERIOD_S)  # in that many periods, and a tenth more
     given = told(n, every_s=1.01 * roster.LOOK_PERIOD_S, looks=4 * looks)
     assert len(given[0]) == n, "each needs one to begin with"
-    assert max(map(len, given[looks:])) <= 4
+    assert max(map(len, given[looks:])) <= 8
     for begin in (looks, 2 * looks, 3 * looks):
         assert len(set[str]().union(*given[begin : begin + looks])) == n, "everybody once while a grant lasts"
 
@@ -203,6 +205,36 @@ def test_a_loop_that_seldom_looks_passes_nobody_over(n: int) -> None:
     given = told(n, every_s=1.0, looks=13)
     for begin in (1, 7):
         assert len(set[str]().union(*given[begin : begin + 6])) == n
+
+
+def test_who_can_be_granted_no_more_is_not_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that falls behind grants nothing to anybody for a while, and has better things to do."""
+    found, _ = make()
+    n = int(roster.MESSAGES_PER_S * 2)
+    for i in range(n):
+        found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0)
+    looked: list[float] = []
+    assign = found.assign
+
+    def counted(*args: Any, now_s: float, **kwargs: Any) -> messages.Assignment | None:
+        looked.append(now_s)
+        return assign(*args, now_s=now_s, **kwargs)
+
+    monkeypatch.setattr(found, "assign", counted)
+
+    def given(now_s: float, steps_left: int) -> set[str]:
+        found.look(now_s)
+        rest: dict[str, Any] = {"env_steps": 0, "lockstep_version": 0, "settings": SETTINGS, "exploration": EXPLORATION}
+        return {actor_id for actor_id, _ in found.assign_due(steps_left=steps_left, now_s=now_s, **rest)}
+
+    assert len(given(0.0, n)) == n
+    looked.clear()
+    begin_s = roster.GRANT_PERIODS * found.period_s + 1.0
+    looks = [begin_s + i * roster.LOOK_PERIOD_S for i in range(100)]
+    assert not set[str]().union(*(given(now_s, 0) for now_s in looks))
+    assert n <= len(looked) <= 1.1 * n * (looks[-1] - looks[0]) / (roster.AGAIN * found.period_s) + n
+    later = [looks[-1] + i * roster.LOOK_PERIOD_S for i in range(1, 110 * roster.GRANT_PERIODS)]
+    assert len(set[str]().union(*(given(now_s, 2 * n) for now_s in later))) == n, "once there is more, all get it"
 
 
 def test_who_was_told_to_send_seldom_is_not_taken_for_silent() -> None:
