@@ -46,6 +46,17 @@ class _Arrival(NamedTuple):
     at_s: float
 
 
+class _Built(NamedTuple):
+    """A policy that was built ahead, which took `ms`."""
+
+    model: bytes
+    policy: policy.Policy | None
+    ms: float
+
+
+_NONE_BUILT = _Built(b"", None, 0.0)
+
+
 class Phase(enum.Enum):
     """How far the newest policy has come."""
 
@@ -102,11 +113,7 @@ class Swap:
         self._held = reassembly.Reassembly(spec)
         self._candidate: reassembly.Whole | None = None
         self._ahead: reassembly.Whole | None = None  # its parts are here; whether it is a policy, nobody said yet
-        self._built: tuple[bytes, policy.Policy | None, float] = (
-            b"",
-            None,
-            0.0,
-        )  # of that: its bytes, and how long it took
+        self._built = _NONE_BUILT
         self._came_at = self._waiting_since = time.monotonic()
         self._active: reassembly.Order = (0, 0)
         self._unstored: reassembly.Whole | None = None
@@ -222,7 +229,7 @@ class Swap:
     def build_ms(self) -> float:
         """How long `build` will probably take."""
         candidate = self._candidate
-        return 0.0 if candidate is not None and candidate.model is self._built[0] else self.pause_ms or 0.0
+        return 0.0 if candidate is not None and candidate.model is self._built.model else self.pause_ms or 0.0
 
     def build(self) -> policy.Policy | None:
         """Builds the newest verified policy, which from now on is the one that acts, or one that may follow it.
@@ -244,7 +251,7 @@ class Swap:
         except errors.ActorqError as error:
             self._refuse(error.reason if isinstance(error, errors.PolicyError) else "build", str(error))
             return None
-        self._built = b"", None, 0.0
+        self._built = _NONE_BUILT
         with self._lock:
             self._active = candidate.order
             if candidate.order == self._held.best:
@@ -266,10 +273,10 @@ class Swap:
             ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        self._built = b"", None, 0.0  # first, so that there are never three
+        self._built = _NONE_BUILT  # first, so that there are never three
         with contextlib.suppress(errors.ActorqError):  # should it become a policy, it will be refused by name
             built = self._build(ahead.manifest, ahead.model)
-            self._built = ahead.model, built, (time.perf_counter() - began_s) * 1e3
+            self._built = _Built(ahead.model, built, (time.perf_counter() - began_s) * 1e3)
 
     def _propose(self) -> None:
         with self._lock:
