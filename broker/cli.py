@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import queue
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -55,11 +57,21 @@ def _reader_went_away() -> bool:
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:
-    """Calls `stop` at the first SIGTERM or SIGINT; a second one ends the process as Python would."""
+    """Calls `stop` at the first SIGTERM or SIGINT; a second one ends the process as Python would.
+
+    On a thread of its own: a handler runs in the middle of what the main thread does, which may hold the very lock that
+    `stop` needs. `threading.Event.wait` holds the lock of `set` each time it begins and ends.
+    """
+    asked: queue.SimpleQueue[None] = queue.SimpleQueue()  # its `put` may interrupt anything
 
     def handle(signum: int, frame: FrameType | None) -> None:
         signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+        asked.put(None)
+
+    def wait() -> None:
+        asked.get()
         stop()
 
+    threading.Thread(target=wait, name="stop", daemon=True).start()
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)

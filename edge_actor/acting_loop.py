@@ -109,7 +109,7 @@ class Actor:
             self.close()
 
     def stop(self) -> None:
-        """Ends `run` soon; safe in a signal handler."""
+        """Ends `run` soon; from any thread."""
         self._stopping = True
         self._inbox.wake.set()
 

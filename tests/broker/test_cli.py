@@ -122,6 +122,21 @@ while True:
         assert child.wait(10) != 0
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_may_come_while_the_lock_is_held_that_stopping_needs(signum: int) -> None:
+    """`Event.wait` holds it when it begins and ends; `set` in the handler would wait for the thread it interrupted."""
+    code = f"""
+import os, sys, threading
+from broker import cli
+stop = threading.Event()
+cli.on_stop_signal(stop.set)
+with stop._cond:
+    os.kill(os.getpid(), {int(signum)})
+sys.exit(0 if stop.wait(10.0) else 1)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30.0).returncode == 0
+
+
 def test_a_broken_socket_is_not_taken_for_a_reader_that_went_away(capfd: pytest.CaptureFixture[str]) -> None:
     assert raising(BrokenPipeError("a socket")) == errors.EXIT_UNEXPECTED
     assert "BrokenPipeError" in capfd.readouterr().err
