@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import types
 import typing
 from typing import Any, TypeVar
@@ -27,8 +28,8 @@ _METADATA_FIRST = '{"__metadata__":{'
 _KEPT_CHARS = 2048
 """Of what is remembered, descriptions of arrays and births: a learner decodes thousands of messages, much alike."""
 _MAX_ITEMS = 1 << 40
-_Lie = tuple[str, np.dtype[Any], int, tuple[int, ...], int]
-"""Name, dtype, items, shape and offset in bytes of an array."""
+_Lie = tuple[str, np.dtype[Any], tuple[int, ...], int]
+"""Name, dtype, shape and offset in bytes of an array."""
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "I32": np.dtype("<i4"),
@@ -49,6 +50,17 @@ _PLANS = {
     for cls in _KIND_OF
 }
 """Of each message: its other fields with their types, and the names of its arrays, both in declaration order."""
+_SCHEMA = str(messages.SCHEMA_VERSION)
+_OPENINGS = {cls: f'{_METADATA_FIRST}"message":"{kind}","schema":"{_SCHEMA}"' for cls, kind in _KIND_OF.items()}
+_PLAIN = {int: "([0-9]{1,18})", str: r'\\"([0-9A-Za-z]*)\\"'}
+_CANONICAL = {
+    cls: re.compile(
+        re.escape(_OPENINGS[cls]) + "".join(f',"{name}":"{_PLAIN[hint]}"' for name, hint in scalars.items()) + "},"
+    )
+    for cls, (scalars, arrays) in _PLANS.items()
+    if arrays and set(scalars.values()) <= _PLAIN.keys()
+}
+"""Metadata as we write them, of messages that have nothing but plain fields beside arrays: one match, and no JSON."""
 _FIELDS = {cls: {"message", "schema", *scalars} for cls, (scalars, _) in _PLANS.items()}
 _LEGAL = {
     cls: {
@@ -58,9 +70,8 @@ _LEGAL = {
     for cls, arrays in messages.ARRAYS.items()
 }
 """Of each message's arrays: the dtypes it may have, by their code, and its rank."""
-_SCHEMA = str(messages.SCHEMA_VERSION)
 _ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
-_HEADER_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes a new one at each call
+_LAID_OUT = json.JSONEncoder(separators=(",", ":"))  # dtype, shape, offsets: in the library's order
 _BIRTH = _HINTS[messages.ActorState]["birth"]
 _OR_NONE = frozenset(
     hint for hints in _HINTS.values() for hint in hints.values() if type(None) in typing.get_args(hint)
@@ -75,23 +86,27 @@ def encode(message: messages.Message) -> bytes:
 def pieces(message: messages.Message) -> list[bytes | memoryview]:
     """What `encode` joins: a policy's megabytes need not be copied before they are sealed."""
     cls = type(message)
-    kind = _KIND_OF[cls]
-    scalars, arrays = _PLANS[cls]
-    metadata = {"message": kind, "schema": _SCHEMA}
+    scalars, names = _PLANS[cls]
+    texts = [_OPENINGS[cls]]
     for name, hint in scalars.items():
-        metadata[name] = (_kept_dump if hint is _BIRTH else _dump)(getattr(message, name))
-    header: dict[str, Any] = {"__metadata__": metadata}
-    data: list[bytes | memoryview] = []
-    offset = 0
-    for name in arrays:
-        array = np.ascontiguousarray(getattr(message, name))
-        end = offset + array.nbytes
-        header[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
-        data.append(array.reshape(-1).view(np.uint8).data)
-        offset = end
-    text = _HEADER_ENCODER.encode(header).encode()
+        texts.append(f',"{name}":{_ENCODER.encode((_kept_dump if hint is _BIRTH else _dump)(getattr(message, name)))}')
+    arrays = [np.ascontiguousarray(getattr(message, name)) for name in names]
+    texts += "}", _described(names, tuple([(array.dtype, array.shape) for array in arrays]))
+    text = "".join(texts).encode()
     text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
-    return [len(text).to_bytes(8, "little"), text, *data]
+    return [len(text).to_bytes(8, "little"), text, *[array.data.cast("B") for array in arrays if array.size]]
+
+
+@functools.lru_cache(256)
+def _described(names: tuple[str, ...], arrays: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> str:
+    """A header from the end of its metadata on: what each array is and where it lies, one behind the other."""
+    texts, offset = [], 0
+    for name, (dtype, shape) in zip(names, arrays, strict=True):
+        end = offset + math.prod(shape) * dtype.itemsize
+        entry = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (offset, end)}
+        texts.append(f',"{name}":{_LAID_OUT.encode(entry)}')
+        offset = end
+    return "".join(texts) + "}"
 
 
 def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
@@ -100,7 +115,47 @@ def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
     Raises:
         DecodeError: Anything else; its `reason` is one of `size`, `header`, `schema`, `kind`, `field`, `array`.
     """
-    metadata, described, start = _split(payload, arrays=bool(_PLANS[expected][1]))
+    text, start = _header(payload)
+    canonical = _CANONICAL[expected].match(text) if expected in _CANONICAL else None
+    if canonical is not None:
+        values = {
+            name: int(field) if hint is int else field
+            for (name, hint), field in zip(_PLANS[expected][0].items(), canonical.groups(), strict=True)
+        }
+        described = "{" + text[canonical.end() :]
+    else:
+        values, described = _parsed(expected, text)
+    lies, end = (_kept_layout if len(described) <= _KEPT_CHARS else _layout)(_KIND_OF[expected], described)
+    if start + end != len(payload):
+        raise errors.DecodeError(f"{len(payload) - start} bytes for arrays of {end}", reason="array")
+    for name, dtype, shape, offset in lies:
+        values[name] = np.ndarray(shape, dtype, payload, start + offset)
+    try:
+        return expected(**values)
+    except errors.ActorqError as error:
+        raise errors.DecodeError(error.what, reason="field") from error
+
+
+def _header(payload: bytes | memoryview) -> tuple[str, int]:
+    """The header's text, and where the data start."""
+    if len(payload) < 8:
+        raise errors.DecodeError("shorter than a header", reason="size")
+    length = int.from_bytes(payload[:8], "little")
+    if length > MAX_HEADER_BYTES or 8 + length > len(payload):
+        raise errors.DecodeError(f"header length {length} does not fit", reason="size")
+    try:
+        return str(payload[8 : 8 + length], "utf-8"), 8 + length
+    except ValueError as error:
+        raise errors.DecodeError("the header is not JSON", reason="header") from error
+
+
+def _parsed(expected: type[Any], text: str) -> tuple[dict[str, Any], str]:
+    """The scalar fields in any header, and its descriptions of arrays as JSON.
+
+    Everybody writes the metadata first, so the rest is a piece of text that is the same in message after message. Where
+    the first "}," does not end the metadata, what is before it is no JSON, and the header is parsed as a whole.
+    """
+    metadata, described = _split(text) if _PLANS[expected][1] else _whole(text)
     if not isinstance(metadata, dict) or not all(type(value) is str for value in metadata.values()):
         raise errors.DecodeError("the header has no metadata", reason="header")
     if metadata.get("schema") != _SCHEMA:
@@ -112,49 +167,33 @@ def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
     kind = _KIND_OF[expected]
     if metadata.get("message") != kind:
         raise errors.DecodeError(f"message {str(metadata.get('message'))[:20]!r}, expected {kind!r}", reason="kind")
-    lies, end = (_kept_layout if len(described) <= _KEPT_CHARS else _layout)(kind, described)
     if metadata.keys() != _FIELDS[expected]:
         raise errors.DecodeError(f"fields of {kind} are not {tuple(_PLANS[expected][0])}", reason="field")
-    if start + end != len(payload):
-        raise errors.DecodeError(f"{len(payload) - start} bytes for arrays of {end}", reason="array")
-    values: dict[str, Any] = {
+    values = {
         name: (_kept_load if hint is _BIRTH and len(metadata[name]) <= _KEPT_CHARS else _load)(
             name, metadata[name], hint
         )
         for name, hint in _PLANS[expected][0].items()
     }
-    for name, dtype, items, shape, offset in lies:
-        flat = np.frombuffer(payload, dtype, items, start + offset)
-        values[name] = flat if len(shape) == 1 else flat.reshape(shape)
+    return values, described
+
+
+def _split(text: str) -> tuple[Any, str]:
+    if text.startswith(_METADATA_FIRST):
+        first, _, rest = text.partition("},")
+        with contextlib.suppress(ValueError):
+            return json.loads(first[len(_METADATA_FIRST) - 1 :] + "}"), "{" + rest
+    return _whole(text)
+
+
+def _whole(text: str) -> tuple[Any, str]:
     try:
-        return expected(**values)
-    except errors.ActorqError as error:
-        raise errors.DecodeError(error.what, reason="field") from error
-
-
-def _split(payload: bytes | memoryview, *, arrays: bool) -> tuple[Any, str, int]:
-    """A header's metadata, its descriptions of arrays as JSON, and where the data start.
-
-    Everybody writes the metadata first, so the rest is a piece of text that is the same in message after message. Where
-    the first "}," does not end the metadata, what is before it is no JSON, and the header is parsed as a whole.
-    """
-    if len(payload) < 8:
-        raise errors.DecodeError("shorter than a header", reason="size")
-    length = int.from_bytes(payload[:8], "little")
-    if length > MAX_HEADER_BYTES or 8 + length > len(payload):
-        raise errors.DecodeError(f"header length {length} does not fit", reason="size")
-    try:
-        text = str(payload[8 : 8 + length], "utf-8")
-        if arrays and text.startswith(_METADATA_FIRST):
-            first, _, rest = text.partition("},")
-            with contextlib.suppress(ValueError):
-                return json.loads(first[len(_METADATA_FIRST) - 1 :] + "}"), "{" + rest, 8 + length
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise errors.DecodeError("the header is not JSON", reason="header") from error
     if not isinstance(header, dict):
         raise errors.DecodeError("the header is not an object", reason="header")
-    return header.pop("__metadata__", None), json.dumps(header) if header else "{}", 8 + length
+    return header.pop("__metadata__", None), json.dumps(header) if header else "{}"
 
 
 def _layout(kind: str, described: str) -> tuple[tuple[_Lie, ...], int]:
@@ -174,7 +213,7 @@ def _layout(kind: str, described: str) -> tuple[tuple[_Lie, ...], int]:
     for name, entry in header.items():  # the library lists arrays as they lie, and sorts them in its own way
         lie = _lie(cls, name, entry, offset)
         lies.append(lie)
-        offset += lie[2] * lie[1].itemsize
+        offset += math.prod(lie[2]) * lie[1].itemsize
     return tuple(lies), offset
 
 
@@ -199,7 +238,7 @@ def _lie(cls: type[Any], name: str, entry: Any, offset: int) -> _Lie:
     items = math.prod(shape)
     if type(first) is not int or type(last) is not int or (first, last) != (offset, offset + items * dtype.itemsize):
         raise errors.DecodeError(f"array {name} does not lie where it says", reason="array")
-    return name, dtype, items, tuple(shape), offset
+    return name, dtype, tuple(shape), offset
 
 
 def _dump(value: Any) -> str:

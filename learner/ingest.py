@@ -11,8 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +20,14 @@ from broker import codec, errors, messages, signing, specs
 from learner import dead_letters, ledger
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Taken:
+class Taken(NamedTuple):
     """A message that is its boot's next; `experience` is None if it could not be decoded."""
 
     entry: ledger.Entry
     experience: messages.Experience | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     boot: int
     seq: int
     oldest: int
@@ -239,7 +236,7 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         floats.append(experience.log_prob)
     if observation.dtype == "float32":
         floats.append(experience.observation)
-    if not all(map(math.isfinite, episode_return)) or not all(np.isfinite(array).all() for array in floats):
+    if not all(map(math.isfinite, episode_return)) or not all(map(_is_finite, floats)):
         raise errors.DecodeError("NaN or infinite values", reason="value")
     if action.kind == "discrete":
         # As unsigned numbers those below 0 are the largest: one pass for both ends
@@ -251,3 +248,8 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         )
     if not legal:
         raise errors.DecodeError("actions out of bounds", reason="action")
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    """Whether all are. One pass of BLAS: NaN and infinity show in the sum of squares, which may overflow, too."""
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())

@@ -19,8 +19,8 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from broker import errors
 
@@ -42,8 +42,7 @@ CREATE TABLE payloads (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One message of one actor, as the ledger keeps it. Times are Unix times in seconds.
 
     `step` counts the steps its boot recorded before it, `ended` the episodes that end in it. `body` is the encoded
@@ -61,8 +60,7 @@ class Entry:
     body: bytes | memoryview | None
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """The last message of one boot: its seq, and the steps up to and with it."""
 
     seq: int = 0

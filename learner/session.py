@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker import codec, errors, identity, messages, signing, topics
 from learner import brokers, config, inbox, roster
@@ -33,8 +33,7 @@ class Stopped(Exception):
     """The session was asked to stop before training began."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """One message from an actor. Experience comes sealed: ingest opens it, checks it and keeps its own counts."""
 
     actor_id: str

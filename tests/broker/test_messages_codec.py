@@ -23,12 +23,14 @@ KINDS = sorted(messages.KINDS)
 Header = dict[str, Any]
 
 
-def repacked(payload: bytes, change: Callable[[Header], None], body: bytes | None = None) -> bytes:
+def repacked(
+    payload: bytes, change: Callable[[Header], None], body: bytes | None = None, *, as_we_write: bool = False
+) -> bytes:
     """`payload` with its header changed in place, and other data if given."""
     length = int.from_bytes(payload[:8], "little")
     header = json.loads(payload[8 : 8 + length])
     change(header)
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=(",", ":") if as_we_write else None).encode()
     return len(text).to_bytes(8, "little") + text + (payload[8 + length :] if body is None else body)
 
 
@@ -183,6 +185,20 @@ def test_missing_and_extra_fields(kind: str) -> None:
 def test_fields_of_a_wrong_type(field: str, text: str) -> None:
     payload = repacked(examples.golden("assignment"), lambda h: h["__metadata__"].update({field: text}))
     refused("assignment", payload, "field")
+
+
+@pytest.mark.parametrize("number", [0, -5, 10**18 - 1, 10**18, 2**63 - 1])
+def test_numbers_of_any_length(number: int) -> None:
+    message = dataclasses.replace(codec.decode(messages.Experience, examples.golden("experience")), step=number)
+    assert codec.decode(messages.Experience, codec.encode(message)).step == number
+
+
+@pytest.mark.parametrize("text", ["1.0", "true", '"1"', "9223372036854775808", "", "1 2", "-", "\u0663", "1,"])
+def test_wrong_numbers_in_a_header_that_is_otherwise_as_we_write_it(text: str) -> None:
+    golden = examples.golden("experience")
+    assert repacked(golden, lambda h: None, as_we_write=True).strip()[8:200] == golden.strip()[8:200]
+    changed = repacked(golden, lambda h: h["__metadata__"].update(epoch=text), as_we_write=True)
+    refused("experience", changed, "field")
 
 
 @pytest.mark.parametrize(

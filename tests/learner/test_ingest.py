@@ -158,6 +158,11 @@ def test_any_order_with_losses_and_copies_ends_with_each_once(tmp_path: Path, se
     assert set(accepted) | dropped == set(range(1, 31))
 
 
+def test_accepts_any_finite_numbers(desk: Desk) -> None:
+    largest = np.finfo(np.float32).max
+    assert desk.accepts(observation=np.full((5, 4), largest), reward=np.full(3, -largest)), "their squares overflow"
+
+
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
@@ -180,6 +185,8 @@ def test_any_order_with_losses_and_copies_ends_with_each_once(tmp_path: Path, se
         ("shape", {"log_prob": np.zeros(2, np.float32)}),
         ("value", {"reward": np.array([1, np.nan, 1], np.float32)}),
         ("value", {"observation": np.full((5, 4), np.inf, np.float32)}),
+        ("value", {"observation": np.full((5, 4), np.nan, np.float32)}),
+        ("value", {"reward": np.array([np.inf, -np.inf, 1], np.float32)}),
         ("value", {"episode_return": np.array([1, -np.inf], np.float32)}),
         ("value", {"terminated": np.array([1, 2], np.uint8)}),
         ("value", {"env_index": np.array([0, -1], np.int32)}),
