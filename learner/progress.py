@@ -37,9 +37,11 @@ class Progress:
             experience: It.
             newest: Version of the newest policy, or None where the experience is not of this session.
         """
-        ended = (experience.terminated | experience.truncated).astype(bool)
-        self.episodes += int(ended.sum())
-        self.returns.extend(experience.episode_return[ended].tolist())
+        flags = experience.terminated.tolist(), experience.truncated.tolist()
+        for episode_return, terminated, truncated in zip(experience.episode_return.tolist(), *flags, strict=True):
+            if terminated or truncated:
+                self.episodes += 1
+                self.returns.append(episode_return)
         if experience.version and newest is not None:
             self._lag_steps += len(experience.reward)
             self._lag_sum += len(experience.reward) * (newest - experience.version)

@@ -144,7 +144,7 @@ class Replay:
         return n
 
     def _check(self, message: Segments) -> None:
-        steps, segments, n = int(message.length.sum()), len(message.length), len(message.reward)
+        steps, segments, n = sum(message.length.tolist()), len(message.length), len(message.reward)
         if steps != n or len(message.observation) != n + segments or len(message.action) != n:
             raise errors.SpecError(
                 f"{segments} segments of {steps} steps came with {len(message.observation)} observations, "
