@@ -84,9 +84,9 @@ class Pattern:
             "reward": reward[:steps],
         }
 
-    def message(self, seq: int, oldest: int, step: int, epoch: int) -> bytes:
-        """The encoded message number `seq`, after `step` steps."""
-        return codec.encode(
+    def message(self, seq: int, oldest: int, step: int, epoch: int) -> list[bytes | memoryview]:
+        """The encoded message number `seq`, after `step` steps, in pieces."""
+        return codec.pieces(
             messages.Experience(
                 boot=BOOT,
                 seq=seq,
@@ -221,7 +221,7 @@ class SimulatedActor:
         oldest = self._held[0][0] if self._held else self._made
         topic = self._topics.experience(self._id)
         body = _pattern(steps).message(self._made, oldest, self._recorded, wanted.epoch)
-        payload = self._mac.seal(topic, body)
+        payload = self._mac.seal(topic, *body)
         now = time.monotonic()
         self._recorded += steps
         self._held.append((self._made, steps, now))
