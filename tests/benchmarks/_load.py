@@ -111,6 +111,17 @@ class Site:
             raise RuntimeError(f"a process ended with {child.returncode} without a word\n{logs}")
         return line
 
+    def warm(self) -> None:
+        """Lets a swarm send a little, and waits until the learner has compiled its networks and published."""
+        swarm = self.swarm("--messages", "100")
+        for _ in ("connected", "done"):
+            self.line(swarm)
+        deadline = time.monotonic() + FIRST_ROW_S
+        while not self.newest_metrics()["policy_version"]:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the learner published nothing within {FIRST_ROW_S:g} s")
+            time.sleep(0.1)
+
     def newest_metrics(self) -> dict[str, Any]:
         """The last row that the learner wrote; waits for the first one, which comes when the networks are compiled."""
         deadline = time.monotonic() + FIRST_ROW_S

@@ -1,8 +1,8 @@
 """How much experience a learner takes in, each message decoded, checked and committed to disk before its receipt.
 
 Mosquitto with TLS, a real `actorq-learner train`, and simulated actors (tests/swarm.py) that act as fast as receipts
-come: segments of 256 steps with observations of 24 floats, 27.6 KB a message. The first tenth of the messages does not
-count: the learner compiles its networks then. Everything shares this machine.
+come: segments of 256 steps with observations of 24 floats, 27.6 KB a message. They begin when the learner has compiled
+its networks, and the first tenth of the messages does not count. Everything shares this machine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ ACTORS = 4
 STEPS = 256
 MESSAGES = 40_000
 PACED_STEPS_PER_S = 300_000
-COMPILED_S = 10.0
-"""By then the learner has compiled its networks; messages sent before do not count where the rate is given."""
 IDLE = ("--samples-per-insert", "0.001", "--learning-starts", "1000")
 TRAINING = [("--samples-per-insert", samples, "--learning-starts", "10000") for samples in ("0.05", "0.1")]
 """Updates and intake share two cores, and are coupled by this ratio."""
@@ -50,6 +48,7 @@ def run() -> Iterator[dict[str, Any]]:
 def _sustained(learner: tuple[str, ...]) -> dict[str, Any]:
     with _load.Site(ACTORS) as site:
         process = site.learner("--actors", str(ACTORS), *ALWAYS, *learner)
+        site.warm()
         swarm = site.swarm("--messages", str(MESSAGES // ACTORS), "--message-steps", str(STEPS))
         site.line(swarm)
         before = _cpu(site, process)
@@ -101,8 +100,8 @@ def _row(
 def _paced() -> dict[str, Any]:
     with _load.Site(ACTORS) as site:
         process = site.learner("--actors", str(ACTORS), *ALWAYS, *IDLE)
-        paced = ("--messages", "8000", "--rate", str(PACED_STEPS_PER_S / ACTORS), "--warm-s", str(COMPILED_S))
-        swarm = site.swarm(*paced)
+        site.warm()
+        swarm = site.swarm("--messages", "8000", "--rate", str(PACED_STEPS_PER_S / ACTORS))
         site.line(swarm)
         report = json.loads(site.line(swarm))
         rate = (report["steps"] - report["warm_steps"]) / (report["last_receipt_s"] - report["warm_s"])
