@@ -11,13 +11,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import select
 import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
+from paho.mqtt.enums import CallbackAPIVersion, LogLevel, MessageType, MQTTErrorCode
 
+from broker import messages
+
+TOO_LARGE = "it sends more than any policy has"
 _AT_ONCE_BYTES = 1 << 16
 matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)
 """Whether a topic filter and a topic match; paho builds a tree at each call."""
@@ -65,6 +69,14 @@ class Client(mqtt.Client):
         sock = self.socket()
         return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
 
+    def can_read(self) -> bool:
+        """There is more to read, from the socket or before."""
+        if self.has_read or (sock := self.socket()) is None:
+            return self.has_read
+        ready = select.poll()  # not select(): that fails past descriptor 1023
+        ready.register(sock, select.POLLIN)
+        return bool(ready.poll(0))
+
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
         """What is published meanwhile goes out in one piece at the end; from a callback, when it has returned."""
@@ -87,6 +99,8 @@ class Client(mqtt.Client):
         return self.loop_write() if self.want_write() else MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _sock_recv(self, bufsize: int) -> bytes:
+        if bufsize > messages.MAX_PACKET_BYTES:  # what is left of a packet; paho would take 268 MB
+            raise ConnectionAbortedError(TOO_LARGE)
         if self._at == len(self._ahead):
             if bufsize >= _AT_ONCE_BYTES:
                 return super()._sock_recv(bufsize)
@@ -126,6 +140,11 @@ class Client(mqtt.Client):
             packet |= {"command": MessageType.PUBLISH, "qos": 1, "pos": 0, "to_process": size, "packet": whole}
             waiting.appendleft(packet)
         return super()._packet_write()
+
+    def _easy_log(self, level: LogLevel, fmt: str, *args: Any) -> None:
+        """Only what failed: paho has a line for each packet as well."""
+        if level == LogLevel.MQTT_LOG_ERR:
+            super()._easy_log(level, fmt, *args)
 
     def _call_socket_register_write(self) -> None:
         if not self._gathers:

@@ -8,7 +8,6 @@ views of the payload.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -24,7 +23,7 @@ from broker import errors, messages, specs
 
 _M = TypeVar("_M")
 MAX_HEADER_BYTES = 64 * 1024
-_METADATA_FIRST = '{"__metadata__":{'
+_START = '{"__metadata__":{'
 _KEPT_CHARS = 2048
 """Of what is remembered, descriptions of arrays and births: a learner decodes thousands of messages, much alike."""
 _MAX_ITEMS = 1 << 40
@@ -51,7 +50,7 @@ _PLANS = {
 }
 """Of each message: its other fields with their types, and the names of its arrays, both in declaration order."""
 _SCHEMA = str(messages.SCHEMA_VERSION)
-_OPENINGS = {cls: f'{_METADATA_FIRST}"message":"{kind}","schema":"{_SCHEMA}"' for cls, kind in _KIND_OF.items()}
+_OPENINGS = {cls: f'{_START}"message":"{kind}","schema":"{_SCHEMA}"' for cls, kind in _KIND_OF.items()}
 _PLAIN = {int: "([0-9]{1,18})", str: r'\\"([0-9A-Za-z]*)\\"'}
 _CANONICAL = {
     cls: re.compile(
@@ -150,12 +149,8 @@ def _header(payload: bytes | memoryview) -> tuple[str, int]:
 
 
 def _parsed(expected: type[Any], text: str) -> tuple[dict[str, Any], str]:
-    """The scalar fields in any header, and its descriptions of arrays as JSON.
-
-    Everybody writes the metadata first, so the rest is a piece of text that is the same in message after message. Where
-    the first "}," does not end the metadata, what is before it is no JSON, and the header is parsed as a whole.
-    """
-    metadata, described = _split(text) if _PLANS[expected][1] else _whole(text)
+    """The scalar fields in any header, and its descriptions of arrays as JSON."""
+    metadata, described = _whole(text)
     if not isinstance(metadata, dict) or not all(type(value) is str for value in metadata.values()):
         raise errors.DecodeError("the header has no metadata", reason="header")
     if metadata.get("schema") != _SCHEMA:
@@ -178,15 +173,8 @@ def _parsed(expected: type[Any], text: str) -> tuple[dict[str, Any], str]:
     return values, described
 
 
-def _split(text: str) -> tuple[Any, str]:
-    if text.startswith(_METADATA_FIRST):
-        first, _, rest = text.partition("},")
-        with contextlib.suppress(ValueError):
-            return json.loads(first[len(_METADATA_FIRST) - 1 :] + "}"), "{" + rest
-    return _whole(text)
-
-
 def _whole(text: str) -> tuple[Any, str]:
+    """Metadata, if any, and the rest as text, which is the same in message after message and remembered."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:

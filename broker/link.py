@@ -23,7 +23,7 @@ from typing import Any
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import MQTTErrorCode
 
-from broker import address, backoff, errors, handlers, messages, outbox, refusal, turns, wakeup
+from broker import address, backoff, errors, handlers, outbox, refusal, turns, wakeup
 from broker import client as paho
 
 KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
@@ -300,18 +300,13 @@ class Link:
                     code = self._read(client) or code
                 if event & select.POLLOUT and client.socket() is not None:
                     code = client.loop_write() or code
-            if client._in_packet["remaining_length"] > messages.MAX_PACKET_BYTES:  # paho would take up to 268 MB
-                self._refusal, code = "it sends more than any policy has", MQTTErrorCode.MQTT_ERR_PAYLOAD_SIZE
             code = code or client.loop_misc()
             return not code and client.socket() is not None
 
     def _read(self, client: paho.Client) -> MQTTErrorCode:
         """Some of the packets that are there: a look whether there are more costs less than a turn for each."""
-        more = select.poll()
-        if (sock := client.socket()) is not None:
-            more.register(sock, select.POLLIN)
         for _ in range(PACKETS_AT_ONCE):
-            if (code := client.loop_read()) or not self._has_room() or not (client.has_read or more.poll(0)):
+            if (code := client.loop_read()) or not self._has_room() or not client.can_read():
                 break
         return code or client.acknowledge()
 
@@ -319,8 +314,7 @@ class Link:
         will = self._will and (self._will[0], outbox.made(self._will[1]))
         tls = self._tls if where.tls else None
         client = paho.Client(self._client_id, CONNECT_TIMEOUT_S, tls, self._credentials, will, self._full)
-        if tls is not None:
-            client.on_log = self._heard  # a broker refuses a certificate after the handshake: only paho's log says so
+        client.on_log = self._heard  # a broker refuses a certificate after the handshake: only paho's log says so
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
         client.on_unsubscribe = lambda *_: self._bear()
@@ -329,7 +323,7 @@ class Link:
         return client
 
     def _heard(self, client: mqtt.Client, userdata: Any, level: int, text: str) -> None:
-        if "SSL" in text:
+        if "SSL" in text or paho.TOO_LARGE in text:
             self._refusal = text
 
     def _connected(self, client: mqtt.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:

@@ -159,8 +159,7 @@ class TrainingLoop:
                 self._tick()
                 if time.monotonic() - self._saved_at > settings.checkpoint_period_s:
                     self.save()
-            self.wall_s = time.monotonic() - self._started
-            self.finished_unix_s = time.time()
+            self.wall_s, self.finished_unix_s = time.monotonic() - self._started, time.time()
             if not self._stop.is_set():
                 self._finish()
         finally:
@@ -337,8 +336,7 @@ class TrainingLoop:
         self.session.brokers.gather(self.roster.gather_s)
         self._assign(self.publisher.version if self.settings.deterministic else 0)
         self.scoring.advance(self.roster.working(), now, self.session.brokers.changes)
-        row = self.progress.row(self)
-        if row is not None:
+        if (row := self.progress.row(self)) is not None:
             self.metrics.write(row)
 
     def _assign(self, lockstep_version: int) -> None:
@@ -358,9 +356,7 @@ class TrainingLoop:
             exploration=self.algorithm_settings,
             now_s=now,
         )
-        self.session.retain_all(
-            (self.session.topics.assignment(actor_id), assignment) for actor_id, assignment in given
-        )
+        self.session.retain_all((self.session.topics.assignment(id_), assignment) for id_, assignment in given)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -266,7 +266,7 @@ class SimulatedActor:
                 self._tally.receipt_s.append(now - sent_s)
             self._tally.receipted += 1
             self._tally.steps += steps
-            if not self._tally.warm_s and self._made > self._load.messages // 10:  # by then the learner has compiled
+            if not self._tally.warm_s and self._made > self._load.messages // 10:  # all have begun
                 self._tally.warm_s, self._tally.warm_steps = now, self._tally.steps
                 self._tally.receipt_s.clear()
             self._tally.last_receipt_s = now

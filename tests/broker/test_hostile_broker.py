@@ -44,6 +44,7 @@ def test_endless_data_is_not_kept() -> None:
             assert "more than any policy has" in lines[0]
         finally:
             made.close()
-            kept, _ = tracemalloc.get_traced_memory()
+            kept, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
         assert kept < 10e6, f"{kept / 1e6:.0f} MB are still held"
+        assert peak < 30e6, f"{peak / 1e6:.0f} MB were held"
