@@ -92,6 +92,16 @@ class Brokers:
         taken = [one.publish(topic, payload, wait_s=_TURN_S) for one in self._all]
         return any(taken)
 
+    def turn(self) -> None:
+        """As Link.turn, at every broker."""
+        for one in self._all:
+            one.turn()
+
+    def rest(self) -> None:
+        """As Link.rest, at every broker."""
+        for one in self._all:
+            one.rest()
+
     def repeat(self) -> None:
         """As Link.repeat."""
         for one in self._all:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker import errors
 
@@ -30,6 +31,9 @@ _TIDY_S = 0.5
 pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
 OK = "ok"
 _SCHEMA_VERSION = "1"
+_TOGETHER = 64, 16, 4, 1
+"""Rows of one statement; few kinds, so that they stay prepared. After each one this thread waits for Python's lock:
+with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."""
 _NOTHING: Mapping[str, str] = {}
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -102,6 +106,7 @@ class Ledger:
                 "page_size = 16384",
                 "journal_mode = WAL",
                 "synchronous = FULL",
+                "secure_delete = OFF",  # Debian's is on: what is deleted is written again, as zeros; 19 ms, not 12
                 "wal_autocheckpoint = 4000",
                 "journal_size_limit = 100000000",
             ):
@@ -190,8 +195,8 @@ class Ledger:
         db = self._db
         db.execute("BEGIN")
         try:
-            db.executemany("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-            db.executemany("INSERT INTO payloads VALUES (?, ?)", bodies)
+            _insert(db, "messages", rows)
+            _insert(db, "payloads", bodies)
             if not self._keep and forget_before > self._forgotten:
                 db.execute("DELETE FROM payloads WHERE id < ?", (forget_before,))
             db.execute("COMMIT")
@@ -218,6 +223,16 @@ class Ledger:
         row = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
         if row is None or row[0] != _SCHEMA_VERSION:
             raise _broken(self._path, f"its schema is not {_SCHEMA_VERSION}")
+
+
+def _insert(db: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    at = 0
+    for together in _TOGETHER:
+        while len(rows) - at >= together:
+            one = f"({', '.join('?' * len(rows[at]))})"
+            values = itertools.chain.from_iterable(rows[at : at + together])
+            db.execute(f"INSERT INTO {table} VALUES {', '.join([one] * together)}", tuple(values))
+            at += together
 
 
 def about(path: Path) -> dict[str, str]:
