@@ -66,6 +66,7 @@ class Session:
         self._say = say
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
         self._inbox = inbox.Inbox()
+        self._came = False  # a message, the last time we looked
         self._claimed = False
         self._take_over = take_over
         self._left_over = self._contested = False
@@ -201,15 +202,18 @@ class Session:
             raise self._busy(self._rival)
 
     def _next(self, wait_s: float) -> inbox.Arrived | None:
-        """What came first. While there is more, this thread itself reads the sockets.
+        """What came first. Where one message follows another, this thread itself reads the sockets.
 
         A network thread would pass it Python's lock several times a message, which took a fifth of all that one costs.
         """
-        if (raw := self._inbox.get(0.0)) is None:
+        raw = self._inbox.get(0.0)
+        if raw is None and self._came:
             self.brokers.turn()
-            if (raw := self._inbox.get(0.0)) is None and wait_s > 0:
-                self.brokers.rest()
-                raw = self._inbox.get(wait_s)
+            raw = self._inbox.get(0.0)
+        if raw is None and wait_s > 0:
+            self.brokers.rest()
+            raw = self._inbox.get(wait_s)
+        self._came = raw is not None
         return raw
 
     def wake(self) -> None:
