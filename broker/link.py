@@ -314,7 +314,7 @@ class Link:
         will = self._will and (self._will[0], outbox.made(self._will[1]))
         tls = self._tls if where.tls else None
         client = paho.Client(self._client_id, CONNECT_TIMEOUT_S, tls, self._credentials, will, self._full)
-        client.on_log = self._heard  # a broker refuses a certificate after the handshake: only paho's log says so
+        client.on_log = self._heard  # paho's log alone says that a certificate is refused, or a packet
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
         client.on_unsubscribe = lambda *_: self._bear()

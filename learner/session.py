@@ -210,8 +210,8 @@ class Session:
         if raw is None and self._came:
             self.brokers.turn()
             raw = self._inbox.get(0.0)
-        if raw is None and wait_s > 0:
-            self.brokers.rest()
+        if raw is None:
+            self.brokers.rest()  # the caller may compute now: what a full socket did not take must go out meanwhile
             raw = self._inbox.get(wait_s)
         self._came = raw is not None
         return raw

@@ -102,6 +102,18 @@ def test_hands_on_what_enrolled_actors_say_and_counts_the_rest(mosquitto: Broker
     found.close()
 
 
+def test_a_drained_session_leaves_its_sockets_to_the_network_threads(
+    mosquitto: BrokerProcess, fleet: identity.Fleet
+) -> None:
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    with plain_client.PlainClient(mosquitto.port, "pi") as client:
+        client.publish(TOPICS.experience("pi"), b"whatever")
+    arrivals(found, 1)  # the last look did not wait: the loop may compute for long now
+    assert all(one._turns._resting.is_set() for one in found.brokers._all)
+    found.close()
+
+
 def test_follows_who_is_enrolled_renewed_and_revoked(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
     found = session.Session(settings(mosquitto.address), print)
     found.join()
