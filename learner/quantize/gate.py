@@ -5,6 +5,7 @@ The int8 model runs as .tflite on the runtime that actors use, so what is judged
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from learner import chatter, config
 from learner.quantize import compare
 
 FloatArray = NDArray[np.float32]
+Exact = FloatArray | concurrent.futures.Future[FloatArray]
+"""What fp32 says [N, n], or will have said by the time that int8 has: another thread can make it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class ActionVerdict(Verdict):
 
 def judge_policy(
     int8: bytes,
-    exact: FloatArray,
+    exact: Exact,
     observations: NDArray[Any],
     action: specs.ActionSpec,
     settings: config.GateConfig,
@@ -100,7 +103,7 @@ def judge_policy(
 
 def judge_actions(
     int8: bytes,
-    exact: FloatArray,
+    exact: Exact,
     observations: NDArray[Any],
     action: specs.ActionSpec,
     settings: config.GateConfig,
@@ -124,6 +127,7 @@ def judge_actions(
         quantized, _, _ = run(int8, observations)
     except RuntimeError:  # as in `judge`
         return ActionVerdict(False, "unrunnable")
+    exact = _known(exact)
     if not (np.isfinite(quantized).all() and np.isfinite(exact).all()):
         return ActionVerdict(False, "not_finite")
     error = np.abs(quantized - exact)
@@ -143,7 +147,7 @@ def judge_actions(
 
 def judge(
     int8: bytes,
-    exact: FloatArray,
+    exact: Exact,
     observations: NDArray[Any],
     settings: config.GateConfig,
     previous: bytes | None = None,
@@ -163,6 +167,7 @@ def judge(
         quantized, low, high = run(int8, observations)
     except RuntimeError:  # XNNPACK takes no rescaling factor beyond its range, as behind a layer that is nearly dead
         return ChoiceVerdict(False, "unrunnable")
+    exact = _known(exact)
     if not (np.isfinite(quantized).all() and np.isfinite(exact).all()):
         return ChoiceVerdict(False, "not_finite")
 
@@ -195,6 +200,10 @@ def _reason(verdict: ChoiceVerdict, settings: config.GateConfig, dead: bool) -> 
     if verdict.ties > settings.gate_ties_max:
         return "ties"
     return ""
+
+
+def _known(exact: Exact) -> FloatArray:
+    return exact.result() if isinstance(exact, concurrent.futures.Future) else exact
 
 
 def run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, float]:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from broker import specs
 from learner import layers
-from learner.quantize import fold, requantize
+from learner.quantize import fold, requantize, rows
 
 FloatArray = NDArray[np.float32]
 Step = Literal["level", "bound", "split", "equalise", "correct"]
@@ -339,7 +339,7 @@ def _reshaped(layer: layers.Flatten | layers.Rescale, x: FloatArray) -> FloatArr
 def _linear(layer: layers.Weighted, x: FloatArray) -> FloatArray:
     """Behind ReLU, in front of tanh."""
     if isinstance(layer, layers.Dense):
-        y: FloatArray = (layer.kernel @ x.T).T  # a third faster than x @ kernel.T: the kernel is the larger by far
+        y: FloatArray = rows.product(x, layer.kernel)
     else:
         y = tf.nn.conv2d(x, layer.kernel.transpose(1, 2, 3, 0), strides=layer.stride, padding="VALID").numpy()
     y += layer.bias

@@ -1,7 +1,8 @@
 """Kernels [outputs, inputs] row by row, in loops that numba compiles: each weight comes from memory once.
 
 numpy takes a pass for each step, and a multiplication by a row or a column costs two: that took three times as long
-(README.md). Neither function holds Python's lock.
+(README.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds Python's
+lock.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ FloatArray = NDArray[np.float32]
 _BYTES_IN, _BYTES_OUT = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.uint8, 1, "C")
 _IN, _VECTOR_IN = (types.Array(types.float32, n, "C", readonly=True) for n in (2, 1))
 _OUT, _VECTOR_OUT = types.Array(types.int8, 2, "C"), types.Array(types.float32, 1, "C")
+_MATRIX_OUT = types.Array(types.float32, 2, "C")
 _INDEX_OUT = types.Array(types.uint32, 1, "C")
 _BLOCK = 128
+_INPUTS_MIN = 32
+"""Fewer of them, and BLAS is faster."""
 BELOW_HALF = np.float32(0.49999997)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
 _SIZE = np.int32(0x7FFFFFFF)  # of a float32's bits: as integers, they are in the order of the sizes, NaN above all
 
 
-def _compiled(signature: Any) -> Callable[[Any], Any]:
+def _compiled(signature: Any, **options: Any) -> Callable[[Any], Any]:
     """Compiles for this machine, once: later processes load it from __pycache__ or the user's cache."""
 
     def compile_it(function: Any) -> Any:
         try:
-            return numba.njit(signature, nogil=True, cache=True)(function)
+            return numba.njit(signature, nogil=True, cache=True, **options)(function)
         except RuntimeError:  # neither can be written
-            return numba.njit(signature, nogil=True)(function)
+            return numba.njit(signature, nogil=True, **options)(function)
 
     return compile_it
 
@@ -95,6 +99,38 @@ def write(
             change[j] = np.float32(integer) - x
         raised[i] = _dot(change, mean) if len(mean) else np.float32(0)
         largest[i] = np.int32(size).view(np.float32)
+
+
+def product(x: FloatArray, weights: FloatArray) -> FloatArray:
+    """`x @ weights.T`: float32 [N, R], of [N, C] and [R, C]. Up to three times as fast as BLAS."""
+    if len(x) < 4 or len(weights) < 2 or weights.shape[1] < _INPUTS_MIN:
+        return x @ weights.T
+    y = np.empty((len(x), len(weights)), np.float32)
+    _multiply(np.ascontiguousarray(x, np.float32), np.ascontiguousarray(weights, np.float32), y)
+    return y
+
+
+@_compiled(types.void(_IN, _IN, _MATRIX_OUT), fastmath={"reassoc", "contract"})
+def _multiply(x: FloatArray, weights: FloatArray, y: FloatArray) -> None:
+    """Eight sums at a time, so that six loads serve eight multiplications. At least 4 rows of x, and 2 of weights."""
+    for i in range(0, len(weights), 2):
+        r = min(i, len(weights) - 2)  # the last ones overlap those before
+        v, w = weights[r], weights[r + 1]
+        for j in range(0, len(x), 4):
+            n = min(j, len(x) - 4)
+            a, b, c, d = x[n], x[n + 1], x[n + 2], x[n + 3]
+            av = bv = cv = dv = aw = bw = cw = dw = np.float32(0)
+            for k in range(weights.shape[1]):
+                av += a[k] * v[k]
+                bv += b[k] * v[k]
+                cv += c[k] * v[k]
+                dv += d[k] * v[k]
+                aw += a[k] * w[k]
+                bw += b[k] * w[k]
+                cw += c[k] * w[k]
+                dw += d[k] * w[k]
+            y[n, r], y[n + 1, r], y[n + 2, r], y[n + 3, r] = av, bv, cv, dv
+            y[n, r + 1], y[n + 1, r + 1], y[n + 2, r + 1], y[n + 3, r + 1] = aw, bw, cw, dw
 
 
 @numba.njit(nogil=True)

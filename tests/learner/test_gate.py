@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -172,3 +174,13 @@ def test_a_policy_that_always_acts_alike_may_be_published() -> None:
         "action_error_mean",
         "action_error_p99",
     }
+
+
+@pytest.mark.parametrize("action", [specs.ActionSpec("discrete", n=2), ACTION])
+def test_fp32_may_still_be_computing_while_int8_runs(action: specs.ActionSpec) -> None:
+    int8, exact = model(SOUND, "int8"), gate.run(model(SOUND), X)[0]
+    later: futures.Future[NDArray[np.float32]] = futures.Future()
+    timer = threading.Timer(0.05, later.set_result, [exact])
+    timer.start()
+    assert gate.judge_policy(int8, later, X, action, SETTINGS) == gate.judge_policy(int8, exact, X, action, SETTINGS)
+    timer.join()

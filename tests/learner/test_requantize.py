@@ -164,6 +164,16 @@ def test_the_largest_size_of_a_row_tells_what_is_not_finite(bad: float) -> None:
     rows.measure(weights, np.full(21, 0.5, np.float32), largest)
 
 
+@pytest.mark.parametrize("shape", [(4, 2, 32), (7, 5, 33), (32, 9, 100), (3, 8, 64), (8, 1, 64), (8, 8, 31)])
+def test_a_product_is_that_of_numpy_whatever_the_sizes(shape: tuple[int, int, int]) -> None:
+    count, outputs, inputs = shape
+    rng = np.random.default_rng(count)
+    x, weights = (rng.standard_normal((n, inputs)).astype(np.float32) for n in (count, outputs))
+    np.testing.assert_allclose(rows.product(x.T.copy().T, weights), x.astype(np.float64) @ weights.T, atol=1e-4)
+    weights[-1, 0] = np.nan
+    assert np.isnan(rows.product(x, weights)[:, -1]).all()
+
+
 def test_what_rounding_adds_is_told() -> None:
     rng = np.random.default_rng(5)
     weights, columns, mean = (rng.uniform(-1, 1, n).astype(np.float32) for n in ((9, 77), 77, 77))
