@@ -137,9 +137,12 @@ class _Final:
         self._given = 0
 
     def rows(self, start: int | None, width: int, rows: int) -> None:
-        """So many rows of a kernel of int8 that begins at `start` are final; None where it is unknown what else is."""
-        if start is not None:
-            self.up_to(start + width * rows, least=PIECE_BYTES)
+        """So many rows of a kernel of int8 that begins at `start` are final; None where it is unknown what else is.
+
+        What little is left behind the last of them is no piece of its own: each costs a signature and a packet.
+        """
+        if start is not None and len(self._bytes) - (end := start + width * rows) >= PIECE_BYTES // 4:
+            self.up_to(end, least=PIECE_BYTES)
 
     def up_to(self, end: int, *, least: int) -> None:
         """All before `end` is; waits until that is `least` more than was given."""

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks named, or all."""
     known = sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if not m.name.startswith("_"))
     wanted = list(argv) or known
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that contexts end what they started
     if unknown := sorted(set(wanted) - set(known)):
         print(
             f"error: unknown benchmark {', '.join(unknown)}\n  to do: choose among {', '.join(known)}", file=sys.stderr

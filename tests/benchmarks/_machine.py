@@ -1,4 +1,8 @@
-"""How fast the machine was while a row was measured: a shared one may be half as fast from one hour to the next."""
+"""How fast the machine was while a row was measured: a shared one may be half as fast from one hour to the next.
+
+Processors differ in more than speed: one without AVX-512 but with instructions for SHA-256 hashes as fast as another
+one that multiplies matrices three times as fast.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_BYTES = 8 << 20
+_BYTES, _SIZE = 8 << 20, 512
 _STAT = Path("/proc/stat")
 
 
@@ -18,7 +22,9 @@ def watch() -> Callable[[], str]:
     def tell() -> str:
         spent = [b - a for a, b in zip(before, _jiffies(), strict=True)]
         stolen = f", {spent[7] / sum(spent):.0%} of its CPU stolen since the benchmark began" if sum(spent) else ""
-        return f"SHA-256 of {_BYTES >> 20} MB takes {min(_digest_ms() for _ in range(5)):.1f} ms{stolen}"
+        digest_ms, product_ms = (min(work() for _ in range(5)) for work in (_digest_ms, _product_ms))
+        digest = f"SHA-256 of {_BYTES >> 20} MB takes {digest_ms:.1f} ms"
+        return f"{digest}, a float32 product of {_SIZE}^3 {product_ms:.1f}{stolen}"
 
     return tell
 
@@ -32,4 +38,13 @@ def _digest_ms() -> float:
     data = bytes(_BYTES)
     began = time.perf_counter()
     hashlib.sha256(data).digest()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _product_ms() -> float:
+    import numpy as np  # not above: `__main__` first says how many threads it shall use
+
+    one = np.ones((_SIZE, _SIZE), np.float32)
+    began = time.perf_counter()
+    one @ one
     return (time.perf_counter() - began) * 1e3

@@ -2,7 +2,8 @@
 
 What the fleet costs the learner is measured in one process: it trains on the messages of one actor that sends 512
 steps at once, and on those of the whole fleet, in turn. In all of them it trains as fast as it can, because the fleet
-offers a little more than it takes. A turn with the fleet is compared with the mean of those before and after it.
+offers more than it takes, however fast this machine is: that is measured first. A turn with the fleet is compared with
+the mean of those before and after it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ TURNS = 6
 """Of the fleet; one actor has one more."""
 ONE = ("--first", "0", "--count", "1", "--message-steps", "512")
 """The swarm that the fleet is compared with."""
-SAMPLES_PER_S = 58_000
-"""A little more than a learner of this size takes from replay on this class of machine, 400 updates of 128: so it takes
-nearly all that the fleet offers, and never waits for it."""
+OFFERED = 1.4
+"""Times the updates/s of a learner with plenty of experience: it takes most of what comes, and never waits for it."""
+BATCH = 128
+PLENTY = 1000.0
+"""Samples per step that keep a learner busy whatever comes."""
 PUBLISH_PERIOD_UPDATES = 2000
 """As often as 500 actors are sent policies at most: publishing costs the same, however many receive them."""
 
@@ -42,16 +45,25 @@ def run() -> Iterator[dict[str, Any]]:
         yield _cost(size)
 
 
-def _learner(site: _load.Site, steps_per_s: float) -> subprocess.Popen[str]:
-    samples = SAMPLES_PER_S / steps_per_s
-    arguments = ("--actors", "1", "--samples-per-insert", f"{samples:.4g}", "--learning-starts", "10000")
-    period = ("--publish-period-updates", str(PUBLISH_PERIOD_UPDATES))
+def _learner(site: _load.Site, samples_per_insert: float) -> subprocess.Popen[str]:
+    arguments = ("--actors", "1", "--samples-per-insert", f"{samples_per_insert:.4g}", "--learning-starts", "10000")
+    period = ("--publish-period-updates", str(PUBLISH_PERIOD_UPDATES), "--batch-size", str(BATCH))
     return site.learner(*arguments, *period, "--replay-capacity", "1000000", "--max-env-steps", "1000000000")
 
 
+def _offered() -> float:
+    """Updates/s for which the fleet shall bring experience."""
+    with _load.Site(1) as site:
+        learner = _learner(site, PLENTY)
+        updates, _ = _phase(site, ONE)
+        site.stop_learner(learner)
+    return OFFERED * updates
+
+
 def _compared(actors: int, rate: float) -> Iterator[dict[str, Any]]:
+    offered = _offered()
     with _load.Site(actors + 1) as site:
-        learner = _learner(site, actors * rate)
+        learner = _learner(site, offered * BATCH / (actors * rate))
         alone, crowded, reports, durable_ms = [_phase(site, ONE)[0]], [], [], []
         for _ in range(TURNS):
             updates, report = _phase(site, ("--first", "1", "--rate", str(rate)))
@@ -61,6 +73,8 @@ def _compared(actors: int, rate: float) -> Iterator[dict[str, Any]]:
             alone.append(_phase(site, ONE)[0])
         memory = {**_memory(site, learner), "actors": round(reports[-1]["rss_mb"])}
         site.stop_learner(learner)
+    if max(*alone, *crowded) > 0.97 * offered:
+        raise RuntimeError(f"experience for {offered:.0f} updates/s was too little for a learner that makes {crowded}")
     around = [statistics.mean(pair) for pair in itertools.pairwise(alone)]
     ratios = [value / reference for value, reference in zip(crowded, around, strict=True)]
     receipts = {p: [report["receipt_ms"][p] for report in reports] for p in ("50", "99", "100")}
@@ -68,8 +82,9 @@ def _compared(actors: int, rate: float) -> Iterator[dict[str, Any]]:
     what = f"{actors} actors at {rate:g} steps/s"
     explain = (
         f"sent {sum(r['sent'] for r in reports)}, receipts {sum(r['receipted'] for r in reports)} messages, "
-        f"{[round(r['taken_per_s']) for r in reports]} steps/s taken of {actors * rate:.0f} offered; sent to durable "
-        f"p50 {p50}, p99 {p99}, max {p100} ms; sent to receipt p50 {receipts['50']}, "
+        f"{[round(r['taken_per_s']) for r in reports]} steps/s taken of {actors * rate:.0f} offered, for {offered:.0f} "
+        f"updates/s; {[round(u) for u in crowded]} were made, {[round(u) for u in alone]} without them; "
+        f"sent to durable p50 {p50}, p99 {p99}, max {p100} ms; sent to receipt p50 {receipts['50']}, "
         f"p99 {receipts['99']}, max {receipts['100']} ms; memory in MB: {memory}; "
         f"at most {reports[-1]['held_max']} messages held by an actor"
     )
@@ -102,7 +117,9 @@ def _cost(actors: int) -> dict[str, Any]:
         time.sleep(WARM_S)
         began_s = time.monotonic()
         before = [_load.cpu_s(pid) for pid in (learner.pid, site.broker_pid, swarm.pid)]
+        first = site.newest_metrics()
         time.sleep(PHASE_S)
+        last = site.newest_metrics()
         spent = [_load.cpu_s(pid) for pid in (learner.pid, site.broker_pid, swarm.pid)]
         memory = _memory(site, learner)
         swarm.terminate()
@@ -116,8 +133,9 @@ def _cost(actors: int) -> dict[str, Any]:
         sum(cores),
         "cores",
         f"learner {cores[0]:.3f}, broker {cores[1]:.3f}, actors {cores[2]:.3f}; {report['connected']} connected, "
-        f"{report['lost']} lost; {report['sent']} messages sent, {report['receipted']} receipts; p99 sent to "
-        f"durable {durable_ms:.0f}, to receipt {receipt_ms:.0f} ms; memory in MB: {memory}",
+        f"{report['lost']} lost; {_taken_per_s(first, last):.0f} of {50 * actors} steps/s taken; {report['sent']} "
+        f"messages sent, {report['receipted']} receipts; p99 sent to durable {durable_ms:.0f}, to receipt "
+        f"{receipt_ms:.0f} ms; memory in MB: {memory}",
     )
 
 
@@ -132,9 +150,12 @@ def _phase(site: _load.Site, swarm_arguments: tuple[str, ...]) -> tuple[float, d
     last = site.newest_metrics()
     swarm.terminate()
     report = json.loads(site.line(swarm))
-    took_s = last["wall_s"] - first["wall_s"]
-    report["taken_per_s"] = (last["env_steps"] - first["env_steps"]) / took_s
-    return (last["updates"] - first["updates"]) / took_s, report
+    report["taken_per_s"] = _taken_per_s(first, last)
+    return (last["updates"] - first["updates"]) / (last["wall_s"] - first["wall_s"]), report
+
+
+def _taken_per_s(first: dict[str, Any], last: dict[str, Any]) -> float:
+    return float((last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"]))
 
 
 def _memory(site: _load.Site, learner: subprocess.Popen[str]) -> dict[str, int]:

@@ -37,7 +37,7 @@ class Wire:
         pass
 
 
-@pytest.mark.parametrize("width", [16, 1500])
+@pytest.mark.parametrize("width", [16, 1800])
 def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes_of_it(
     width: int, tmp_path: Path
 ) -> None:
@@ -69,7 +69,7 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
     assert held.newest is not None
     assert held.newest.model == publisher.newest.model
     parts = [message for message in wire.sent if isinstance(message, messages.PolicyPart)]
-    assert (len(parts) > 2) == (width == 1500)
+    assert (len(parts) > 2) == (width == 1800)
 
 
 def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(tmp_path: Path) -> None:

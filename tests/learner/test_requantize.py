@@ -249,6 +249,25 @@ def test_what_cannot_be_mapped_is_converted_and_said_once() -> None:
     assert said == ["quantizing by TFLiteConverter, which is slower: a layer puts out nothing but zeros"]
 
 
+@pytest.mark.parametrize("piece", [4096, 10_000, 40_000, 1 << 20])
+def test_pieces_are_final_when_given_join_to_the_model_and_none_is_small(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, spec = _policy("256x2")
+    rng = np.random.default_rng(8)
+    observations = _observations(spec, rng, 64)
+    quantize, given = quantizer.Quantizer(), list[bytes]()
+    monkeypatch.setattr(requantize, "PIECE_BYTES", piece)
+    for _ in range(2):
+        policy = _draw(architecture, rng)
+        ranges, _ = calibrate.measure(policy, observations, 64)
+        given.clear()
+        model = quantize.quantize(policy, ranges, observations, on_written=lambda part: given.append(bytes(part)))
+    assert b"".join(given) == model
+    assert len(given) == 1 or min(map(len, given)) >= piece // 4
+    assert len(given) <= max(1, len(model) // piece + 1)
+
+
 def test_biases_of_zero_need_no_other_template() -> None:
     architecture, spec = _policy("64x2")
     rng = np.random.default_rng(6)
