@@ -53,8 +53,7 @@ def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.En
         )
     if manifest.head not in spec.action.heads:
         raise errors.PolicyError(f"a head {manifest.head!r} cannot choose these actions", reason="head")
-    if now_s is not None and 0.0 < manifest.expires_s < now_s:
-        raise errors.PolicyError("the policy has expired", reason="expired")
+    _check_expiry(manifest, now_s)
 
 
 def check(manifest: messages.Manifest, model: bytes | memoryview, spec: specs.EnvSpec, now_s: float | None) -> None:
@@ -72,6 +71,11 @@ def check(manifest: messages.Manifest, model: bytes | memoryview, spec: specs.En
     check_manifest(manifest, len(model), spec, now_s)
     if manifest.sha256 != hashlib.sha256(model).hexdigest():
         raise errors.PolicyError("the policy's bytes are not those of its manifest", reason="sha256")
+
+
+def _check_expiry(manifest: messages.Manifest, now_s: float | None) -> None:
+    if now_s is not None and 0.0 < manifest.expires_s < now_s:
+        raise errors.PolicyError("the policy has expired", reason="expired")
 
 
 class Reassembly:
@@ -104,8 +108,8 @@ class Reassembly:
     def add_keyframe(self, message: messages.Policy, sealed: bytes, now_s: float | None) -> bool:
         """Takes in a whole policy; true if it became the newest.
 
-        Older than the newest it is kept all the same, as the base of deltas to come; only one older than the keyframe
-        that is here already serves nothing.
+        Older than the newest, or expired, it is kept all the same, as the base of deltas to come; only one older than
+        the keyframe that is here already serves nothing.
 
         Raises:
             PolicyError: It must not run, or is a replay of an old one.
@@ -116,10 +120,11 @@ class Reassembly:
             return False
         if order < held or order[0] < self.floor[0]:
             raise errors.PolicyError(f"policy {order} is older than {max(held, self.floor)}", reason="older")
-        check(message.manifest, message.model.data, self._spec, now_s)
+        check(message.manifest, message.model.data, self._spec, None)
         whole = self.keyframe = Whole(message.manifest, message.model.tobytes(), (sealed,))
         if whole.order < max(self.best, self.floor):
             return False
+        _check_expiry(message.manifest, now_s)
         is_new = whole.order > self.best
         self.newest = whole
         return is_new

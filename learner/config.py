@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -146,6 +147,7 @@ class TrainConfig:
     max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
     publish_period_updates: int = setting(100, "updates between two published policies")
     delta: bool = setting(True, "send policies as differences from earlier ones where that is smaller")
+    policy_expire_s: float = setting(0.0, "actors take no policy published longer ago, if they know the date; 0: any")
     precision: str = setting("int8", "of published policies: int8, float32, float16 or dynamic (int8 weights only)")
     weight_bits: int = setting(8, "bits to which published weights are rounded, 2 to 8; fewer than 8 are for studies")
     evaluate_episodes: int = setting(20, "greedy episodes by which an actor scores a published policy; 0: never")
@@ -223,6 +225,8 @@ def check(chosen: Settings) -> Settings:
     clashes = [f"{name} must be positive, not {getattr(train, name)}" for name in positive if getattr(train, name) <= 0]
     if not 0.0 < train.record_fraction <= 1.0:
         clashes.append(f"record_fraction must be above 0 and at most 1, not {train.record_fraction}")
+    if not 0.0 <= train.policy_expire_s < math.inf:
+        clashes.append(f"policy_expire_s must be 0 or positive, not {train.policy_expire_s}")
     if train.precision not in PRECISIONS:
         clashes.append(f"precision {train.precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
     if not 2 <= train.weight_bits <= 8:

@@ -94,6 +94,7 @@ class Publisher:
         send_deltas: Whether policies go out as differences where that is smaller.
         precision: One of config.PRECISIONS.
         weight_bits: Of the weights, for studies.
+        expire_after_s: Actors take no policy older than that; 0: none expires.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Publisher:
         send_deltas: bool = True,
         precision: str = "int8",
         weight_bits: int = bits.BITS_MAX,
+        expire_after_s: float = 0.0,
     ) -> None:
         self.channel = deltas.Channel(sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas)
         self._spec = spec
@@ -119,7 +121,7 @@ class Publisher:
         self._settings = settings
         self._directory = directory
         self._sent_at: dict[int, float] = {}
-        self._precision, self._weight_bits = precision, weight_bits
+        self._precision, self._weight_bits, self._expire_after_s = precision, weight_bits, expire_after_s
         self._refines = precision == "int8" and weight_bits == bits.BITS_MAX
         self._keeps_fit = head in refine.STEADY_HEADS
         self._fit: refine.Fit | None = None  # of the newest policy
@@ -292,6 +294,7 @@ class Publisher:
                 todo="make the network smaller (--hidden)",
             )
         self.version += 1
+        created_s = round(time.time(), 3)
         manifest = messages.Manifest(
             epoch=self._epoch,
             version=self.version,
@@ -301,7 +304,8 @@ class Publisher:
             fingerprint=self._spec.fingerprint,
             head=self._head,
             precision=self._precision,
-            created_s=round(time.time(), 3),
+            created_s=created_s,
+            expires_s=created_s + self._expire_after_s if self._expire_after_s else 0.0,
         )
         self._sent_at[self.version], self._newest_at, self._acts = started_s, time.monotonic(), False
         self.channel.send(manifest, model, draft)

@@ -72,8 +72,7 @@ class TrainingLoop:
         started_s: float,
         stop: threading.Event,
     ) -> None:
-        train, algorithm = settings.train, settings.algorithm
-        self.settings, self.algorithm_settings = train, algorithm
+        self.settings, self.algorithm_settings = train, algorithm = settings.train, settings.algorithm
         self.directory = directory
         self.session, self.roster, self.spec = here, actors, actors.the_spec
         self.scoring = scoring.Scoring(here.command, train, here.id)
@@ -127,6 +126,7 @@ class TrainingLoop:
             send_deltas=train.delta,
             precision=train.precision,
             weight_bits=train.weight_bits,
+            expire_after_s=train.policy_expire_s,
         )
         self.publisher.prepare(self.algorithm.policy_layers())
         self.metrics = metrics.Metrics(directory.path, screen, started_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,20 @@ def test_an_older_keyframe_that_is_new_here_becomes_a_base(swapped: offers.Swap)
     assert swapped.acts() is None, "17 acts on"
     swapped.offer(*offers.delta(15, 18))
     assert swapped.acts() == 18
+
+
+def test_an_expired_keyframe_never_acts_and_is_a_base_all_the_same(tmp_path: Path, swapped: offers.Swap) -> None:
+    swapped.offer(*offers.keyframe(1, expires_s=1000.0))
+    assert swapped.acts() is None
+    assert swapped.refused == {"expired": 1}
+    swapped.offer(*offers.delta(1, 3, expires_s=4e9))
+    assert swapped.acts() == 3
+    assert swapped.phase is swap.Phase.ACTIVE
+    swapped.close()
+    again = offers.Swap(tmp_path)
+    again.start(offers.VERIFIER, offers.NAMES)
+    assert again.acts() == 3, "from its disk"
+    again.close()
 
 
 def test_replays_of_genuine_old_messages_are_refused(swapped: offers.Swap) -> None:

@@ -86,7 +86,12 @@ def test_actors_run_every_precision_and_say_by_which_kernels(
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"precision": "int4"}, "precision 'int4' is unknown"), ({"weight_bits": 9}, "must be 2 to 8")],
+    [
+        ({"precision": "int4"}, "precision 'int4' is unknown"),
+        ({"weight_bits": 9}, "must be 2 to 8"),
+        ({"policy_expire_s": -1.0}, "must be 0 or positive"),
+        ({"policy_expire_s": float("nan")}, "must be 0 or positive"),
+    ],
 )
 def test_settings_of_a_run_name_only_what_there_is(change: dict[str, Any], message: str) -> None:
     train = dataclasses.replace(config.TrainConfig(), **change)

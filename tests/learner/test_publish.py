@@ -72,6 +72,21 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
     assert (len(parts) > 2) == (width == 1800)
 
 
+@pytest.mark.parametrize("expire_after_s", [0.0, 60.0])
+def test_every_policy_says_when_it_expires(expire_after_s: float, tmp_path: Path) -> None:
+    wire = Wire()
+    publisher, _, x = _publisher(tmp_path, wire, expire_after_s)
+    for seed in range(3):
+        assert publisher.publish(_policy(seed), x[:64], x[64:]).passed
+    publisher.settle(at_once=True)
+    assert publisher.newest is not None
+    publisher.publish_again(publisher.newest)
+    sent = [m.manifest if isinstance(m, messages.Policy) else m for m in wire.sent]
+    times = {(m.created_s, m.expires_s) for m in sent if isinstance(m, messages.Manifest | messages.PolicyDelta)}
+    assert len(sent) == len(wire.sent) >= 4
+    assert all(expires_s == (created_s + 60.0 if expire_after_s else 0.0) for created_s, expires_s in times)
+
+
 def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(tmp_path: Path) -> None:
     publisher, policies, x = _publisher(tmp_path)
     policy = policies / "v000001.int8.tflite"
@@ -109,10 +124,13 @@ def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made
     assert counts == [1, 2, 4]
 
 
-def _publisher(directory: Path) -> tuple[publish.Publisher, Path, NDArray[np.float32]]:
+def _publisher(
+    directory: Path, wire: Wire | None = None, expire_after_s: float = 0.0
+) -> tuple[publish.Publisher, Path, NDArray[np.float32]]:
     run = run_directory.RunDirectory(directory / "run", resume=False)
+    names, limits = topics.Topics("f"), config.GateConfig()
     publisher = publish.Publisher(
-        Wire(), topics.Topics("f"), SPEC, "q_values", 1, 0, config.GateConfig(), run, pytest.fail
+        *(wire or Wire(), names, SPEC, "q_values", 1, 0, limits, run, pytest.fail), expire_after_s=expire_after_s
     )
     return publisher, run.policies, np.random.default_rng(1).standard_normal((96, 4), np.float32)
 
