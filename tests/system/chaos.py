@@ -66,8 +66,8 @@ def sentence(result: dict[str, Any]) -> str:
     """The verdict for people."""
     faults = ", ".join(f"{count} x {what}" for what, count in sorted(result["faults"].items()))
     return (
-        f"{result['scenario']}: {result['accepted']:,} steps accepted, {result['lost']:,} lost "
-        f"({result['dropped']:,} dropped and counted), {result['twice']} in replay twice, {result['invented']} "
+        f"{result['scenario']}: {result['accepted']:,} steps accepted, {result['lost']:,} lost, "
+        f"{result['dropped']:,} dropped and counted, {result['twice']} in replay twice, {result['invented']} "
         f"invented; {result['duration_s']:.0f} s of faults ({faults}); settled in {result['settled_s']:.0f} s: "
         f"{'holds' if result['holds'] else 'BROKEN'}"
     )

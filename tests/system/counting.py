@@ -1,8 +1,8 @@
 """An environment whose steps are numbered, and which keeps its own books, apart from the actor's.
 
 In `log`: `life-K` gets a byte for every step of the K-th process, `accepted-K` the numbers of the
-steps whose message is in a file of the spool, `dropped-K` how many the spool let go of without a receipt. Observation
-and reward carry K and the number.
+steps whose message is in a file of the spool, `dropped-K` of those that the spool let go of without a receipt.
+Observation and reward carry K and the number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from broker import codec, messages
 from edge_actor import spool, trajectory
 
 
@@ -38,7 +39,8 @@ class Counting(gymnasium.Env[Any, Any]):
         return os.open(self._log / f"{name}-{self.life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | flags)
 
     def _watch(self) -> None:
-        accepted, dropped = self._open("accepted"), self._open("dropped")
+        books, accepted = self._log, self._open("accepted")
+        os.close(self._open("dropped"))
         add, drop = spool.Spool.add, spool.Spool._drop
 
         def add_and_tell(
@@ -49,9 +51,12 @@ class Counting(gymnasium.Env[Any, Any]):
                 os.write(accepted, segments.reward.astype(np.int32).tobytes())
 
         def drop_and_tell(self: spool.Spool) -> None:
-            before = self.steps_dropped
+            held = self._held[0]
+            body = held.body if held.record is None else self._files.read(held.record)
+            message = codec.decode(messages.Experience, body)
+            with open(books / f"dropped-{int(message.observation.item(0))}", "ab") as file:  # maybe of an earlier life
+                file.write(message.reward.astype(np.int32).tobytes())
             drop(self)
-            os.write(dropped, np.int32(self.steps_dropped - before).tobytes())
 
         spool.Spool.add = add_and_tell  # type: ignore[method-assign]
         spool.Spool._drop = drop_and_tell  # type: ignore[method-assign]

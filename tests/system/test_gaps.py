@@ -61,3 +61,4 @@ def test_what_is_lost_was_dropped_and_counted_on_both_sides(
     lost = np.setdiff1d(accepted[accepted <= found.max()], found)
     assert json.loads(output)["steps_missed"] == len(lost)
     assert 0 < len(lost) <= dropped, "what the broker still had may have arrived all the same"
+    assert np.isin(lost, kept.dropped(life)[life]).all()
