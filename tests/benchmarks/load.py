@@ -74,7 +74,10 @@ def _compared(actors: int, rate: float) -> Iterator[dict[str, Any]]:
         memory = {**_memory(site, learner), "actors": round(reports[-1]["rss_mb"])}
         site.stop_learner(learner)
     if max(*alone, *crowded) > 0.97 * offered:
-        raise RuntimeError(f"experience for {offered:.0f} updates/s was too little for a learner that makes {crowded}")
+        raise RuntimeError(
+            f"a learner that made {max(*alone, *crowded):.0f} updates/s lacked experience, for {offered:.0f}: this machine "
+            "became faster since that was measured; run it again"
+        )
     around = [statistics.mean(pair) for pair in itertools.pairwise(alone)]
     ratios = [value / reference for value, reference in zip(crowded, around, strict=True)]
     receipts = {p: [report["receipt_ms"][p] for report in reports] for p in ("50", "99", "100")}
