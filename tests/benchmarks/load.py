@@ -75,8 +75,8 @@ def _compared(actors: int, rate: float) -> Iterator[dict[str, Any]]:
         site.stop_learner(learner)
     if max(*alone, *crowded) > 0.97 * offered:
         raise RuntimeError(
-            f"a learner that made {max(*alone, *crowded):.0f} updates/s lacked experience, for {offered:.0f}: this machine "
-            "became faster since that was measured; run it again"
+            f"a learner that made {max(*alone, *crowded):.0f} updates/s lacked experience, for {offered:.0f}: this "
+            "machine became faster since that was measured; run it again"
         )
     around = [statistics.mean(pair) for pair in itertools.pairwise(alone)]
     ratios = [value / reference for value, reference in zip(crowded, around, strict=True)]
