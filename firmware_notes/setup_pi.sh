@@ -249,6 +249,8 @@ make_program() {
 	rm -rf "$VENV"
 	virtual_environment "$VENV"
 	pip_from_here "$VENV" install || why_not 'the program could not be installed'
+	# pip does not wait for the disk: a board that lost power half a minute later had a program of empty files.
+	sync -f "$VENV"
 	touch "$VENV/complete"
 }
 
@@ -473,6 +475,8 @@ lay_everything_down() {
 	install -d -m 0700 -o actorq -g actorq "$STATE"
 	wait_for_the_clock
 	enable actorq-actor.service
+	sync -f "$PROGRAM"
+	sync -f "$SETTINGS"
 }
 
 check_and_restart() {
