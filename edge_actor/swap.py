@@ -191,15 +191,15 @@ class Swap:
                 is_new = held.add_delta(message, sealed, clock.now_s())
         except errors.PolicyError as error:
             self._refuse(error.reason, str(error))
-            return
-        if order == held.best:
-            self.heard_at = time.monotonic()
-        if is_new and order == best:
-            self._refuse("sha256", f"the parts of policy {order} made something else of it; it is made again")
-        if is_new:
-            self._propose()
-        elif order == self._active:
-            self._keep(held.newest)
+        else:
+            if order == held.best:
+                self.heard_at = time.monotonic()
+            if is_new and order == best:
+                self._refuse("sha256", f"the parts of policy {order} made something else of it; it is made again")
+            if is_new:
+                self._propose()
+            elif order == self._active:
+                self._keep(held.newest)
         if (waiting := held.take_waiting()) is not None:
             self.offer(*waiting)
 

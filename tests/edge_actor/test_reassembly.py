@@ -136,6 +136,13 @@ def test_an_expired_keyframe_never_acts_and_is_a_base_all_the_same(tmp_path: Pat
     again.close()
 
 
+def test_a_delta_that_came_before_its_expired_keyframe_acts(swapped: offers.Swap) -> None:
+    swapped.offer(*offers.delta(1, 3))
+    swapped.offer(*offers.keyframe(1, expires_s=1000.0))
+    assert swapped.acts() == 3
+    assert swapped.refused == {"base": 1, "expired": 1}
+
+
 def test_replays_of_genuine_old_messages_are_refused(swapped: offers.Swap) -> None:
     old = [offers.keyframe(1), offers.delta(1, 2), offers.delta(2, 3), offers.delta(1, 4)]
     for offer in old:
