@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from broker import specs
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -148,7 +148,7 @@ class Vitals:
     """How an actor is doing; every counter since its process started.
 
     `delegate` names the kernels that the acting policy really runs on (empty before the first policy). `refused`
-    counts refusals by reason. `swap_pause_ms` is how long the acting loop stood still for the newest policy. `power_w`
+    counts refusals by reason. `env_failure` says how the environment failed the last time, of `env_failures`. `swap_pause_ms` is how long the acting loop stood still for the newest policy. `power_w`
     is what the whole board drew since the last heartbeat, `step_energy_j` that energy per step, both by `power_source`:
     measured, or `power_modelled` from load. Fields a board cannot read are None.
     """
@@ -166,6 +166,7 @@ class Vitals:
     steps_dropped: int = 0
     deadlines_missed: int = 0
     env_failures: int = 0
+    env_failure: str = ""
     return_mean: float | None = None
     swap_pause_ms: float | None = None
     cpu_percent: float | None = None
@@ -278,7 +279,8 @@ class Command:
     """Learner asks one actor: `evaluate` the policy that is enclosed, `bench`, or `restart`.
 
     Answered by Reports with the same `command_id`: `bench` by one per row and one without values at the end, the others
-    by one. `options` are settings of the benchmark by name.
+    by one. An evaluation that has not ended after `max_steps` steps or `max_s` seconds is given up, and its Report says
+    so (0: no limit). `options` are settings of the benchmark by name.
     """
 
     command_id: str
@@ -289,6 +291,8 @@ class Command:
     manifest: Manifest | None = None
     model: NDArray[np.uint8] = field(default_factory=_no_bytes)
     options: dict[str, str] = field(default_factory=dict)
+    max_steps: int = 0
+    max_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
