@@ -141,7 +141,7 @@ class Publisher:
 
     def prepare(self, policy: layers.PolicyLayers) -> None:
         """Does what policies of this architecture need once, before the first of them is urgent."""
-        self._quantizer.prepare(policy, self._spec.observation.shape)
+        self._quantizer.prepare(policy, self._spec.observation.shape, self._precision)
 
     def publish(
         self, policy: layers.PolicyLayers, calibration: NDArray[np.generic], held_back: NDArray[np.generic]
@@ -219,7 +219,9 @@ class Publisher:
             if fit:
                 model = self._quantizer.quantize(refined, fit.ranges, calibration, draft.add)
             else:
-                model = convert.convert(policy, calibration, self._precision, weight_bits=self._weight_bits)
+                model = self._quantizer.convert(
+                    policy, calibration, self._precision, draft.add, weight_bits=self._weight_bits
+                )
         except errors.PolicyError as error:  # weights that are not finite; training may yet be resumed from before
             draft.close()
             return gate.Verdict(False, error.reason)

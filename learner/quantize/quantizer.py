@@ -1,4 +1,4 @@
-"""int8 models of one policy after another: by template where the architecture maps, by TFLiteConverter where not."""
+"""Models of one policy after another: by template where the architecture maps, by TFLiteConverter where not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner import layers
-from learner.quantize import calibrate, convert, requantize, template
+from learner.quantize import bits, calibrate, convert, floats, fold, requantize, template
 
 _STAND_IN_ROWS = 8
 
@@ -22,7 +22,7 @@ class _Input(NamedTuple):
 
 
 class Quantizer:
-    """Makes int8 models; converts once per architecture and writes numbers after that.
+    """Makes models; converts once per architecture and precision, and writes numbers after that.
 
     Args:
         per_channel: Whether each output of a layer has a weight scale of its own.
@@ -36,16 +36,21 @@ class Quantizer:
         self._per_channel = per_channel
         self._say = say
         self._templates: dict[template.Architecture, template.Template | None] = {}
+        self._floats: dict[template.Architecture, floats.Template | None] = {}
         self._said: set[str] = set()
         self.fallbacks = 0
 
-    def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...]) -> None:
-        """Converts the template for refined policies like this one now, so that the first publish need not wait for it.
+    def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...], precision: str = "int8") -> None:
+        """Converts the template for policies like this one now, so that the first publish need not wait for it.
 
         Args:
             policy: Of which only the architecture counts.
             shape: Of one observation.
+            precision: One of config.PRECISIONS; int8 policies are refined ones.
         """
+        if precision != "int8":
+            self._float_template(policy, shape, precision)
+            return
         scales = calibrate.scales_features(policy)
         self._template(policy, shape, _Input(scales, split=scales))
 
@@ -77,6 +82,49 @@ class Quantizer:
         self.fallbacks += 1
         return convert.convert(policy, calibration, "int8", **entry._asdict(), per_channel=self._per_channel)
 
+    def convert(
+        self,
+        policy: layers.PolicyLayers,
+        calibration: NDArray[Any],
+        precision: str,
+        on_written: requantize.OnWritten = lambda piece: None,
+        *,
+        weight_bits: int = bits.BITS_MAX,
+    ) -> bytes:
+        """Makes the model that `convert.convert` would, byte by byte, of a policy that was not refined.
+
+        Args:
+            policy: Layers for raw observations.
+            calibration: Observations [N, *shape], whose ranges scale the input; and what int8 can represent.
+            precision: One of config.PRECISIONS. There are templates for all but int8.
+            on_written: As of `quantize`.
+            weight_bits: As of `convert.convert`.
+
+        Raises:
+            PolicyError: A weight is NaN or infinite.
+        """
+        target = self._float_template(policy, calibration.shape[1:], precision) if precision != "int8" else None
+        if target is not None:
+            affine = fold.from_ranges(calibration) if calibrate.scales_features(policy) else None
+            try:
+                return target.write(policy, affine, on_written, weight_bits=weight_bits)
+            except template.Unmapped as why:
+                self._say_once(why)
+        self.fallbacks += 1
+        return convert.convert(policy, calibration, precision, weight_bits=weight_bits)
+
+    def _float_template(
+        self, policy: layers.PolicyLayers, shape: tuple[int, ...], precision: str
+    ) -> floats.Template | None:
+        key = (*template.architecture(policy, shape), precision)
+        if key not in self._floats:
+            try:
+                self._floats[key] = floats.Template(policy, shape, precision)
+            except template.Unmapped as why:
+                self._floats[key] = None
+                self._say_once(why)
+        return self._floats[key]
+
     def _template(self, policy: layers.PolicyLayers, shape: tuple[int, ...], entry: _Input) -> template.Template | None:
         key = (*template.architecture(policy, shape), entry)
         if key not in self._templates:
@@ -100,8 +148,7 @@ def _build(policy: layers.PolicyLayers, shape: tuple[int, ...], entry: _Input, p
         Unmapped: It does not.
     """
     rng = np.random.default_rng(0)
-    weights = [rng.uniform(-1, 1, a.shape) / np.sqrt(a[0].size) for a in layers.arrays(policy).values()]
-    stand_in = layers.with_arrays(policy, [(a + 0.1 * (a.ndim == 1)).astype(np.float32) for a in weights])
+    stand_in = template.stand_in(policy, rng)
     observations = rng.uniform(-1, 1, (_STAND_IN_ROWS, *shape)).astype(np.float32)
     model = convert.convert(stand_in, observations, "int8", **entry._asdict(), per_channel=per_channel)
     layer_count = len(layers.weighted(policy))

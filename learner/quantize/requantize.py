@@ -112,7 +112,7 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
             bias = _grained(bias, activation_scale(*output)[0] / place.bias_scale)
         else:
             bias = _rounded(bias)
-        _check_finite(largest := float(np.abs(bias).max()), "weights")
+        check_finite(largest := float(np.abs(bias).max()), "weights")
         if largest >= 2.0**31:
             raise template.Unmapped("a bias is too large for 32 bits at its layer's scale")
         place.bias[:] = bias
@@ -160,15 +160,19 @@ def activation_scale(low: float, high: float) -> tuple[np.float32, int]:
     """
     low32, high32 = np.float32(min(low, 0.0)), np.float32(max(high, 0.0))
     scale = (high32 - low32) / np.float32(255)
-    _check_finite(float(scale), "activations")
+    check_finite(float(scale), "activations")
     if scale == 0:
         raise template.Unmapped("a layer puts out nothing but zeros")
     zero_point = float(np.float32(-128 - float(low32) / float(scale)))
     return scale, min(127, max(-128, int(math.copysign(math.floor(abs(zero_point) + 0.5), zero_point))))
 
 
-def _check_finite(largest: float, what: str) -> None:
-    """`largest` is NaN if any of the numbers is: numpy's maxima pass it on."""
+def check_finite(largest: float, what: str) -> None:
+    """Refuses numbers whose largest size is `largest`: NaN if one of them is, because numpy's maxima pass it on.
+
+    Raises:
+        PolicyError: They are not finite.
+    """
     if not math.isfinite(largest):
         raise errors.PolicyError(
             f"{what} of the policy are NaN or infinite",
@@ -250,7 +254,7 @@ def _write_weights(
         else:
             raised.append(kernel.write(place.weights[band], band, inverse[band])[0])
         on_rows(band.stop)
-    _check_finite(float(place.weight_scale.max()), "weights")
+    check_finite(float(place.weight_scale.max()), "weights")
     return np.concatenate(raised)
 
 

@@ -107,6 +107,12 @@ def architecture(policy: layers.PolicyLayers, shape: tuple[int, ...]) -> Archite
     return shape, tuple(map(_layout, policy))
 
 
+def stand_in(policy: layers.PolicyLayers, rng: np.random.Generator) -> layers.PolicyLayers:
+    """Returns a policy of the same architecture with random numbers, none of them 0 throughout."""
+    weights = [rng.uniform(-1, 1, a.shape) / np.sqrt(a[0].size) for a in layers.arrays(policy).values()]
+    return layers.with_arrays(policy, [(a + 0.1 * (a.ndim == 1)).astype(np.float32) for a in weights])
+
+
 def _layout(layer: layers.Layer) -> Any:
     match layer:
         case layers.Flatten():

@@ -33,6 +33,9 @@ def run() -> Iterator[dict[str, Any]]:
         tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
     yield from _stages("MLP 256x2", (256, 256), conversions=15, rounds=45)
     yield from _stages("MLP 2048x2", (2048, 2048), conversions=7, rounds=21)
+    for precision in ("float32", "float16", "dynamic"):
+        yield _float("MLP 256x2", (256, 256), precision, rounds=15)
+        yield _float("MLP 2048x2", (2048, 2048), precision, rounds=7)
 
 
 def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int) -> Iterator[dict[str, Any]]:
@@ -101,6 +104,36 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
                 "signing": "Ed25519 over SHA-256 of the whole model",
             }[stage],
         }
+
+
+def _float(case: str, hidden: tuple[int, ...], precision: str, *, rounds: int) -> dict[str, Any]:
+    """Of a model whose activations are floats: written over a converted one, and converted, in turn."""
+    rng = np.random.default_rng(0)
+    policy = _initial(hidden, rng)
+    calibration = rng.standard_normal((64, *SPEC.observation.shape), np.float32)
+    quantize = quantizer.Quantizer()
+    quantize.prepare(policy, SPEC.observation.shape, precision)
+    ours, theirs = list[float](), list[float]()
+    for _ in range(rounds):
+        _change(policy, rng)
+        for make, times in ((quantize.convert, ours), (convert.convert, theirs)):
+            started = time.perf_counter()
+            model = make(policy, calibration, precision)
+            times.append((time.perf_counter() - started) * 1e3)
+    assert not quantize.fallbacks
+    value, slow = statistics.median(ours), statistics.median(theirs)
+    return {
+        "benchmark": "publish",
+        "case": f"{case}, {precision}",
+        "value": round(value, 3),
+        "unit": "ms",
+        "reference": round(slow, 1),
+        "ratio": round(slow / value, 1),
+        "runs": rounds,
+        "spread": round(max(ours) - min(ours), 3),
+        "explain": f"{min(ours):.3f} to {max(ours):.3f} ms; reference is TFLiteConverter, {min(theirs):.0f} to "
+        f"{max(theirs):.0f} ms in {rounds} runs between ours; {len(model)} bytes",
+    }
 
 
 def _initial(hidden: tuple[int, ...], rng: np.random.Generator) -> layers.PolicyLayers:

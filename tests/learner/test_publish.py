@@ -37,9 +37,9 @@ class Wire:
         pass
 
 
-@pytest.mark.parametrize("width", [16, 1800])
+@pytest.mark.parametrize(("width", "precision"), [(16, "int8"), (1800, "int8"), (16, "float16"), (1000, "float32")])
 def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes_of_it(
-    width: int, tmp_path: Path
+    width: int, precision: str, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
     network = networks.QNetwork.build(SPEC, (width, width), False, rng)
@@ -51,7 +51,10 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
     wire, held = Wire(), reassembly.Reassembly(SPEC)
     lenient = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
     directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
-    publisher = publish.Publisher(wire, topics.Topics("f"), SPEC, "q_values", 1, 0, lenient, directory, pytest.fail)
+    names = topics.Topics("f")
+    publisher = publish.Publisher(
+        wire, names, SPEC, "q_values", 1, 0, lenient, directory, pytest.fail, precision=precision
+    )
     x = rng.standard_normal((96, 4), np.float32)
     first, second, third = policies
     reasons = [publisher.publish(policy, x[:64], x[64:]).reason for policy in (first, second, second, third)]
@@ -69,7 +72,7 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
     assert held.newest is not None
     assert held.newest.model == publisher.newest.model
     parts = [message for message in wire.sent if isinstance(message, messages.PolicyPart)]
-    assert (len(parts) > 2) == (width == 1800)
+    assert (len(parts) > 2) == (width > 16)
 
 
 @pytest.mark.parametrize("expire_after_s", [0.0, 60.0])

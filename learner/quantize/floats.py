@@ -1,0 +1,183 @@
+"""Models whose activations are floats (float32, float16, dynamic): converted once per architecture, then overwritten.
+
+As in `template`, a place is a numpy view into the converted model's bytes. There are no activation ranges to write: of
+a policy only weights, biases and the scaling of its input are in such a file. With the same numbers it is the
+converter's file, byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tensorflow.lite.python import schema_py_generated as schema
+
+from learner import layers
+from learner.quantize import bits, convert, fold, requantize, template
+
+_DTYPES = {
+    schema.TensorType.FLOAT32: np.float32,
+    schema.TensorType.FLOAT16: np.float16,
+    schema.TensorType.INT8: np.int8,
+}
+_OTHERS = {schema.BuiltinOperator.TANH, schema.BuiltinOperator.RESHAPE, schema.BuiltinOperator.DEQUANTIZE}
+"""Operators without numbers of the policy. DEQUANTIZE widens the weights of float16."""
+_LARGEST = float(np.finfo(np.float16).max)
+_BAND = 1 << 15
+"""Weights that are rounded at once: in float64 they stay in the cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Views of one layer's numbers: weights [outputs, inputs] in any of `_DTYPES`, biases [outputs].
+
+    `weight_scale` is float32 of weights that are int8, [1] or of a convolution [outputs]; empty of others.
+    """
+
+    weights: NDArray[Any]
+    bias: NDArray[Any]
+    weight_scale: NDArray[np.float32]
+
+
+class Template:
+    """A model of one architecture and precision, to be overwritten with one policy after another.
+
+    Args:
+        policy: Of which only the architecture counts.
+        shape: Of one observation.
+        precision: 'float32', 'float16' or 'dynamic'.
+
+    Raises:
+        Unmapped: The converted graph is not the chain of operators that this module knows.
+    """
+
+    def __init__(self, policy: layers.PolicyLayers, shape: tuple[int, ...], precision: str) -> None:
+        rng = np.random.default_rng(0)
+        observations = rng.uniform(-1, 1, (2, *shape)).astype(np.float32)
+        stand_in = template.stand_in(policy, rng)
+        self._model = bytearray(convert.convert(stand_in, observations, precision))
+        self._gain, self._offset, self._places = _located(self._model)
+        expected = bytes(self._model)
+        if self.write(stand_in, fold.from_ranges(observations) if self._gain is not None else None) != expected:
+            raise template.Unmapped(f"the converted {precision} model is not what it should be")
+
+    def write(
+        self,
+        policy: layers.PolicyLayers,
+        affine: fold.Affine | None,
+        on_written: requantize.OnWritten = lambda piece: None,
+        *,
+        weight_bits: int = bits.BITS_MAX,
+    ) -> bytes:
+        """Returns the model of a policy of this architecture.
+
+        Args:
+            policy: Layers for raw observations.
+            affine: Scaling of the input; None in front of a convolution.
+            on_written: As of `requantize`.
+            weight_bits: As of `convert.convert`.
+
+        Raises:
+            PolicyError: A weight is NaN or infinite.
+            Unmapped: A weight is beyond float16.
+        """
+        if affine is not None:
+            assert self._gain is not None
+            assert self._offset is not None
+            policy = fold.compensate(policy, affine)
+            self._gain[:], self._offset[:] = affine.gain.reshape(-1), affine.offset.reshape(-1)
+        policy = bits.rounded(policy, weight_bits)
+        for layer, place in zip(layers.weighted(policy), self._places, strict=True):
+            kernel = np.ascontiguousarray(layer.kernel.reshape(len(layer.kernel), -1))
+            largest = max(float(np.abs(kernel).max()), float(np.abs(layer.bias).max()))
+            requantize.check_finite(largest, "weights")
+            if largest > _LARGEST and np.float16 in (place.weights.dtype, place.bias.dtype):
+                raise template.Unmapped("a weight is beyond what float16 holds")
+            if place.weights.dtype == np.int8:
+                _write_int8(place, kernel)
+            else:
+                place.weights[:] = kernel
+            place.bias[:] = layer.bias
+        whole = memoryview(self._model)
+        for start in range(0, len(whole), requantize.PIECE_BYTES):
+            on_written(whole[start : start + requantize.PIECE_BYTES])
+        return bytes(self._model)
+
+
+def _write_int8(place: _Place, kernel: NDArray[np.float32]) -> None:
+    """As the converter rounds weights of dynamic range: in float64, halves away from zero."""
+    per_channel = len(place.weight_scale) > 1
+    largest = np.abs(kernel).max(axis=1 if per_channel else None, keepdims=True)
+    if not largest.all():
+        raise template.Unmapped("a layer's weights are nothing but zeros")
+    place.weight_scale[:] = (largest / np.float32(127)).reshape(-1)
+    factor = 127.0 / largest.astype(np.float64)
+    height = max(1, _BAND // kernel.shape[1])
+    for row in range(0, len(kernel), height):
+        band = slice(row, row + height)
+        scaled = kernel[band] * (factor[band] if per_channel else factor)
+        place.weights[band] = np.trunc(scaled + np.copysign(0.5, scaled))
+
+
+def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, tuple[_Place, ...]]:
+    """Gain and offset of the input, where there are any, and the places of the layers in their order."""
+    operators = schema.BuiltinOperator
+    gain = offset = None
+    places: list[_Place] = []
+    graph = _Graph(model)
+    for code, inputs in graph.operators():
+        if code in (operators.MUL, operators.ADD):
+            if places:
+                continue  # the bounds of actions
+            numbers = graph.data(inputs[1])
+            gain, offset = (numbers, offset) if code == operators.MUL else (gain, numbers)
+        elif code in (operators.FULLY_CONNECTED, operators.CONV_2D):
+            if len(inputs) != 3 or inputs[2] < 0:
+                raise template.Unmapped("a layer of the converted graph has no bias")
+            weights, bias = graph.data(inputs[1]), graph.data(inputs[2])
+            places.append(_Place(weights.reshape(len(bias), -1), bias, graph.scale(inputs[1])))
+        elif code not in _OTHERS:
+            raise template.Unmapped(f"the converted graph has an operator that is not known here: {code}")
+    return gain, offset, tuple(places)
+
+
+class _Graph:
+    """Reads a flatbuffer in place."""
+
+    def __init__(self, model: bytearray) -> None:
+        self._model = schema.Model.GetRootAs(model, 0)
+        self._graph = self._model.Subgraphs(0)
+        self._widened = {
+            operator.Outputs(0): operator.Inputs(0)
+            for code, operator in self._each()
+            if code == schema.BuiltinOperator.DEQUANTIZE
+        }
+
+    def operators(self) -> Iterator[tuple[int, list[int]]]:
+        """Code and inputs of each, in the order of execution."""
+        for code, operator in self._each():
+            yield code, operator.InputsAsNumpy().tolist()
+
+    def data(self, tensor: int) -> NDArray[Any]:
+        """A view of a constant; of what is widened to float32, before it is."""
+        found = self._graph.Tensors(self._widened.get(tensor, tensor))
+        buffer = self._model.Buffers(found.Buffer())
+        if buffer.DataLength() == 0 or found.Type() not in _DTYPES:
+            raise template.Unmapped("a layer of the converted graph has weights that are no constants")
+        view: NDArray[Any] = buffer.DataAsNumpy().view(_DTYPES[found.Type()])
+        return view
+
+    def scale(self, tensor: int) -> NDArray[np.float32]:
+        """Of a constant; empty where it is not quantized."""
+        quantization = self._graph.Tensors(tensor).Quantization()
+        scale: Any = quantization.ScaleAsNumpy() if quantization else 0
+        return scale if isinstance(scale, np.ndarray) else np.zeros(0, np.float32)
+
+    def _each(self) -> Iterator[tuple[int, Any]]:
+        for i in range(self._graph.OperatorsLength()):
+            operator = self._graph.Operators(i)
+            code = self._model.OperatorCodes(operator.OpcodeIndex())
+            yield max(code.BuiltinCode(), code.DeprecatedBuiltinCode()), operator
