@@ -102,14 +102,14 @@ class ActorCritic:
 
         Nothing else is: of the input and of what goes into tanh int8 holds enough (`quantize/refine.py`).
         """
-        weights = [_rounded(w, 127, tuple(range(1, len(w.shape)))) if len(w.shape) > 1 else w for w in actor_weights]
-        for layer in self.actor[:-1]:
-            count = len(layers.arrays((layer,)))
-            x = networks.forward((layer,), weights[:count], x)
-            if count:
-                x = _rounded(x, 255)
-            weights = weights[count:]
-        return networks.forward(self.actor[-1:], weights, x)
+        last = len(layers.weighted(self.actor)) - 1
+
+        def rounding(what: str, at: int, x: Tensor) -> Tensor:
+            if what == "kernel":
+                return _rounded(x, 127, tuple(range(1, len(x.shape))))
+            return x if at == last else _rounded(x, 255)
+
+        return networks.forward(self.actor, actor_weights, x, rounding)
 
     def rounding_cost(
         self, price: float, actor_weights: Sequence[Tensor], x: Tensor, action: Tensor, value: Tensor

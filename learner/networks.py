@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -94,25 +94,41 @@ def torso(
     return tuple(stack), width
 
 
-def forward(stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor) -> Tensor:
+class Rounding(Protocol):
+    """Simulates what int8 does to a tensor on its way through `forward`."""
+
+    def __call__(self, what: Literal["kernel", "linear", "tanh"], at: int, x: Tensor) -> Tensor:
+        """Returns `x`, rounded or as it is.
+
+        Args:
+            what: A layer's kernel, its outputs behind ReLU but in front of tanh, or what comes out of tanh.
+            at: Which of the layers with weights, from 0.
+            x: The tensor; a kernel has its outputs first.
+        """
+
+
+def forward(
+    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, rounding: Rounding = lambda what, at, x: x
+) -> Tensor:
     """Runs `stack` on float32 x [B, ...] with `weights` in the order of `layers.arrays`."""
-    remaining = iter(weights)
+    remaining, at = iter(weights), -1
     for layer in stack:
-        match layer:
-            case layers.Flatten():
-                x = tf.reshape(x, (-1, math.prod(x.shape[1:])))
-                continue
-            case layers.Rescale():
-                x = x * layer.gain + layer.offset
-                continue
-            case layers.Dense():
-                x = tf.matmul(x, next(remaining), transpose_b=True)
-            case layers.Conv2D():
-                kernel = tf.transpose(next(remaining), (1, 2, 3, 0))
-                x = tf.nn.conv2d(x, kernel, strides=layer.stride, padding="VALID")
+        if isinstance(layer, layers.Flatten):
+            x = tf.reshape(x, (-1, math.prod(x.shape[1:])))
+            continue
+        if isinstance(layer, layers.Rescale):
+            x = x * layer.gain + layer.offset
+            continue
+        at += 1
+        kernel = rounding("kernel", at, next(remaining))
+        if isinstance(layer, layers.Dense):
+            x = tf.matmul(x, kernel, transpose_b=True)
+        else:
+            x = tf.nn.conv2d(x, tf.transpose(kernel, (1, 2, 3, 0)), strides=layer.stride, padding="VALID")
         x = tf.nn.bias_add(x, next(remaining))
-        if layer.activation != "none":
-            x = {"relu": tf.nn.relu, "tanh": tf.tanh}[layer.activation](x)
+        x = rounding("linear", at, tf.nn.relu(x) if layer.activation == "relu" else x)
+        if layer.activation == "tanh":
+            x = rounding("tanh", at, tf.tanh(x))
     return x
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from broker import errors, messages, specs, topics
 from learner import config, deltas, drafts, layers, run_directory
-from learner.quantize import bits, convert, gate, quantizer, refine
+from learner.quantize import bits, convert, exact, gate, quantizer, refine
 
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property needs a dict
@@ -231,9 +231,9 @@ class Publisher:
         quantized = time.monotonic()
         outputs: gate.Exact
         if is_large:  # on the thread that tidies up, which has nothing to do in this one's turn
-            outputs = self._beside.submit(refine.outputs, refined, held_back)
+            outputs = self._beside.submit(exact.outputs, refined, held_back)
         else:
-            outputs = refine.outputs(refined, held_back)
+            outputs = exact.outputs(refined, held_back)
         passed = time.monotonic()
         previous = self.newest.model if self.newest else None
         verdict = gate.judge_policy(model, outputs, held_back, self._spec.action, self._settings, previous)

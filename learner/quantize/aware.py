@@ -7,7 +7,6 @@ the normal way, by template or converter.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,17 +97,10 @@ def _simulate(
     stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, ranges: _Ranges, weight_bits: int
 ) -> Tensor:
     """`networks.forward` with int8 numbers: kernels rounded, and every tensor between two operations."""
-    remaining, at = iter(weights), 0
-    x = fake_quant.activation(x, ranges[at])
-    for layer in stack:
-        if not isinstance(layer, layers.Weighted):
-            x = networks.forward((layer,), (), x)
-            continue
-        at += 1
-        linear = layer.activation if layer.activation == "relu" else "none"
-        kernel, bias = fake_quant.kernel(next(remaining), weight_bits, outputs_first=True), next(remaining)
-        x = networks.forward((dataclasses.replace(layer, activation=linear),), (kernel, bias), x)
-        x = fake_quant.activation(x, ranges[at])
-        if layer.activation == "tanh":
-            x = fake_quant.activation(tf.tanh(x), fake_quant.TANH_RANGE)
-    return x
+
+    def rounding(what: str, at: int, x: Tensor) -> Tensor:
+        if what == "kernel":
+            return fake_quant.kernel(x, weight_bits, outputs_first=True)
+        return fake_quant.activation(x, ranges[at + 1] if what == "linear" else fake_quant.TANH_RANGE)
+
+    return networks.forward(stack, weights, fake_quant.activation(x, ranges[0]), rounding)

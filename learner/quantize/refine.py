@@ -25,12 +25,11 @@ from itertools import pairwise, zip_longest
 from typing import Any, Literal
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker import specs
 from learner import layers
-from learner.quantize import fold, requantize, rows
+from learner.quantize import exact, fold, requantize
 
 FloatArray = NDArray[np.float32]
 Step = Literal["level", "bound", "split", "equalise", "correct"]
@@ -134,7 +133,7 @@ class Refiner:
         """
         fit = self.fit(policy, observations[:rows], per_feature=per_feature)
         policy = fit.levelled(policy)
-        return policy, fit.ranges, outputs(policy, observations)
+        return policy, fit.ranges, exact.outputs(policy, observations)
 
     def fit(self, policy: layers.PolicyLayers, observations: NDArray[Any], *, per_feature: bool = True) -> Fit:
         """What eight bits need to hold this policy, or one that training soon makes of it.
@@ -155,7 +154,7 @@ class Refiner:
         if "level" in self._steps and isinstance(last, layers.Dense) and last.activation == "none":
             common, level = _shared(inputs, found)
             policy = _without(policy, common, level)
-            found = _linear(layers.weighted(policy)[-1], inputs)
+            found = exact.linear_outputs(layers.weighted(policy)[-1], inputs)
             channels[-1] = _channels(found)
         factors = None
         if "equalise" in self._steps:
@@ -216,22 +215,19 @@ def _pass(
     policy: layers.PolicyLayers, observations: NDArray[Any], affine: fold.Affine | None
 ) -> tuple[list[Channels], FloatArray, FloatArray]:
     """Channels of the input and of each layer with weights (before tanh, but for the mean); last inputs; outputs."""
-    x = observations.astype(np.float32)
-    scaled = affine.apply(observations).reshape(len(x), -1) if affine else x
+    scaled = affine.apply(observations).reshape(len(observations), -1) if affine else observations.astype(np.float32)
     channels = [_channels(scaled)]
-    inputs = x
-    for layer in policy:
-        if not isinstance(layer, layers.Weighted):
-            x = _reshaped(layer, x)
-            continue
-        inputs = x
-        x = _linear(layer, x)
-        seen = _channels(x)
-        if layer.activation == "tanh":
-            x = np.tanh(x)
-            seen = replace(seen, mean=x.reshape(-1, x.shape[-1]).mean(0))
+    last_inputs = scaled
+
+    def see(layer: layers.Weighted, inputs: FloatArray, linear: FloatArray, outputs: FloatArray) -> None:
+        nonlocal last_inputs
+        last_inputs, seen = inputs, _channels(linear)
+        if outputs is not linear:
+            seen = replace(seen, mean=outputs.reshape(-1, outputs.shape[-1]).mean(0))
         channels.append(seen)
-    return channels, inputs, x
+
+    found = exact.outputs(policy, observations, see)
+    return channels, last_inputs, found
 
 
 def levelled(policy: layers.PolicyLayers, inputs: FloatArray, outputs: FloatArray) -> layers.PolicyLayers:
@@ -243,17 +239,6 @@ def levelled(policy: layers.PolicyLayers, inputs: FloatArray, outputs: FloatArra
         outputs: Of the policy [N, n].
     """
     return _without(policy, *_shared(inputs, outputs))
-
-
-def outputs(policy: layers.PolicyLayers, observations: NDArray[Any]) -> FloatArray:
-    """What a policy answers to raw observations [N, *shape], in fp32: [N, n]."""
-    x: FloatArray = observations.astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for layer in policy:
-            x = _linear(layer, x) if isinstance(layer, layers.Weighted) else _reshaped(layer, x)
-            if isinstance(layer, layers.Weighted) and layer.activation == "tanh":
-                x = np.tanh(x)
-    return x
 
 
 def _shared(inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray, float]:
@@ -328,22 +313,6 @@ def decisive_range(outputs: FloatArray) -> requantize.Range:
     low = min(_HEADROOM * float(best.min()), -clear)
     high = max(_HEADROOM * float(runner_up.max()), clear)
     return max(low, float(outputs.min())), min(high, float(outputs.max()))
-
-
-def _reshaped(layer: layers.Flatten | layers.Rescale, x: FloatArray) -> FloatArray:
-    if isinstance(layer, layers.Flatten):
-        return x.reshape(len(x), math.prod(x.shape[1:]))
-    return x * layer.gain + layer.offset
-
-
-def _linear(layer: layers.Weighted, x: FloatArray) -> FloatArray:
-    """Behind ReLU, in front of tanh."""
-    if isinstance(layer, layers.Dense):
-        y: FloatArray = rows.product(x, layer.kernel)
-    else:
-        y = tf.nn.conv2d(x, layer.kernel.transpose(1, 2, 3, 0), strides=layer.stride, padding="VALID").numpy()
-    y += layer.bias
-    return np.maximum(y, 0, out=y) if layer.activation == "relu" else y
 
 
 def _channels(x: FloatArray) -> Channels:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker import delta, signing, specs
 from learner import config, layers, networks
-from learner.quantize import calibrate, convert, gate, quantizer, refine, rows
+from learner.quantize import calibrate, convert, exact, gate, quantizer, refine, rows
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
@@ -69,7 +69,7 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
         fit = timed("fit", refiner.fit, policy, calibration)
         level = fit.levelled(policy)
         model = timed("requantize refined, cold caches", published.quantize, level, fit.ranges, calibration)
-        outputs = timed("exact outputs", refine.outputs, level, held_back)
+        outputs = timed("exact outputs", exact.outputs, level, held_back)
         timed("gate", gate.judge, model, outputs, held_back, settings)
         keyframe = keyframe or model
         timed("delta", delta.difference, keyframe, model, rows.pack)
