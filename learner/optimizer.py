@@ -25,7 +25,7 @@ def adam(
     moments1: Sequence[Tensor],
     moments2: Sequence[Tensor],
     updates: Tensor,
-    learning_rate: float,
+    learning_rate: float | Sequence[Tensor],
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """One step of Adam, https://arxiv.org/abs/1412.6980.
 
@@ -35,16 +35,20 @@ def adam(
         moments1: Running means of the gradients.
         moments2: Running means of their squares.
         updates: Steps taken, this one included: int32 scalar.
-        learning_rate: Step size.
+        learning_rate: Step size, of all weights or of each.
 
     Returns:
         Weights, first and second moments behind the step.
     """
     t = tf.cast(updates, tf.float32)
-    rate = learning_rate * tf.sqrt(1 - tf.pow(_B2, t)) / (1 - tf.pow(_B1, t))
+    rates = [learning_rate] * len(weights) if isinstance(learning_rate, float) else learning_rate
+    warm = tf.sqrt(1 - tf.pow(_B2, t)) / (1 - tf.pow(_B1, t))
     moments1 = [m + (g - m) * (1 - _B1) for m, g in zip(moments1, gradients, strict=True)]
     moments2 = [v + (tf.square(g) - v) * (1 - _B2) for v, g in zip(moments2, gradients, strict=True)]
-    weights = [w - rate * m / (tf.sqrt(v) + _EPS) for w, m, v in zip(weights, moments1, moments2, strict=True)]
+    weights = [
+        w - rate * warm * m / (tf.sqrt(v) + _EPS)
+        for w, m, v, rate in zip(weights, moments1, moments2, rates, strict=True)
+    ]
     return weights, moments1, moments2
 
 

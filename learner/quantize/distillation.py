@@ -5,6 +5,7 @@ No rewards and no environment: the original's outputs on calibration observation
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from learner import optimizer
 from learner.quantize import gate
 
 FloatArray = NDArray[np.float32]
@@ -26,7 +28,6 @@ _TINY = float(np.finfo(np.float32).tiny)
 _BATCH = 256
 _CHECKS = 5  # times that ranges are measured anew, and that the int8 model is made and scored
 _LEARNING_RATE = 1e-3  # relative to the size of what is trained: a weight step of int8 is about 0.02 of it
-_ADAM_B1, _ADAM_B2, _ADAM_EPS = 0.9, 0.999, 1e-8  # Kingma and Ba 2015
 _HELD_OUT = 0.25
 _BETTER_BY = 1.0  # standard errors: with so many candidates one is the best by luck
 
@@ -132,7 +133,7 @@ def train(
 
     rng = np.random.default_rng(seed)
     variables = [tf.Variable(array) for array in best]
-    moments = [(tf.Variable(tf.zeros_like(v)), tf.Variable(tf.zeros_like(v))) for v in variables]
+    moments1, moments2 = ([tf.Variable(tf.zeros_like(v)) for v in variables] for _ in range(2))
     rates = [_LEARNING_RATE * size for size in _sizes(best)]
     gap = _typical_gap(exact) if outputs == "values" else 1.0
     x_all, exact_all = tf.constant(observations), tf.constant(exact)
@@ -141,15 +142,12 @@ def train(
     def step(rows: Tensor, number: Tensor, pace: Tensor) -> None:
         with tf.GradientTape() as tape:
             value = loss(simulate(variables, tf.gather(x_all, rows)), tf.gather(exact_all, rows), outputs, gap)
-        correct1, correct2 = 1 - _ADAM_B1**number, 1 - _ADAM_B2**number
-        for variable, gradient, (m, v), rate in zip(
-            variables, tape.gradient(value, variables), moments, rates, strict=True
-        ):
-            if gradient is None:  # a weight that the outputs do not depend on
-                continue
-            m.assign(_ADAM_B1 * m + (1 - _ADAM_B1) * gradient)
-            v.assign(_ADAM_B2 * v + (1 - _ADAM_B2) * tf.square(gradient))
-            variable.assign_sub(pace * rate * (m / correct1) / (tf.sqrt(v / correct2) + _ADAM_EPS))
+        # A weight that the outputs do not depend on has no gradient
+        found = tape.gradient(value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        paces = [pace * rate for rate in rates]
+        changed = optimizer.adam(variables, found, moments1, moments2, number, paces)
+        for variable, now in zip([*variables, *moments1, *moments2], itertools.chain(*changed), strict=True):
+            variable.assign(now)
 
     period = max(1, steps // _CHECKS)
     for number in range(steps):
@@ -157,7 +155,7 @@ def train(
             refresh([v.numpy() for v in variables])
         rows = rng.integers(0, len(observations), _BATCH)
         pace = 0.5 * (1 + math.cos(math.pi * number / steps))
-        step(tf.constant(rows), tf.constant(number + 1.0), tf.constant(pace, tf.float32))
+        step(tf.constant(rows), tf.constant(number + 1), tf.constant(pace, tf.float32))
         if (number + 1) % period == 0 or number + 1 == steps:
             consider([v.numpy() for v in variables])
     return best
