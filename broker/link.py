@@ -237,15 +237,18 @@ class Link:
                 self._refusal = f"{type(error).__name__}: {error}"
             lost = self.connections > before
             self._refusal = self._refusal or (refusal.HUNG_UP if where.tls and not lost else "")
-            self._lose(where, f"connection to {where} lost" if lost else f"cannot reach {where}")
+            self._lose(where, lost=lost)
             turn += 1
             failures = 0 if lost else failures + 1
             delay = backoff.delay_s(failures // len(self._addresses))
             self._turned_at = time.monotonic()
             self._stopping.wait(delay)
 
-    def _lose(self, where: address.Address, line: str) -> None:
-        found = refusal.understood(self._refusal, self._tls if where.tls else None)
+    def _lose(self, where: address.Address, *, lost: bool) -> None:
+        if lost:  # it had let us in: how its end looks to OpenSSL says nothing about who it is
+            line, found = f"connection to {where} lost", refusal.SILENCE._replace(what=self._refusal)
+        else:
+            line, found = f"cannot reach {where}", refusal.understood(self._refusal, self._tls if where.tls else None)
         with self._lock:
             self._ready.clear()
             self._client, self.refusals[str(where)] = None, found

@@ -56,7 +56,7 @@ def understood(said: str, tls: ssl.SSLContext | None) -> Refusal:
             f"the broker does not let this user in ({said})",
             "enrol anew with `actorq-broker enroll`, and start the broker with the same --fleet",
         )
-    if tls is not None and "SSL" in said:
+    if tls is not None and "SSL" in said and "EOF" not in said:  # one that goes down hangs up too
         return Refusal(
             "no tls",
             f"what answers there does not speak TLS as a broker of this fleet ({said})",
