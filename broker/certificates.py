@@ -122,6 +122,7 @@ def client_context(authority: bytes, credential: bytes) -> ssl.SSLContext:
 
     Raises:
         IdentityError: They cannot be used.
+        ActorqError: The temporary file that this takes cannot be written.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -131,8 +132,13 @@ def client_context(authority: bytes, credential: bytes) -> ssl.SSLContext:
             file.write(credential)
             file.flush()
             context.load_cert_chain(file.name)
-    except (ssl.SSLError, ValueError, OSError) as error:
+    except (ssl.SSLError, ValueError) as error:
         raise errors.IdentityError(f"the TLS certificate cannot be used: {error}", todo="enrol again") from error
+    except OSError as error:  # a full disk says nothing about the certificate
+        raise errors.ActorqError(
+            f"the TLS certificate cannot be handed to OpenSSL: {error}",
+            todo="make room there, or name another directory with TMPDIR",
+        ) from error
     return context
 
 

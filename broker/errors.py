@@ -4,7 +4,7 @@
     ├── ConfigError                 10   unknown key, wrong type, clashing settings
     ├── EnvironmentFailure          11   environment unknown, not importable, or broken
     ├── SpecError                   12   spaces we cannot carry, or two that do not match
-    ├── BrokerUnreachable           13   no broker answered
+    ├── BrokerUnreachable           13   no broker answered, or let us in
     ├── FleetBusy                   14   another learner is live on the fleet, or has taken it over
     ├── IdentityError               15   keys or enrolment bundle missing or unusable
     ├── PolicyError                 16   a policy file or message that must not run
@@ -72,7 +72,7 @@ class SpecError(ActorqError):
 
 
 class BrokerUnreachable(ActorqError):
-    """No broker of the list answered in time."""
+    """No broker of the list answered in time, or none that did let us in."""
 
     exit_code = 13
 

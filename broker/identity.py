@@ -9,12 +9,14 @@ BUNDLE (actor, 0600)                 fleet, id, MAC key, learner's public key, b
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import secrets
 import ssl
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,9 @@ from broker import address, certificates, errors, signing, topics
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
 DEFAULT_BROKER = "127.0.0.1:1883"
+_COUNTER_BYTES = 64
+_COUNTER_LIMIT = (1 << 63) - 1
+"""What ledger and spool can hold."""
 
 
 def home() -> Path:
@@ -69,32 +74,81 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def next_count(path: Path, first: int = 1) -> int:
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """What a small file of ours holds. Whatever else a crash left in its place neither blocks nor leads elsewhere.
+
+    Raises:
+        FileNotFoundError: There is none.
+        OSError: It is larger, cannot be read, or is no file: a pipe, a directory, a link.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a file", str(path))
+        if found.st_size > limit_bytes:
+            raise OSError(errno.EFBIG, f"{found.st_size} bytes, where at most {limit_bytes} are meant", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(limit_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def next_count(path: Path, first: int = 1, on_lost: Callable[[str], None] | None = None) -> int:
     """Adds one to a counter on disk and returns it; two processes never get the same number.
 
     Args:
         path: The counter's file.
         first: What a counter that does not exist yet begins with.
+        on_lost: Takes a line for people: a counter that cannot be used begins with `first` as well. Without this it is
+            an error.
 
     Raises:
         IdentityError: The file does not hold a counter.
     """
-    with _locked(path):
-        try:
-            count = int(path.read_text()) + 1 if path.exists() else first
-        except ValueError:
-            raise errors.IdentityError(
-                "a counter file does not hold a number", where=str(path), todo="write the last number used into it"
-            ) from None
-        write_atomic(path, f"{count}\n".encode())
-        return count
+    count = first
+    try:
+        with _locked(path):
+            try:
+                count = _counted(path) + 1
+            except FileNotFoundError:
+                pass
+            except errors.IdentityError as error:
+                if on_lost is None:
+                    raise
+                on_lost(f"{error.what} ({path}); it begins anew, with {first}")
+            write_atomic(path, f"{count}\n".encode())
+    except OSError as error:
+        if on_lost is None:
+            raise
+        on_lost(f"a counter cannot be kept: {error}")
+        count = max(count, first)  # where `first` is the time: not the same again
+    return count
+
+
+def _counted(path: Path) -> int:
+    """The number in a counter file; FileNotFoundError if there is no file, IdentityError if it holds none."""
+    try:
+        text = read_regular(path, _COUNTER_BYTES).strip()
+        if not text.isdigit() or int(text) >= _COUNTER_LIMIT:
+            raise ValueError(repr(text))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise errors.IdentityError(
+            f"a counter file does not hold a number: {error}",
+            where=str(path),
+            todo="write the last number used into it",
+        ) from error
+    return int(text)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One process at a time; makes the directory."""
     make_directory(path.parent)
-    with open(os.open(path.with_name(f".{path.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not block
+    with open(os.open(path.with_name(f".{path.name}.lock"), flags, 0o600), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -133,7 +187,7 @@ class Bundle:
                 where=str(path),
                 todo="run `actorq-broker enroll NAME` beside the learner and copy its file here (--bundle FILE)",
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, errors.ConfigError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, errors.ConfigError) as error:
             raise errors.IdentityError(
                 f"the enrolment bundle cannot be read: {error}",
                 where=str(path),

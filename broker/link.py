@@ -50,9 +50,11 @@ class Link:
         listens_first: Send what is retained only after hearing what is retained at the topics subscribed to.
         has_room: While it is false, what the broker sends is left in the socket, so that TCP holds the broker back.
         on_connect: Called on the network thread after everything retained was sent.
-        on_log: Takes a line for people when the connection is lost, found again or refused.
+        on_log: Takes a line for people when the connection is lost, found again or refused; for each address again
+            when what is wrong there is something else.
 
     Attributes:
+        refusals: By address, what came of the last attempt there.
         gather_s: With nothing to read, the network thread leaves the socket alone for so long, so that what comes
             meanwhile is read together. Each time it wakes it takes Python's lock, and a core, from who computes.
     """
@@ -84,13 +86,15 @@ class Link:
         self._on_connect, self._on_log = on_connect or (lambda: None), on_log or (lambda line: None)
         self._handlers = handlers.Handlers()
         self._outbox = outbox.Outbox(last=will[0] if will else "")
-        self._muted = self._down_logged = False
+        self._muted = False
+        self.refusals = {str(one): refusal.SILENCE for one in self._addresses}
+        self._said: dict[str, str] = {}  # by address, the kind of refusal that was logged since the last connection
         self._lock = threading.RLock()
         self._client: paho.Client | None = None
         self._ready, self._stopping = threading.Event(), threading.Event()
         self._drained = threading.Condition(self._lock)
         self._awaited_subacks: set[int] = set()
-        self._refusal = self._last_refusal = ""  # of this attempt to connect, and of the one before
+        self._refusal = ""  # of this attempt to connect
         self._turned_at, self._generation = time.monotonic(), 0
         self._wakeup, self._turns = wakeup.Wakeup(), turns.Turns()
         self._misc_at, self.gather_s, self._turn_poll = 0.0, 0.0, select.poll()
@@ -125,12 +129,10 @@ class Link:
         """Waits for the first connection.
 
         Raises:
-            BrokerUnreachable: None was made in time.
-            IdentityError: A broker answered, and refused the password.
+            BrokerUnreachable: None was made in time: nobody answered, or who did let us not in.
         """
         if not self._ready.wait(timeout_s):
-            why, tried = self._refusal or self._last_refusal, ", ".join(map(str, self._addresses))
-            raise refusal.as_error(why, tried, self.address, timeout_s)
+            raise refusal.as_error(self.refusals, timeout_s)
 
     def retain(self, topic: str, payload: outbox.Payload) -> None:
         """Publishes a retained message, and again on every connect.
@@ -235,22 +237,26 @@ class Link:
                 self._refusal = f"{type(error).__name__}: {error}"
             lost = self.connections > before
             self._refusal = self._refusal or (refusal.HUNG_UP if where.tls and not lost else "")
-            self._lose(f"connection to {where} lost" if lost else f"cannot reach {where}")
+            self._lose(where, lost=lost)
             turn += 1
             failures = 0 if lost else failures + 1
             delay = backoff.delay_s(failures // len(self._addresses))
             self._turned_at = time.monotonic()
             self._stopping.wait(delay)
 
-    def _lose(self, line: str) -> None:
+    def _lose(self, where: address.Address, *, lost: bool) -> None:
+        if lost:  # it had let us in: how its end looks to OpenSSL says nothing about who it is
+            line, found = f"connection to {where} lost", refusal.SILENCE._replace(what=self._refusal)
+        else:
+            line, found = f"cannot reach {where}", refusal.understood(self._refusal, self._tls if where.tls else None)
         with self._lock:
             self._ready.clear()
-            self._client, self._last_refusal = None, self._refusal
+            self._client, self.refusals[str(where)] = None, found
             self._outbox.lose()
             self._drained.notify_all()
-        if not self._stopping.is_set() and not self._down_logged:
-            self._down_logged = True  # a failure is said once, its end once
-            self._on_log(f"{line}{': ' + self._refusal if self._refusal else ''}; trying again")
+        if not self._stopping.is_set() and self._said.get(str(where)) != found.kind:
+            self._said[str(where)] = found.kind  # what fails is said once, until it is something else; its end once
+            self._on_log(f"{line}{': ' + found.what if found.what else ''}; trying again")
 
     def _serve(self, where: address.Address, generation: int) -> None:
         """Connects and serves the socket until it is lost."""
@@ -359,8 +365,8 @@ class Link:
         self.connections += 1
         self._outbox.repeat()
         self._send_overdue(limit=math.inf)
-        if self._down_logged:
-            self._down_logged = False
+        if self._said:
+            self._said = {}
             self._on_log(f"connected to {self.address} again")
         self._on_connect()
 

@@ -87,7 +87,8 @@ def _act(args: argparse.Namespace) -> int:
 
     bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
     actor = acting_loop.Actor(chosen, bundle, lambda line: print(line, file=sys.stderr, flush=True))
-    actor.on_alive = watchdog.Watchdog().alive
+    dog = watchdog.Watchdog()
+    actor.on_alive, actor.patient = dog.alive, dog.supervised
     cli.on_stop_signal(actor.stop)
     actor.run()
     return errors.EXIT_OK

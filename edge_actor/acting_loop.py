@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from broker import codec, errors, identity, link, messages, signing, topics
+from broker import codec, errors, identity, link, messages, refusal, signing, topics
 from edge_actor import (
     command,
     config,
@@ -54,6 +55,7 @@ class Actor:
 
     Attributes:
         on_alive: Called from the loop, at least once per turn, as long as it is not stuck.
+        patient: Looks for a broker and a task for ever: nobody is there who would start it again, or read why it ended.
 
     Raises:
         EnvironmentFailure: `settings.env` cannot be made.
@@ -67,12 +69,13 @@ class Actor:
             )
         self._settings, self._on_log = settings, on_log
         self.on_alive: Callable[[], None] = lambda: None
+        self.patient = False
         self._runtime = interpreter.find(settings.runtime)
         self._id, self._topics = bundle.actor_id, topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
-        environment = self._make(settings.env, settings.envs) if settings.env else None
+        made = self._planted(settings.env) if settings.env else None
         # A lost counter begins with the time: what is retained for an earlier boot must never fit a later one
-        self._boot = identity.next_count(self._state_dir / "boot", first=int(time.time()))
+        self._boot = identity.next_count(self._state_dir / "boot", first=int(time.time()), on_lost=on_log)
         self._mac, self._verifier = signing.ActorMac(bundle.mac_key), signing.LearnerVerifier(bundle.learner_key)
         seal = functools.partial(self._seal, self._topics.actor_state(self._id))
         self._presence = presence.Presence(self._boot, seal)
@@ -88,8 +91,8 @@ class Actor:
         self._load = vitals.Load(settings.heartbeat_s)
         self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
         self._plant: plant.Plant | None = None
-        if environment is not None:
-            self._prepare(environment)
+        if made is not None:
+            self._prepare(made)
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -98,7 +101,7 @@ class Actor:
 
         Raises:
             ActorRefused: The learner does not want this actor.
-            BrokerUnreachable: There is no broker, and nothing to do without one.
+            BrokerUnreachable: No broker let it in, there is nothing to do without one, and it is not `patient`.
             EnvironmentFailure: The learner's task cannot be made here, or none was named.
         """
         try:
@@ -116,16 +119,14 @@ class Actor:
     def start(self) -> None:
         """Connects, takes the learner's task if there is no other, and gives birth."""
         self._link.start()
-        try:
-            self._link.wait_connected(self._settings.connect_timeout_s)
-        except errors.BrokerUnreachable:
-            if self._metronome is None or self._plant is None or self._acting is None:
-                raise
-            self._on_log("no broker: acting with the stored policy until there is one")
+        self._find_a_broker()
         if self._plant is None:
-            name = self._task.wait(self._settings.connect_timeout_s, self._inbox.wake, lambda: self._stopping)
+            if self.patient:
+                self._on_log("no environment is named here: waiting until a learner names one")
+            limit_s = math.inf if self.patient else self._settings.connect_timeout_s
+            name = self._task.wait(limit_s, self._inbox.wake, self._told_to_stop)
             if name:
-                self._prepare(self._make(name, self._settings.envs))
+                self._prepare(self._planted_for_the_learner(name))
         if self._plant is None:
             return  # told to stop while it waited
         environment = self._plant.environment
@@ -135,6 +136,19 @@ class Actor:
         )
         self._link.retain(self._topics.actor_state(self._id), self._state)
         self._heartbeat.start()
+
+    def _find_a_broker(self) -> None:
+        """Waits until one lets it in. Whatever else answers is no reason to end: the link says so, and tries again."""
+        until = time.monotonic() + self._settings.connect_timeout_s
+        while not self._link.connected and not self._told_to_stop():
+            if time.monotonic() > until:
+                if self._metronome is not None and self._plant is not None and self._acting is not None:
+                    self._on_log("no broker: acting with the stored policy until there is one")
+                    return
+                if not self.patient:
+                    raise refusal.as_error(self._link.refusals, self._settings.connect_timeout_s)
+            self._inbox.wake.wait(_IDLE_S)
+            self._inbox.wake.clear()
 
     def close(self) -> None:
         """Sends what is there, says goodbye, and frees everything."""
@@ -328,12 +342,22 @@ class Actor:
         made.subscribe(self._topics.command(self._id), open_as(messages.Command, put))
         return made
 
-    def _prepare(self, environment: env.Environment) -> None:
+    def _planted(self, name: str) -> plant.Plant:
+        return plant.Plant(self._make(name, self._settings.envs), self._settings, self._on_log)
+
+    def _planted_for_the_learner(self, name: str) -> plant.Plant:
+        """As `_planted`; a task that does not fit here is not final, as the next one may."""
+        try:
+            return self._planted(name)
+        except (errors.SpecError, errors.ConfigError) as error:
+            raise errors.EnvironmentFailure(error.what, where=f"the learner's task {name}", todo=error.todo) from error
+
+    def _prepare(self, made: plant.Plant) -> None:
         """Makes all that depends on the environment."""
-        settings, spec, n_envs = self._settings, environment.spec, environment.n_envs
-        self._plant = plant.Plant(environment, settings, self._on_log)
+        settings, spec, n_envs = self._settings, made.environment.spec, made.environment.n_envs
         seal = functools.partial(self._mac.seal, self._topics.experience(self._id))
         self._spool = spool.opened(settings, self._state_dir, self._boot, spec.fingerprint, seal, self._on_log)
+        self._plant = made  # behind the spool, which another process may hold: until here there is nothing to close
         self._recorder = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), self._spool)
         self._explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: self._recorder.recorded)
         self._swap = swap.Swap(
@@ -382,7 +406,7 @@ class Actor:
         self._task.hear(state)
         self._inbox.put(state)
         if self._plant is not None and state.version:
-            self._swap.announce(state.epoch, state.version)
+            self._swap.announce(state.epoch, state.version)  # by a state that is new: the inbox passes on no other
 
     def _seal(self, topic: str, message: messages.Message) -> bytes:
         return self._mac.seal(topic, codec.encode(message))

@@ -34,20 +34,25 @@ class Authority:
         self._assigned: messages.Assignment | None = None
         self.silences = 0
 
-    def check(self, message: object, boot: int) -> None:
+    def check(self, message: object, boot: int) -> bool:
         """Takes note of a genuine message.
 
         Args:
             message: What came.
             boot: Of this actor.
 
+        Returns:
+            False for a state of the learner that says nothing new: brokers repeat it with every connection, and one
+            that repeats it for ever must not pass for a learner that lives.
+
         Raises:
             MessageError: One that is newer was here before. `reason` is `older_state` or `older_assignment`.
         """
         if isinstance(message, messages.LearnerState):
-            self._check_state(message)
-        elif isinstance(message, messages.Assignment) and message.boot == boot:
+            return self._check_state(message)
+        if isinstance(message, messages.Assignment) and message.boot == boot:
             self._check_assignment(message)
+        return True
 
     def listen(self) -> None:
         """To be called now and then: notices that nothing new comes, and that it does again."""
@@ -59,15 +64,17 @@ class Authority:
             self._on_log("the learner is heard again")
         self._silent = silent
 
-    def _check_state(self, state: messages.LearnerState) -> None:
+    def _check_state(self, state: messages.LearnerState) -> bool:
         if not state.online:  # a will was made before the first heartbeat, and says nothing of when
             beat = (state.epoch, self._beat[1] if state.epoch == self._beat[0] else 0)
         else:
             beat = (state.epoch, state.heartbeat)
         if beat < self._beat:
             raise errors.MessageError(f"a state of the learner, {beat} after {self._beat}", reason="older_state")
-        if beat > self._beat:
+        is_new = beat > self._beat
+        if is_new:
             self._beat, self._heard_at = beat, self._clock()
+        return is_new
 
     def _check_assignment(self, new: messages.Assignment) -> None:
         """Epochs grow with learners; within one, grants and versions grow too."""

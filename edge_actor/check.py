@@ -223,10 +223,9 @@ def _bundle(settings: config.ActorConfig) -> tuple[identity.Bundle | None, Findi
     try:
         bundle.tls()
         soon = certificates.ends_soon(bundle.credential.encode())
-    except (errors.IdentityError, ValueError) as error:
-        return bundle, Finding(
-            "bundle", "fail", f"{what}: its certificate: {error}", "enrol it again", errors.IdentityError.exit_code
-        )
+    except (errors.ActorqError, ValueError) as error:
+        code = error.exit_code if isinstance(error, errors.ActorqError) else errors.IdentityError.exit_code
+        return bundle, Finding("bundle", "fail", f"{what}: its certificate: {error}", "enrol it again", code)
     if soon:
         return bundle, Finding("bundle", "warn", f"{what}: its certificate ends within months", "enrol it again")
     return bundle, Finding("bundle", "ok", what)

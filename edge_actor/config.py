@@ -40,7 +40,9 @@ class ActorConfig:
     )
     rate_hz: float = setting(0.0, "control rate to hold; 0 acts as fast as it can")
     safe_action: str = setting("", "JSON action for stops, failures and policies that are too old; empty: none")
-    max_policy_age_s: float = setting(0.0, "take the safe action when no newer policy came for so long; 0: never")
+    max_policy_age_s: float = setting(
+        0.0, "take the safe action when for so long no newer policy came, nor word that there is none; 0: never"
+    )
     state_dir: str = setting("", "where boot counter and last good policy are kept (default: ~/.actorq/NAME)")
     heartbeat_s: float = setting(1.0, "time between two states")
     spool_bytes: int = setting(64_000_000, "experience kept until the learner has it; beyond, the oldest is dropped")
@@ -48,7 +50,9 @@ class ActorConfig:
         "",
         "where it is kept; empty: in memory (/dev/shm), where it outlives this process; disk: in the state directory",
     )
-    connect_timeout_s: float = setting(10.0, "how long to look for a broker, or for the learner's task, at the start")
+    connect_timeout_s: float = setting(
+        10.0, "how long to look for a broker, or for the learner's task, at the start; as a service it looks for ever"
+    )
     threads: int = setting(1, "threads of the TFLite runtime; one is the fastest for small policies")
     seed: int = setting(0, "of the environments, and of all that is random before the learner assigns a seed")
     runtime: str = setting("auto", f"TFLite runtime: {', '.join(RUNTIMES)}")

@@ -52,18 +52,22 @@ class Inbox:
         self.refused: dict[str, int] = {}
 
     def opener(self, kind: type[_M], use: Callable[[_M, bytes], None]) -> Callable[[str, bytes, bool], None]:
-        """A handler for `Link.subscribe` that gives each sound message of `kind` to `use`, with its sealed bytes."""
+        """A handler for `Link.subscribe` that gives each sound message of `kind` to `use`, with its sealed bytes.
+
+        A state of the learner is passed on once: what was heard already is no sign of life.
+        """
 
         def handle(topic: str, payload: bytes, retained: bool) -> None:
             if not payload:
                 return  # a retained message was deleted
             try:
                 message = codec.decode(kind, self._verifier.open(topic, payload))
-                self._authority.check(message, self._boot)
+                is_new = self._authority.check(message, self._boot)
             except errors.MessageError as error:
                 self._refuse(error, topic)
                 return
-            use(message, payload)
+            if is_new:
+                use(message, payload)
 
         return handle
 

@@ -164,7 +164,7 @@ class Journal:
 
     def _roll(self, name: str) -> _Segment:
         path = self._directory / name
-        segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
+        segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
         if self._current is not None and not self._current.needed:
             self._delete(self._current)
         self._segments.append(segment)
@@ -188,10 +188,16 @@ class Journal:
         found: dict[tuple[int, int], Record] = {}
         for path in sorted(self._directory.glob("*.segment")):
             try:
-                segment = _Segment(path, os.open(path, os.O_RDWR))
-                records, segment.end = self._scan(segment, path.read_bytes())
+                segment = _opened(path)
+            except OSError:
+                self.damaged += 1
+                continue
+            try:
+                with os.fdopen(segment.file, "rb", closefd=False) as file:
+                    records, segment.end = self._scan(segment, file.read())
                 os.ftruncate(segment.file, segment.end)
             except OSError:
+                os.close(segment.file)
                 self.damaged += 1
                 continue
             self._segments.append(segment)
@@ -223,6 +229,15 @@ class Journal:
             else:
                 self.damaged += 1
         return records, end
+
+
+def _opened(path: Path) -> _Segment:
+    """A segment that is there. No pipe, which would block, and no link: the file that it leads to would be cut off."""
+    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError("not a file")
+    return _Segment(path, file)
 
 
 def default_directory(state_dir: Path, asked: str) -> Path:

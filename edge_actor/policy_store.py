@@ -2,18 +2,22 @@
 
 Policies are kept as they came, sealed, so that they are verified again when read. Their order is kept beside them: a
 broker that sends old policies must not succeed because the stored one was damaged, has expired, or is for another
-environment.
+environment. That file has a checksum: an order that a flipped bit made larger would refuse every policy to come.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
+from typing import Any, TypeGuard
 
-from broker import identity
+from broker import identity, messages
 
 Order = tuple[int, int]
 """Epoch and version."""
+_NEWEST_BYTES = 4096
+_LARGEST = (1 << 63) - 1
 
 
 class PolicyStore:
@@ -33,13 +37,17 @@ class PolicyStore:
         self._learner_key = learner_key.hex()
         self._written: bytes | None = None
 
-    def read(self) -> tuple[bytes, bytes]:
-        """Keyframe and delta; empty where there is none.
+    def keyframe(self) -> bytes | None:
+        """The keyframe; None if there is none.
 
         Raises:
-            OSError: A file cannot be read.
+            OSError: It cannot be read, or is too large for one.
         """
-        return _read(self._keyframe), _read(self._delta)
+        return _read(self._keyframe, messages.MAX_PACKET_BYTES)
+
+    def delta(self) -> bytes | None:
+        """The delta; as `keyframe`."""
+        return _read(self._delta, messages.MAX_PACKET_BYTES)
 
     def newest(self) -> Order:
         """Order of the newest policy that was ever written; (0, 0) if none was, under this key.
@@ -48,10 +56,19 @@ class PolicyStore:
             OSError: The file cannot be read.
             ValueError: It does not hold what `write` wrote.
         """
-        raw = json.loads(_read(self._newest) or b"{}")
-        if not isinstance(raw, dict) or raw.get("learner_key", self._learner_key) != self._learner_key:
+        stored = _read(self._newest, _NEWEST_BYTES)
+        if stored is None:
             return 0, 0
-        return int(raw.get("epoch", 0)), int(raw.get("version", 0))
+        try:
+            raw = json.loads(stored)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        if not isinstance(raw, dict):
+            raise ValueError("it is no JSON object")
+        key, epoch, version = raw.get("learner_key"), raw.get("epoch"), raw.get("version")
+        if not (_is_count(epoch) and _is_count(version)) or raw.get("check") != _check(key, epoch, version):
+            raise ValueError("it is damaged")
+        return (epoch, version) if key == self._learner_key else (0, 0)
 
     def write(self, sources: tuple[bytes, ...], order: Order) -> None:
         """Replaces what is there by a keyframe, or a keyframe and a delta.
@@ -71,11 +88,19 @@ class PolicyStore:
         else:
             self._delta.unlink(missing_ok=True)
         about = {"learner_key": self._learner_key, "epoch": order[0], "version": order[1]}
-        identity.write_atomic(self._newest, json.dumps(about).encode())
+        identity.write_atomic(self._newest, json.dumps(about | {"check": _check(*about.values())}).encode())
 
 
-def _read(file: Path) -> bytes:
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _check(*fields: object) -> int:
+    return zlib.crc32(repr(fields).encode())
+
+
+def _read(file: Path, limit_bytes: int) -> bytes | None:
     try:
-        return file.read_bytes()
+        return identity.read_regular(file, limit_bytes)
     except FileNotFoundError:
-        return b""
+        return None

@@ -85,7 +85,8 @@ class Swap:
         announced: Order of the newest policy that was heard of.
         refused: Refusals by reason. `base` is a delta whose base is not here, `parts` one whose policy did not all come
             ahead of it: the next keyframe or retained one helps. `flood` counts messages that nobody had time to open.
-        heard_at: Monotonic time of the last policy that was good when it came, or of the start.
+        heard_at: Monotonic time at which there was last no doubt that the acting policy is the newest: a good one came
+            that is newer than all before, or the learner said anew that it has no newer one; or of the start.
         pause_ms: How long the acting loop stood still for the newest policy; None before the first.
     """
 
@@ -129,16 +130,16 @@ class Swap:
 
     def start(self, verifier: signing.LearnerVerifier, names: topics.Topics) -> None:
         """Takes the stored policy, if there is a good one, and starts taking what comes."""
-        try:
-            keyframe, delta = self._store.read()
-            if keyframe:
-                body = verifier.open(names.keyframe(self.channel), keyframe)
-                self.offer(codec.decode(messages.Policy, body), keyframe)
-            if delta:
-                body = verifier.open(names.delta(self.channel), delta)
-                self.offer(codec.decode(messages.PolicyDelta, body), delta)
-        except (OSError, errors.MessageError) as error:
-            self._refuse("stored", f"the stored policy cannot be used: {error}")
+        kinds: tuple[tuple[Callable[[], bytes | None], str, type[messages.Policy | messages.PolicyDelta]], ...] = (
+            (self._store.keyframe, names.keyframe(self.channel), messages.Policy),
+            (self._store.delta, names.delta(self.channel), messages.PolicyDelta),
+        )
+        for read, topic, kind in kinds:
+            try:
+                if (sealed := read()) is not None:
+                    self.offer(codec.decode(kind, verifier.open(topic, sealed)), sealed)
+            except (OSError, errors.MessageError) as error:
+                self._refuse("stored", f"the stored policy cannot be used: {error}")
         try:
             self._held.floor = self._store.newest()  # from now on: what is on this disk may act, whatever its age
         except (OSError, ValueError) as error:
@@ -170,7 +171,9 @@ class Swap:
         return put
 
     def announce(self, epoch: int, version: int) -> None:
-        """The learner says that this policy exists."""
+        """The learner says that this policy is its newest; what it said before must not come here again."""
+        if (epoch, version) == self._active:
+            self.heard_at = time.monotonic()
         if (epoch, version) > self.announced:
             self.announced = (epoch, version)
             self.phase = Phase.ANNOUNCED
@@ -192,11 +195,10 @@ class Swap:
         except errors.PolicyError as error:
             self._refuse(error.reason, str(error))
         else:
-            if order == held.best:
-                self.heard_at = time.monotonic()
             if is_new and order == best:
                 self._refuse("sha256", f"the parts of policy {order} made something else of it; it is made again")
             if is_new:
+                self.heard_at = time.monotonic()  # not by one that was here before: a broker may repeat it for ever
                 self._propose()
             elif order == self._active:
                 self._keep(held.newest)

@@ -29,6 +29,11 @@ class Watchdog:
             self._socket.setblocking(False)
             self._address = "\0" + address[1:] if address[0] == "@" else address
 
+    @property
+    def supervised(self) -> bool:
+        """Whether systemd started this process, and wants it to go on trying."""
+        return self._socket is not None
+
     def alive(self) -> None:
         """To be called again and again by what must not hang; costs 0.1 us where there is nothing to say.
 

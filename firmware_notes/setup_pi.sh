@@ -353,7 +353,8 @@ unit() {
 		LimitCORE=0
 		Restart=always
 		RestartSec=5
-		# Usage, settings, spec, identity, runtime missing: nothing but a change on this board helps (broker/errors.py).
+		# Usage, settings, spec, bundle, runtime missing: nothing but a change on this board helps (broker/errors.py), and
+		# nothing that came over the network ends with one of these.
 		RestartPreventExitStatus=2 10 12 15 18
 
 		# ProcSubset=pid is missing on purpose: without /proc/cpuinfo XNNPACK stays away, and says nothing.

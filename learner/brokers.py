@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from broker import address, errors, link
+from broker import address, link, refusal
 
 _OTHERS_S = 1.0
 """How long the start waits for the other brokers once one has answered."""
@@ -68,8 +68,7 @@ class Brokers:
         """Connects, and waits until one broker has answered; briefly for the others.
 
         Raises:
-            BrokerUnreachable: None did in time.
-            IdentityError: One refused to let us in, and no other answered.
+            BrokerUnreachable: None did in time, or those that did let us not in.
         """
         for one in self._all:
             one.start()
@@ -80,7 +79,7 @@ class Brokers:
                 self._answered.clear()
                 deadline = min(deadline, time.monotonic() + _OTHERS_S)
         if not any(one.connected for one in self._all):
-            raise self._unreachable(timeout_s)
+            raise refusal.as_error({at: found for one in self._all for at, found in one.refusals.items()}, timeout_s)
 
     def retain_all(self, those: Sequence[tuple[str, bytes]]) -> None:
         """As Link.retain_all, at every broker."""
@@ -124,16 +123,3 @@ class Brokers:
             thread.start()
         for thread in threads:
             thread.join()
-
-    def _unreachable(self, timeout_s: float) -> errors.ActorqError:
-        found = []
-        for one in self._all:
-            try:
-                one.wait_connected(0.0)
-            except errors.ActorqError as error:
-                found.append(error)
-        if len(found) == 1:
-            return found[0]
-        why = "; ".join(f"{error.where}: {error.what}" for error in found)
-        worst = next((error for error in found if isinstance(error, errors.IdentityError)), found[0])
-        return type(worst)(f"no broker of {len(found)} let us in within {timeout_s:g} s", where=why, todo=worst.todo)

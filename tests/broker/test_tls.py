@@ -172,7 +172,7 @@ def test_a_certificate_of_another_fleet(
         )
     )
     links[-1].start()
-    with pytest.raises(errors.IdentityError, match="does not let this user in"):
+    with pytest.raises(errors.BrokerUnreachable, match="does not let this user in"):
         links[-1].wait_connected(3)
 
 
@@ -194,7 +194,7 @@ def test_a_broker_that_hangs_up_after_the_handshake(
         threading.Thread(target=serve, daemon=True).start()
         actor = as_actor(fleet.bundle("one"), listening.getsockname()[1], links)
         actor.start()
-        with pytest.raises(errors.IdentityError, match="does not let this user in .*hung up"):
+        with pytest.raises(errors.BrokerUnreachable, match="does not let this user in .*hung up"):
             actor.wait_connected(1)
         listening.shutdown(socket.SHUT_RDWR)
 
@@ -260,7 +260,7 @@ def test_a_broker_that_is_none_of_the_fleets(
     with process.Mosquitto("127.0.0.1", 0, fleet="lab", admission=admission) as mosquitto:
         actor = as_actor(fleet.bundle("one"), mosquitto.port, links)
         actor.start()
-        with pytest.raises(errors.IdentityError, match="not one of this fleet, or not under this name"):
+        with pytest.raises(errors.BrokerUnreachable, match="not one of this fleet, or not under this name"):
             actor.wait_connected(3)
 
 

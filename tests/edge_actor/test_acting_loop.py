@@ -295,6 +295,16 @@ def test_a_task_that_would_import_code_is_refused(site: Site, task: str) -> None
     assert isinstance(running.error, errors.EnvironmentFailure)
 
 
+@pytest.mark.fault(3)
+def test_a_task_that_does_not_fit_here_is_not_final(site: Site) -> None:
+    """The next one may: a service that ends with the code of a setting is not started again."""
+    site.learner.say(site.learner.topics.learner_state, messages.LearnerState(True, "s", 1, 1, env_id="CartPole-v1"))
+    running = site.start(env="", rate_hz=50.0, safe_action="[0.5, 0.5]")
+    running.join()
+    assert isinstance(running.error, errors.EnvironmentFailure)
+    assert "CartPole-v1" in running.error.where
+
+
 def test_no_task_and_no_broker_are_named_errors(site: Site) -> None:
     running = site.start(env="", connect_timeout_s=0.5)
     running.join()

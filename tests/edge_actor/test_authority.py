@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker import errors, messages
-from edge_actor import authority
+from broker import codec, errors, identity, messages, signing
+from edge_actor import authority, inbox
 from tests.edge_actor import fake_learner
 
 
@@ -43,6 +43,20 @@ def test_states_go_forward_alone() -> None:
     assert not actor.hears(state(2, 0, online=False)), "its will"
     assert actor.hears(state(1, 0, online=False)) == "older_state"
     assert not actor.hears(state(3, 1)), "a new learner begins anew"
+
+
+@pytest.mark.fault(11)
+def test_what_was_heard_already_is_no_sign_of_life() -> None:
+    """A broker may repeat the last state for ever: it reaches nobody a second time, the spool's window included."""
+    sealer = identity.Fleet.open("f").sealer
+    heard: list[messages.LearnerState] = []
+    opened = inbox.Inbox(signing.LearnerVerifier(sealer.public_key), 5, lambda line: None)
+    handle = opened.opener(messages.LearnerState, lambda message, sealed: heard.append(message))
+    for heartbeat in (7, 7, 8, 7, 8, 8):
+        handle("t", sealer.seal("t", codec.encode(state(2, heartbeat))), True)
+    handle("t", sealer.seal("t", codec.encode(state(2, 0, online=False))), True)  # a will, of before
+    assert [one.heartbeat for one in heard] == [7, 8]
+    assert opened.refused == {"older_state": 1}, "what is retained comes again with every connection"
 
 
 @pytest.mark.parametrize(

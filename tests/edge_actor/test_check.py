@@ -17,6 +17,7 @@ from broker import errors, identity
 from broker.mosquitto import access, process
 from edge_actor import check, config, interpreter, journal
 from tests import conftest
+from tests.broker import stranger
 from tests.edge_actor import test_interpreter
 from tests.edge_actor.boards import trees
 
@@ -120,6 +121,21 @@ def test_a_broker_over_tls(tmp_path: Path) -> None:
         assert report["bundle"].state == "ok"
         other.enroll("pi", [where]).write(bundle)  # of an authority that this broker does not have
         assert found(settings(tmp_path, bundle=str(bundle)), tmp_path)["broker"].state == "fail"
+
+
+@pytest.mark.fault(3)
+def test_strangers_are_told_apart_and_none_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_BROKER_S", 0.5)
+    fleet, bundle = identity.Fleet.open("lab", tmp_path / "fleet"), tmp_path / "pi.json"
+    with stranger.Stranger(fleet, tmp_path, "self-signed") as other:
+        fleet.enroll("pi", [other.address]).write(bundle)
+        said = {}
+        for other.manner in ("self-signed", "alert", "plain"):
+            found = next(iter(check._broker(settings(tmp_path), identity.Bundle.read(bundle))))
+            assert (found.state, found.code) == ("fail", errors.BrokerUnreachable.exit_code)
+            said[found.todo] = found.what
+    assert len(said) == 3, "each with what to do about it"
+    assert other.address in next(iter(said.values()))
 
 
 @pytest.mark.mosquitto

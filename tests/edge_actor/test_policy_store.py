@@ -108,7 +108,7 @@ def test_a_damaged_order_is_said_and_stops_nothing(tmp_path: Path, junk: bytes) 
     (tmp_path / "newest.json").write_bytes(junk)
     made = offers.Swap(tmp_path)
     made.start(offers.VERIFIER, offers.NAMES)
-    assert made.refused == ({} if junk == b"[]" else {"stored": 1})
+    assert made.refused == {"stored": 1}
     made.offer(*offers.keyframe(1))
     assert made.acts() == 1
     made.close()

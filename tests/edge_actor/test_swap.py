@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,27 @@ def test_what_nobody_has_time_to_open_is_bounded(swapped: offers.Swap, monkeypat
     assert swapped.refused == {"flood": 20 - len(opened)}
     assert len(opened) <= 4
     assert swapped._queued_bytes == 0
+
+
+@pytest.mark.fault(11)
+def test_only_news_keeps_a_policy_from_being_too_old(swapped: offers.Swap) -> None:
+    """What `--max-policy-age-s` looks at; replays of the learner's states end before (test_authority.py)."""
+
+    def is_heard(act: Callable[[], object]) -> bool:
+        swapped.heard_at = -1.0
+        act()
+        return swapped.heard_at > 0
+
+    first, second = offers.keyframe(1), offers.delta(1, 2)
+    assert is_heard(lambda: swapped.offer(*first))
+    assert not is_heard(lambda: swapped.offer(*first)), "the same one, before it acts"
+    assert swapped.acts() == 1
+    assert not is_heard(lambda: swapped.offer(*first)), "the retained one, which a broker repeats"
+    assert is_heard(lambda: swapped.announce(1, 1)), "the learner lives, and has none newer"
+    assert not is_heard(lambda: swapped.announce(1, 2)), "it has a newer one, which someone holds back"
+    assert not is_heard(lambda: swapped.announce(2, 1)), "another session's"
+    assert is_heard(lambda: swapped.offer(*second))
+    assert swapped.acts() == 2
+    assert not is_heard(lambda: swapped.offer(*second))
+    assert not is_heard(lambda: swapped.announce(1, 1)), "said before the one that acts was made"
+    assert is_heard(lambda: swapped.announce(1, 2))

@@ -10,7 +10,7 @@ import pytest
 
 from broker import codec, errors, identity, messages, signing, topics
 from learner import config, roster, session
-from tests.broker import plain_client
+from tests.broker import plain_client, stranger
 from tests.conftest import BrokerProcess, wait_until
 from tests.learner import fleet_examples
 
@@ -161,6 +161,20 @@ def test_no_broker_is_a_named_error(fleet: identity.Fleet, monkeypatch: pytest.M
         found.join()
     assert "actorq-broker up" in caught.value.todo
     found.close()
+
+
+@pytest.mark.fault(3)
+def test_a_stranger_on_the_broker_s_port_is_a_named_error(
+    fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not one of keys and bundles: those of this learner are in order."""
+    monkeypatch.setattr("broker.link.CONNECT_TIMEOUT_S", 0.2)
+    with stranger.Stranger(fleet, tmp_path, "self-signed") as other:
+        found = session.Session(settings(other.address), print)
+        with pytest.raises(errors.BrokerUnreachable, match="not one of this fleet") as caught:
+            found.join()
+        found.close()
+    assert caught.value.where == other.address
 
 
 def test_leaves_offline_behind_when_it_goes(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:

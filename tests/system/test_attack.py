@@ -7,6 +7,7 @@ tests/broker/test_tls.py and test_mosquitto.py; attacks on the learner in test_a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,6 +184,35 @@ def test_a_policy_that_is_withheld_too_long_brings_the_safe_action(stage: hostil
     recorded = stage.learner.steps
     stage.publish(2)
     conftest.wait_until(lambda: stage.learner.steps > recorded, "a new policy ends it")
+
+
+@pytest.mark.fault(11)
+def test_a_repeated_policy_is_no_new_one(stage: hostile.Stage) -> None:
+    """The retained keyframe and the learner's last word, all genuine, over and over: the safe action is taken.
+
+    It is not while the learner says anew that it has no newer one.
+    """
+    stage.learner.beats = False
+    stage.start("--rate-hz", "100", "--max-policy-age-s", "1", "--safe-action", "0")
+    keyframe, topic = stage.publish(1), stage.names.learner_state
+    beat = stage.sealed(topic, messages.LearnerState(True, "learner-1", 1, 1, fingerprint="any", version=1))
+    stage.learner.assign(fake_learner.assignment(stage.boot, steps_granted=1 << 40, message_steps=16))
+    stage.learner.await_steps(16)
+
+    def goes_safe() -> bool:
+        stage.attacker.publish(stage.names.keyframe("main"), keyframe, retain=True)
+        stage.attacker.publish(topic, beat, retain=True)
+        return stage.vitals.steps_unrecorded > 50
+
+    conftest.wait_until(goes_safe, "the safe action is taken, and not recorded", 20.0)
+    recorded, heartbeat = stage.learner.steps, itertools.count(2)
+
+    def goes_on() -> bool:
+        alive = messages.LearnerState(True, "learner-1", 1, next(heartbeat), fingerprint="any", version=1)
+        stage.learner.say(topic, alive)
+        return stage.learner.steps > recorded + 300
+
+    conftest.wait_until(goes_on, "3 s of a policy that is three times as old as it may be, and the newest", 20.0)
 
 
 def test_invented_and_replayed_assignments(stage: hostile.Stage) -> None:
