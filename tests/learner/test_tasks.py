@@ -56,7 +56,7 @@ def test_what_is_tuned_for_one_algorithm_is_not_taken_for_another() -> None:
 
 
 def test_while_the_task_is_not_known_no_setting_is_refused_as_another_algorithm_s() -> None:
-    assert effective("", "--noise-std", "0.2").train.algorithm == "dqn"
+    assert effective("", "--noise-std", "0.2").train.algorithm == config.AUTO
     tuned = effective("Pendulum-v1", "--noise-std", "0.2").algorithm
     assert isinstance(tuned, config.D4pgConfig)
     assert tuned.noise_std == 0.2
