@@ -46,7 +46,9 @@ class AlgorithmConfig:
     normalizer_floor: float = setting(0.1, "inputs of a smaller standard deviation count as that large when normalised")
     max_grad_norm: float = setting(1000.0, "gradients of a larger global norm are scaled down to it")
     batch_size: int = setting(128, "transitions per gradient step")
-    updates_per_call: int = setting(16, "gradient steps per TensorFlow call; samples are drawn for all of them at once")
+    updates_per_call: int = setting(
+        16, "gradient steps per TensorFlow call, fewer of images; samples are drawn for all at once"
+    )
     replay_capacity: int = setting(100_000, "transitions kept; the oldest leave first")
     prioritized: bool = setting(False, "sample in proportion to the TD error instead of uniformly")
     priority_exponent: float = setting(0.6, "how strongly the TD error counts when prioritized: 0 not at all, 1 fully")

@@ -241,9 +241,13 @@ def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[di
             fleet.start_actor(f"actor-{index}", ["--env", train.env, "--envs", str(envs), "--heartbeat-s", "1"])
         while learner.poll() is None and not stop.wait(0.05):
             if gone := fleet.ended():
-                raise errors.EnvironmentFailure(
-                    f"{gone} ended by itself: {fleet.log_tail(gone)}", where=str(path / "logs" / f"{gone}.log")
+                error = errors.EnvironmentFailure(
+                    f"{gone} ended by itself, with code {fleet.children[gone].returncode}: {fleet.log_tail(gone)}",
+                    where=str(path / "logs" / f"{gone}.log"),
                 )
+                print(f"error: {error}", file=sys.stderr, flush=True)  # to stop the others takes seconds
+                error.said = True
+                raise error
         fleet.stop()
         output = fleet.learner_output()
     summary: dict[str, Any] | None = json.loads(output) if output else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from broker import messages
 
-_FIRST_S, _AGAIN_S = 5.0, 10.0
+FIRST_S, AGAIN_S = 5.0, 10.0
 _DIFFERS_S, _FAILS_ON_S = 5.0, 30.0
 _COUNT_MAX = 1 << 53  # of what one actor says: any larger number is no count, and no float
 _MESSAGE_LENGTH = 300
@@ -77,10 +77,10 @@ class Notices:
             now_s: Monotonic time.
         """
         if moved != self._moved:
-            self._moved, self._due_s = moved, now_s + _FIRST_S
+            self._moved, self._due_s = moved, now_s + FIRST_S
         if now_s < self._due_s:
             return False
-        self._due_s = now_s + _AGAIN_S
+        self._due_s = now_s + AGAIN_S
         return True
 
 

@@ -44,6 +44,7 @@ from learner.algorithms import registry
 from learner.quantize import calibrate
 
 NORMALIZER_OBSERVATIONS = 1024
+CALL_NUMBERS = 4_000_000  # observed, in one call of updates: convolutions take seconds, and no call can be ended
 SCORES_S = 2.5  # two evaluations, and some margin, by what the newest one took
 FINAL_SCORE_S = 5.0  # beyond max_wall_s, for the score of the last policy
 ENOUGH_BATCHES = 2  # to begin with, where steps come slowly
@@ -85,7 +86,9 @@ class TrainingLoop:
         self.progress = progress.Progress()
         self.rng = np.random.default_rng(train.seed)
         self.replay = replay.of(self.spec, algorithm)
-        self._samples_per_call = algorithm.batch_size * algorithm.updates_per_call
+        numbers = algorithm.batch_size * self.spec.observation.size
+        self._updates_per_call = max(1, min(algorithm.updates_per_call, CALL_NUMBERS // numbers))
+        self._samples_per_call = algorithm.batch_size * self._updates_per_call
         self.limiter = rate_limiter.RateLimiter(
             train.samples_per_insert,
             train.learning_starts,
@@ -93,6 +96,7 @@ class TrainingLoop:
         )
         self.update_metrics: dict[str, float] = {}
         self._finishing = False
+        self._call_s = 0.0  # that the newest call of updates took
         self._gathered: tuple[float, int] | None = None  # when the first steps had come, and how many
         self.solved: scoring.Score | None = None
         self.last_score: scoring.Score | None = None
@@ -184,9 +188,11 @@ class TrainingLoop:
 
     @property
     def _time_is_up(self) -> bool:
-        """What the score of the last policy will take, int8 and fp32, is set aside if it is not much."""
+        """Or would be before the next updates had ended; what a last score takes is set aside if it is not much."""
         score_s = SCORES_S * self.scoring.took_s
-        return time.monotonic() > self._end_s - (score_s if score_s < 0.25 * self.settings.max_wall_s else 0.0)
+        if score_s > 0.25 * self.settings.max_wall_s:
+            score_s = 0.0
+        return time.monotonic() > self._end_s - max(score_s, self._call_s - FINAL_SCORE_S)
 
     # -- one turn ---------------------------------------------------------------------------------------------------
 
@@ -226,13 +232,15 @@ class TrainingLoop:
         if not self.update_metrics and self.algorithm.updates == 0:
             self.algorithm.normalize(self.replay.observations(NORMALIZER_OBSERVATIONS, self.rng))
         settings = self.algorithm_settings
-        batch = self.replay.sample(settings.updates_per_call, settings.batch_size, self.rng)
+        batch = self.replay.sample(self._updates_per_call, settings.batch_size, self.rng)
         self.limiter.sample(self._samples_per_call)
         began = time.monotonic()
-        update = self._meanwhile(lambda: self.algorithm.update(batch))
+        what = f"{self._updates_per_call} gradient steps of {settings.batch_size} transitions to compute"
+        update = self._meanwhile(lambda: self.algorithm.update(batch), what)
         self.replay.update_priorities(batch.ids, update.td_error)
         if self.update_metrics:
-            self.limiter.took(self._samples_per_call, time.monotonic() - began)
+            self._call_s = time.monotonic() - began
+            self.limiter.took(self._samples_per_call, self._call_s)
         else:  # the first one compiled. All that stays: Python need not look through it for garbage again
             gc.freeze()
         self.update_metrics = update.metrics
@@ -241,7 +249,7 @@ class TrainingLoop:
         self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
         policy = self.algorithm.policy_layers()
         seen = self.replay.observations(calibrate.rows(policy), self.rng)
-        verdict = self._meanwhile(lambda: self.publisher.publish(policy, *calibrate.split(seen)))
+        verdict = self._meanwhile(lambda: self.publisher.publish(policy, *calibrate.split(seen)), "a policy to be made")
         if not verdict.passed or self.publisher.newest is None:
             return
         self.session.announce(self.spec.fingerprint, self.publisher.version)
@@ -250,8 +258,10 @@ class TrainingLoop:
             self._scored = self.algorithm.state()
             self.scoring.begin(self.publisher.newest)
 
-    def _meanwhile(self, compute: Callable[[], _T]) -> _T:
-        """The result of what computes on a thread of its own, while what arrives is taken in here."""
+    def _meanwhile(self, compute: Callable[[], _T], what: str) -> _T:
+        """The result of `what`, which computes on a thread of its own while what arrives is taken in here."""
+        began = time.monotonic()
+        say_at = began + notices.FIRST_S
         computing = self._computing.submit(compute)
         computing.add_done_callback(lambda _: self.session.wake())
         try:
@@ -259,6 +269,9 @@ class TrainingLoop:
                 self._drain(0.1)
                 if not self.settings.deterministic:
                     self._assign(lockstep_version=0)
+                if (now := time.monotonic()) > say_at:
+                    say_at = now + notices.AGAIN_S
+                    self._screen.say(f"waiting for {what}: {now - began:.0f} s so far")
         finally:
             concurrent.futures.wait([computing])  # a checkpoint must not see half an update
         return computing.result()
@@ -281,8 +294,9 @@ class TrainingLoop:
         now, working = time.monotonic(), self.roster.working()
         limit_s = 2.0 * self.scoring.limits(working[0])[1] if working else scoring.TIMEOUT_S
         self.scoring.end_s = end_s = min(now + limit_s, self._end_s + FINAL_SCORE_S)
-        if end_s - now <= SCORES_S * self.scoring.took_s:
-            self._screen.say(f"the last policy is not scored: that takes {SCORES_S * self.scoring.took_s:.0f} s more")
+        if (score_s := SCORES_S * self.scoring.took_s) >= end_s - now:
+            takes = f", and a score takes {score_s:.0f} s" if score_s else ""
+            self._screen.say(f"the last policy is not scored: the time is up{takes}")
             return
         who = f"actor {working[0].actor_id}" if working else "an actor, of which none is here,"
         self._screen.say(f"waiting for {who} to score the last policy, at most {end_s - now:.0f} s")
@@ -371,7 +385,7 @@ class TrainingLoop:
         self.scoring.advance(self.roster.working(), now, self.session.brokers.changes)
         self._gather(now)
         # Of a slow environment updates are few; before the first one, it is the question when that will be
-        if self.notices.is_stuck((self.algorithm.updates, self.env_steps if self.algorithm.updates else 0), now):
+        if self.notices.is_stuck((self.limiter.sampled, self.env_steps if self.limiter.sampled else 0), now):
             self._screen.say(self._awaited(now))
         if (row := self.progress.row(self)) is not None:
             self.metrics.write(row)
@@ -430,7 +444,8 @@ class TrainingLoop:
             return ""
         refused = ", ".join(f"{reason} {count}" for reason, count in self.ingest.refused.items())
         if self.env_steps >= self.limiter.min_size:
-            return "the time ended while the networks compiled"
+            what = f"{self.settings.max_env_steps:,} steps were over" if self._budget_spent else "time ended"
+            return f"the {what} before the networks were compiled"
         if self.notices.environments:
             worst, known = max(self.notices.environments.items(), key=lambda one: one[1].count)
             return f"the environment of actor {worst} failed {notices.describe(known)}"
