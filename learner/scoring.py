@@ -104,9 +104,7 @@ class Scoring:
         present = any((actor.actor_id, actor.boot, connection) == self._asked for actor in actors)
         if self._awaited[0] and present and now_s < self._deadline_s:
             return
-        max_steps, max_s = self.limits(actors[0])
-        max_s = min(max_s, self.end_s - now_s)
-        if max_s <= 0:
+        if now_s >= self.end_s:
             return
         if self._awaited[0]:
             self.failures += 1
@@ -116,6 +114,8 @@ class Scoring:
         manifest = score.policy.manifest
         if which == "float32":
             manifest = publish.describe_as(manifest, model, "float32")
+        max_steps, max_s = self.limits(actors[0])
+        max_s = min(max_s, self.end_s - now_s)
         self._commands += 1
         command = messages.Command(
             command_id=f"{self._session}-{self._commands}",

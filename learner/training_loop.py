@@ -294,7 +294,8 @@ class TrainingLoop:
         now, working = time.monotonic(), self.roster.working()
         limit_s = 2.0 * self.scoring.limits(working[0])[1] if working else scoring.TIMEOUT_S
         self.scoring.end_s = end_s = min(now + limit_s, self._end_s + FINAL_SCORE_S)
-        if (score_s := SCORES_S * self.scoring.took_s) >= end_s - now:
+        score_s = SCORES_S * self.scoring.took_s
+        if end_s - now < limit_s and end_s - now <= score_s:
             takes = f", and a score takes {score_s:.0f} s" if score_s else ""
             self._screen.say(f"the last policy is not scored: the time is up{takes}")
             return
