@@ -59,17 +59,6 @@ def test_a_clash_is_said_before_anything_is_started(run_root: Path) -> None:
     assert not (run_root / "run").exists()
 
 
-@pytest.mark.fault(23)
-def test_a_learner_says_a_clash_when_the_first_actor_is_there(
-    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
-) -> None:
-    fleet = start_fleet()
-    fleet.start_actor("pi", ["--env", f"{ODD}:Continuous"])
-    learner = fleet.start_learner(["--algorithm", "dqn", "--run-dir", str(run_root / "run")])
-    learner.communicate(timeout=LAST_S)
-    assert learner.returncode == errors.ConfigError.exit_code
-
-
 @pytest.mark.fault(24)
 @pytest.mark.fault(28)
 def test_a_broken_and_slow_environment_is_named_and_nothing_learned_is_no_success(run_root: Path) -> None:
