@@ -19,6 +19,7 @@ from learner import config, publish, roster
 TIMEOUT_S = 120.0
 RATED = 5.0
 """So many times as long an evaluation may take an actor that holds a control rate."""
+_ON_THE_WAY = 0.9  # of the time that is left: command and answer take some, too
 _LONG_S, _REST = 5.0, 2.0
 """A score that takes so long is followed by so many times as long without: most of the time is for training."""
 _REST_FIRST_S, _REST_LIMIT_S = 5.0, 3600.0
@@ -115,7 +116,7 @@ class Scoring:
         if which == "float32":
             manifest = publish.describe_as(manifest, model, "float32")
         max_steps, max_s = self.limits(actors[0])
-        max_s = min(max_s, self.end_s - now_s)
+        max_s = min(max_s, _ON_THE_WAY * (self.end_s - now_s))
         self._commands += 1
         command = messages.Command(
             command_id=f"{self._session}-{self._commands}",

@@ -189,7 +189,7 @@ def test_no_evaluation_lasts_beyond_the_end() -> None:
     found.end_s = 10.0
     found.begin(POLICY, confirm=True)
     found.advance(ACTORS, 7.5)
-    assert recorder.sent[-1][1].max_s == 2.5
+    assert 2.0 < recorder.sent[-1][1].max_s < 2.5, "the answer has to come, too"
     found.begin(POLICY, confirm=True)
     found.advance(ACTORS, 10.0)
     assert len(recorder.sent) == 2, "nobody is asked what cannot be answered in time"

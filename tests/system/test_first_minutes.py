@@ -28,14 +28,15 @@ def demo(env: str, run: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.fault(2)
 @pytest.mark.fault(25)
-def test_episodes_that_never_end_are_trained_on_and_the_time_limit_holds(run_root: Path) -> None:
-    done = demo("Endless", run_root / "run", "--max-wall-s", "12", "--learning-starts", "200")
+def test_episodes_that_never_end_are_trained_on_and_the_last_score_is_given_up(run_root: Path) -> None:
+    limits = ["--max-env-steps", "4000", "--max-wall-s", "80", "--learning-starts", "200", "--evaluate-episodes", "1"]
+    done = demo("Endless", run_root / "run", *limits)
     assert done.returncode == errors.EXIT_OK, done.stderr
     summary = json.loads(done.stdout)
     assert summary["updates"] > 0
     assert summary["int8_return_mean"] is None
     assert "gave no score: gave up after " in done.stderr
-    assert "to score the last policy, at most 5 s" in done.stderr or "the last policy is not scored" in done.stderr
+    assert "to score the last policy, at most " in done.stderr
 
 
 @pytest.mark.fault(23)
@@ -62,7 +63,7 @@ def test_a_clash_is_said_before_anything_is_started(run_root: Path) -> None:
 @pytest.mark.fault(24)
 @pytest.mark.fault(28)
 def test_a_broken_and_slow_environment_is_named_and_nothing_learned_is_no_success(run_root: Path) -> None:
-    done = demo("Rickety", run_root / "run", "--max-wall-s", "13")
+    done = demo("Rickety", run_root / "run", "--max-wall-s", "16")
     assert "the environment of actor actor-" in done.stderr
     assert "OSError: the wheel came off" in done.stderr
     assert " of 1,000 first steps; learning waits for about" in done.stderr
