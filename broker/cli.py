@@ -35,7 +35,8 @@ def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     except errors.ActorqError as error:
         if verbose:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        if not error.said:
+            print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

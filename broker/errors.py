@@ -12,6 +12,7 @@
     ├── RuntimeMissing              18   no TFLite runtime, TensorFlow or broker program installed
     ├── NotSolved                   19   the budget ended before the policy was good
     ├── ActorRefused                20   the learner refused this actor
+    ├── NothingLearned              23   a run ended before the first update
     └── MessageError                21   bytes from the network that are not a message of ours
         ├── DecodeError
         └── SignatureError
@@ -34,9 +35,13 @@ class ActorqError(Exception):
         what: One sentence that says what is wrong.
         where: The file, key, topic or address it was found at.
         todo: What the reader can do about it.
+
+    Attributes:
+        said: Whoever raised it has told it to people already.
     """
 
     exit_code = 1
+    said = False
 
     def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
         super().__init__(what)
@@ -120,6 +125,12 @@ class NotSolved(ActorqError):
     """The step or time budget ended before the published policy was good."""
 
     exit_code = 19
+
+
+class NothingLearned(ActorqError):
+    """A run ended before the first update: no actor came, or no experience."""
+
+    exit_code = 23
 
 
 class ActorRefused(ActorqError):

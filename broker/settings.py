@@ -92,6 +92,12 @@ def resolve(
     return values
 
 
+def given(args: argparse.Namespace, env_prefix: str) -> set[str]:
+    """Keys that the user named: in --config FILE, in the environment, as flags."""
+    flags = {name for name, value in vars(args).items() if value is not None}
+    return flags.union(*(table for _, table in (*_file(args.config), *_environment(env_prefix))))
+
+
 def build(cls: type[_C], values: Mapping[str, Any]) -> _C:
     """An instance of `cls` from `values`, which may hold more than it needs."""
     return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})  # type: ignore[arg-type]

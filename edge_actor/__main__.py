@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    return {"run": _act, "evaluate": _evaluate, "check": _check, "bench": _bench}[args.command](args)
+    runs = {"run": _act, "evaluate": _evaluate, "check": _check, "bench": _bench, "spec": _spec}
+    return runs[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="print the rows as JSON lines, each as soon as it is known")
     bench.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
+    spec = commands.add_parser(
+        "spec", allow_abbrev=False, help="print what an environment observes and takes, as one JSON object"
+    )
+    spec.add_argument("--env", required=True, help="Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId")
+    spec.add_argument("--env-kwargs", default="{}", metavar="JSON", help="arguments for the environment")
+    spec.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
+
     score = commands.add_parser("evaluate", allow_abbrev=False, help="play a .tflite policy greedily, and time it")
     score.add_argument("policy", metavar="POLICY.tflite", help=f"its path; or the word {RANDOM}, to score chance")
     score.add_argument("--env", required=True, help="Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId")
@@ -67,6 +75,20 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--episodes", type=int, default=20, metavar="N", help="(default: %(default)s)")
     score.add_argument(
         "--seed", type=int, default=0, metavar="N", help="episode k resets with N + k (default: %(default)s)"
+    )
+    score.add_argument(
+        "--max-steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="give up after so many steps of all episodes; 0: no limit (default: %(default)s)",
+    )
+    score.add_argument(
+        "--max-s",
+        type=float,
+        default=600.0,
+        metavar="X",
+        help="give up after so many seconds: episodes may never end; 0: no limit (default: %(default)s)",
     )
     score.add_argument(
         "--head", choices=specs.HEADS, help="what the model puts out (default: q_values, or deterministic)"
@@ -139,15 +161,27 @@ def _bench(args: argparse.Namespace) -> int:
     return errors.EXIT_INTERRUPTED if interrupted else errors.EXIT_OK
 
 
+def _spec(args: argparse.Namespace) -> int:
+    chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs)
+    from edge_actor import env
+
+    environment = env.make(chosen.env, 1, chosen.env_arguments)
+    print(json.dumps({"env": args.env, **dataclasses.asdict(environment.spec)}))
+    return errors.EXIT_OK
+
+
 def _evaluate(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.threads < 1:
         raise errors.ConfigError("--episodes and --threads must be at least 1")
+    if args.max_steps < 0 or not args.max_s >= 0:
+        raise errors.ConfigError("--max-steps and --max-s must not be negative")
     chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs)
     from edge_actor import env, evaluate
 
     if args.policy == RANDOM:
         environment = env.make(chosen.env, 1, chosen.env_arguments)
-        score = evaluate.run_at_random(environment, args.episodes, args.seed)
+        limits = evaluate.Limits(args.max_steps, args.max_s)
+        score = evaluate.run_at_random(environment, args.episodes, args.seed, limits)
         environment.close()
         labels: dict[str, str] = {}
     else:
@@ -187,7 +221,8 @@ def _score(args: argparse.Namespace, chosen: config.ActorConfig) -> tuple[evalua
     except errors.PolicyError as error:
         error.where = error.where or args.policy
         raise
-    score = evaluate.run(acting, environment, args.episodes, args.seed)
+    limits = evaluate.Limits(args.max_steps, args.max_s)
+    score = evaluate.run(acting, environment, args.episodes, args.seed, limits=limits)
     environment.close()
     assert score is not None
     return score, {

@@ -15,6 +15,8 @@ from edge_actor.bench import order as bench_order
 Build = Callable[[messages.Manifest, bytes], policy.Policy]
 _REMEMBERED = 4096  # a broker may send any of them again
 _EPISODES_LIMIT = 1000
+_OWN_LIMITS = evaluate.Limits(max_steps=10_000_000, max_s=600.0)
+"""Of an evaluation whose command has none: an actor that acts flat out does nothing else meanwhile."""
 
 
 class Commander:
@@ -100,7 +102,7 @@ class Commander:
                 raise errors.PolicyError(f"evaluate needs a policy and 1 to {_EPISODES_LIMIT} episodes")
             reassembly.check(order.manifest, order.model.data, environment.spec, clock.now_s())
             acting = build(order.manifest, order.model.tobytes())
-            score = evaluate.run(acting, environment, order.episodes, order.seed, stop)
+            score = evaluate.run(acting, environment, order.episodes, order.seed, stop, _limits(order))
         except Exception as error:  # a broken environment included: the learner must hear of it, the actor goes on
             what = error.what if isinstance(error, errors.ActorqError) else f"{type(error).__name__}: {error}"
             return messages.Report(order.command_id, order.kind, error=what)
@@ -132,3 +134,11 @@ class Commander:
             return False
         self._done.append(order.command_id)
         return True
+
+
+def _limits(order: messages.Command) -> evaluate.Limits:
+    """Those of the command; our own in the place of one that is none."""
+    return evaluate.Limits(
+        max_steps=order.max_steps if order.max_steps > 0 else _OWN_LIMITS.max_steps,
+        max_s=order.max_s if order.max_s > 0 else _OWN_LIMITS.max_s,
+    )

@@ -5,6 +5,7 @@ Chance is the other end of every scale of returns, so it can be scored too.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import messages, specs
+from broker import errors, messages, specs
 from edge_actor import env, policy
 
 _TIMED_ROWS = 2000
 """Observations kept for timing: enough for a 99th percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to give up, of all episodes together: an environment's episodes may never end. 0: no limit."""
+
+    max_steps: int = 0
+    max_s: float = 0.0
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +58,7 @@ def run(
     episodes: int,
     seed: int,
     stop: Callable[[], bool] = lambda: False,
+    limits: Limits = NO_LIMITS,
 ) -> Score | None:
     """Plays greedily; episode k starts from `reset(seed=seed + k)`.
 
@@ -55,26 +68,34 @@ def run(
         episodes: At least 1.
         seed: Of the first episode.
         stop: Asked before each step.
+        limits: When to give up.
 
     Returns:
         None if `stop` said so.
+
+    Raises:
+        EnvironmentFailure: The episodes did not end within the limits.
     """
-    played = _play(acting.act, environment, episodes, seed, stop)
+    played = _play(acting.act, environment, episodes, seed, stop, limits)
     if played is None:
         return None
     returns, steps, seen = played
     return Score(returns, steps, measure(acting, seen))
 
 
-def run_at_random(environment: env.Environment, episodes: int, seed: int) -> Score:
+def run_at_random(environment: env.Environment, episodes: int, seed: int, limits: Limits = NO_LIMITS) -> Score:
     """Plays actions drawn uniformly: from all choices, or from within the bounds. Resets as `run` does.
 
     Args:
         environment: A single one.
         episodes: At least 1.
         seed: Of the first episode, and of the actions.
+        limits: When to give up.
+
+    Raises:
+        EnvironmentFailure: The episodes did not end within the limits.
     """
-    played = _play(_at_random(environment.spec.action, seed), environment, episodes, seed, lambda: False)
+    played = _play(_at_random(environment.spec.action, seed), environment, episodes, seed, lambda: False, limits)
     assert played is not None
     returns, steps, _ = played
     return Score(returns, steps, {})
@@ -89,21 +110,33 @@ def _at_random(action: specs.ActionSpec, seed: int) -> policy.Act:
 
 
 def _play(
-    act: policy.Act, environment: env.Environment, episodes: int, seed: int, stop: Callable[[], bool]
+    act: policy.Act,
+    environment: env.Environment,
+    episodes: int,
+    seed: int,
+    stop: Callable[[], bool],
+    limits: Limits,
 ) -> tuple[messages.FloatArray, int, list[NDArray[Any]]] | None:
     """Returns [episodes], steps, and the first observations [1, *shape] that were acted on; None if `stop` said so."""
-    step, to_env = environment.step, environment.to_env
+    step, to_env, clock = environment.step, environment.to_env, time.monotonic
     observation_spec = environment.spec.observation
     row = np.zeros((1, *observation_spec.shape), observation_spec.dtype)
     seen: list[NDArray[Any]] = []
     returns: list[float] = []
     steps = 0
+    max_steps, max_s, began = limits.max_steps or math.inf, limits.max_s or math.inf, clock()
     for episode in range(episodes):
         row[0] = environment.reset(seed=seed + episode)[0]
         total, over = 0.0, False
         while not over:
             if stop():
                 return None
+            if steps >= max_steps or clock() - began >= max_s:
+                raise errors.EnvironmentFailure(
+                    f"gave up after {steps} steps and {clock() - began:.1f} s in episode {episode + 1} of {episodes}",
+                    where=environment.name,
+                    todo="let its episodes end (Gymnasium's TimeLimit truncates them), or raise the limits",
+                )
             if len(seen) < _TIMED_ROWS:
                 seen.append(row.copy())
             observation, reward, terminated, truncated, _ = step(to_env(act(row)))

@@ -13,6 +13,7 @@ import numpy as np
 from broker import errors, messages
 from edge_actor import config, env, trajectory
 
+_FAILURE_LENGTH = 300
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.1, 10.0
 
 
@@ -27,6 +28,7 @@ class Plant:
     Attributes:
         environment: The present one; another after a failure.
         failures: Times that it failed.
+        failure: How, the last time; for the learner's people.
         running: False until `begin`, and again after `stop_episode`.
     """
 
@@ -35,6 +37,7 @@ class Plant:
     ) -> None:
         self.environment = environment
         self.failures = 0
+        self.failure = ""
         self.running = False
         self._settings = settings
         self._on_log = on_log
@@ -81,6 +84,7 @@ class Plant:
         delay_s = _RETRY_FIRST_S
         while not stopping():
             self.failures += 1
+            self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_LENGTH]
             self._on_log(f"the environment failed: {type(error).__name__}: {error}; making it anew")
             until = time.monotonic() + delay_s
             while not stopping() and (left := until - time.monotonic()) > 0:

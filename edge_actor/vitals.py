@@ -137,6 +137,7 @@ def take(
         steps_dropped=outbox.steps_dropped,
         deadlines_missed=metronome.missed if metronome else 0,
         env_failures=acted_on.failures,
+        env_failure=acted_on.failure,
         return_mean=record.return_mean,
         swap_pause_ms=policies.pause_ms,
         cpu_percent=load.cpu_percent,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import cli, errors, settings
-from learner import config
+from learner import config, tasks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -193,7 +193,7 @@ def _train(args: argparse.Namespace) -> int:
     """
     saved = [_saved_settings(args.resume)] if args.resume else []
     initial = config.effective(args, "", *saved)
-    if settings.dump_if_asked(args, *config.effective(args, initial.train.env, *saved)):
+    if settings.dump_if_asked(args, *_known(config.effective(args, initial.train.env, *saved))):
         return errors.EXIT_OK
     stop = threading.Event()
     cli.on_stop_signal(stop.set)
@@ -201,8 +201,8 @@ def _train(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(initial.train.threads))
     from learner import console, session, train  # here: --help must not load what training needs
 
-    def configure(env_id: str) -> config.Settings:
-        return initial if args.resume else config.effective(args, env_id)
+    def configure(env_id: str, actions: str) -> config.Settings:
+        return initial if args.resume else config.effective(args, env_id, actions=actions)
 
     try:
         summary, path = train.run(
@@ -213,6 +213,12 @@ def _train(args: argparse.Namespace) -> int:
         return errors.EXIT_INTERRUPTED
     _print_summary(summary, args.json)
     print(f"run directory: {path}", file=sys.stderr)
+    if not summary["updates"] and not stop.is_set():
+        raise errors.NothingLearned(
+            f"nothing was learned: {summary['nothing_learned']}",
+            where=str(path),
+            todo="mend that, or give it more time (--max-wall-s, --max-env-steps)",
+        )
     if stop.is_set():
         print(f"interrupted; go on with: actorq-learner train --resume {path}", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
@@ -241,11 +247,14 @@ def _demo(args: argparse.Namespace) -> int:
     It trains until the published int8 policy is good, stops them all, and shows what happened.
     """
     defaults = ("demo", {"env": "CartPole-v1", "actors": 2})
-    effective = config.effective(args, config.effective(args, "", defaults).train.env, defaults)
-    if settings.dump_if_asked(args, *effective):
-        return errors.EXIT_OK
     from learner import local_fleet
 
+    effective = config.effective(args, config.effective(args, "", defaults).train.env, defaults)
+    env_id = effective.train.env
+    if effective.train.algorithm not in tasks.algorithms(env_id):  # then the actions are to decide, or to fit
+        effective = config.effective(args, env_id, defaults, actions=local_fleet.actions_of(env_id))
+    if settings.dump_if_asked(args, *effective):
+        return errors.EXIT_OK
     summary, code = local_fleet.demo(effective, envs=args.envs, broker_kind=args.broker_kind)
     if summary is not None:
         _print_summary(summary, args.json)
@@ -338,7 +347,15 @@ def _bench(args: argparse.Namespace) -> int:
     return errors.EXIT_OK
 
 
+def _known(found: config.Settings) -> tuple[Any, ...]:
+    """Without the settings of an algorithm, if none is chosen yet."""
+    return (found.train, found.gate) if found.train.algorithm == config.AUTO else tuple(found)
+
+
 def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
+    """The table, where there is something to tell."""
+    if not as_json and not summary["updates"]:
+        return
     from learner import summary as summaries
 
     print(json.dumps(summary) if as_json else summaries.table(summary))

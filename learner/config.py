@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from broker import errors, identity, settings
 from broker.settings import setting
@@ -32,8 +32,13 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmConfig:
-    """Settings that all algorithms have: the policy network, its learning, replay, and random actions."""
+    """Settings that all algorithms have: the policy network, its learning, replay, and random actions.
 
+    Attributes:
+        actions: The kind of actions that it learns, as in specs.ActionSpec.
+    """
+
+    actions: ClassVar[str] = "discrete"
     hidden: tuple[int, ...] = setting((256, 256), "widths of the policy's hidden layers, after convolutions for images")
     n_step: int = setting(3, "rewards summed before bootstrapping")
     gamma: float = setting(0.99, "discount per step")
@@ -41,7 +46,9 @@ class AlgorithmConfig:
     normalizer_floor: float = setting(0.1, "inputs of a smaller standard deviation count as that large when normalised")
     max_grad_norm: float = setting(1000.0, "gradients of a larger global norm are scaled down to it")
     batch_size: int = setting(128, "transitions per gradient step")
-    updates_per_call: int = setting(16, "gradient steps per TensorFlow call; samples are drawn for all of them at once")
+    updates_per_call: int = setting(
+        16, "gradient steps per TensorFlow call, fewer of images; samples are drawn for all at once"
+    )
     replay_capacity: int = setting(100_000, "transitions kept; the oldest leave first")
     prioritized: bool = setting(False, "sample in proportion to the TD error instead of uniformly")
     priority_exponent: float = setting(0.6, "how strongly the TD error counts when prioritized: 0 not at all, 1 fully")
@@ -70,6 +77,7 @@ class DqnConfig(AlgorithmConfig):
 class ContinuousConfig(AlgorithmConfig):
     """Settings that algorithms for continuous actions have."""
 
+    actions: ClassVar[str] = "continuous"
     n_step: int = setting(5, "rewards summed before bootstrapping")
     learning_rate: float = setting(3e-4, "Adam's step size")
     max_grad_norm: float = setting(40.0, "gradients of a larger global norm are scaled down to it")
@@ -113,6 +121,9 @@ class D4pgConfig(ContinuousConfig):
 
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {"dqn": DqnConfig, "ddpg": DdpgConfig, "d4pg": D4pgConfig}
 """Settings by the name of the algorithm."""
+AUTO = "auto"
+"""In the place of an algorithm: whichever learns such actions."""
+_BY_ACTIONS = {"discrete": "dqn", "continuous": "d4pg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +146,20 @@ class TrainConfig:
         (), "MQTT brokers as host[:port], tried in turn (default: as told to `actorq-broker init`, else 127.0.0.1)"
     )
     env: str = setting("", "task: actors without an environment of their own take it; empty: the first actor's")
-    algorithm: str = setting("dqn", "learning algorithm: dqn (discrete actions), ddpg or d4pg (continuous ones)")
+    algorithm: str = setting(
+        AUTO,
+        "learning algorithm: dqn (discrete actions), ddpg or d4pg (continuous ones); auto: the tuned one, or one that "
+        "learns such actions",
+    )
     seed: int = setting(0, "seed of weights, replay sampling and the actors' exploration")
     actors: int = setting(1, "actors to wait for before training starts")
     wait_s: float = setting(0.0, "give up when no actor came after so long; 0 waits for ever")
     learning_starts: int = setting(1000, "environment steps (random policy) before the first update")
+    learning_starts_s: float = setting(
+        60.0,
+        "begin with fewer, of two minibatches at least, when gathering them takes longer; 0 (as where learning_starts "
+        "alone is named): never",
+    )
     samples_per_insert: float = setting(32.0, "times each transition is sampled on average; sets the actors' pace")
     message_steps: int = setting(1024, "most steps in one experience message; in a large fleet up to four times that")
     message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
@@ -151,6 +171,10 @@ class TrainConfig:
     precision: str = setting("int8", "of published policies: int8, float32, float16 or dynamic (int8 weights only)")
     weight_bits: int = setting(8, "bits to which published weights are rounded, 2 to 8; fewer than 8 are for studies")
     evaluate_episodes: int = setting(20, "greedy episodes by which an actor scores a published policy; 0: never")
+    evaluate_steps: int = setting(30_000, "give a score up whose episodes are longer on average")
+    evaluate_s: float = setting(
+        60.0, "give a score up that takes an actor longer; one that holds a control rate has five times as long"
+    )
     evaluate_seed: int = setting(10_000, "seed of the first scored episode; confirmations use seeds of their own")
     solved_return: float = setting(float("inf"), "stop when the published int8 policy's mean return reaches this")
     max_env_steps: int = setting(200_000, "stop after so many environment steps")
@@ -177,36 +201,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_arguments(parser, *_classes(*ALGORITHMS.values()))
 
 
-def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table) -> Settings:
+def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table, actions: str = "") -> Settings:
     """Settings of a run: tuned ones where tasks.toml has some, under whatever the user gave.
 
     Args:
         args: What `add_arguments` parsed.
-        env_id: The environment; empty while it is not known. Unless `weakest` names the algorithm, that is not known
-            either: its settings are then provisional, and none is refused as another algorithm's.
+        env_id: The environment; empty while it is not known.
         weakest: Tables that are weaker than tasks.toml.
+        actions: The kind of actions that it takes (specs.ActionSpec); empty while that is not known.
+
+    Returns:
+        Of the algorithm that is named, else of the tuned one, else of the one that learns such actions. As long as none
+        of that is known, `algorithm` is AUTO: its settings are then provisional, and none is refused as another's.
 
     Raises:
-        ConfigError: A setting is unknown, of a wrong type, or of another algorithm; or they cannot go together.
+        ConfigError: A setting is unknown, of a wrong type, or of another algorithm; or they cannot go together; or the
+            algorithm cannot learn such actions.
     """
     every = _classes(*ALGORITHMS.values())
     tables = [*weakest, (f"tasks.toml [{env_id}]", tasks.settings(env_id))]
     values = settings.resolve(every, args, tables=tables, env_prefix=ENV_PREFIX)
     name = values["algorithm"]
-    if name not in ALGORITHMS:
+    if name == AUTO:
+        tuned = [one for one in tasks.algorithms(env_id) if actions in ("", ALGORITHMS[one].actions)]
+        name = tuned[0] if tuned else _BY_ACTIONS.get(actions, AUTO)
+    elif name not in ALGORITHMS:
         raise errors.ConfigError(
-            f"algorithm {name!r} is unknown", where="algorithm", todo=f"use one of {', '.join(ALGORITHMS)}"
+            f"algorithm {name!r} is unknown", where="algorithm", todo=f"use one of {', '.join((AUTO, *ALGORITHMS))}"
         )
+    elif actions not in ("", ALGORITHMS[name].actions):
+        able = " or ".join(one for one, cls in ALGORITHMS.items() if cls.actions == actions)
+        raise errors.ConfigError(
+            f"{name} learns {ALGORITHMS[name].actions} actions, and {env_id} takes {actions} ones",
+            where=f"--algorithm {name}",
+            todo=f"leave it out, or name {able}",
+        )
+    given = settings.given(args, ENV_PREFIX)
+    if "learning_starts" in given and "learning_starts_s" not in given:
+        values["learning_starts_s"] = 0.0  # who names the steps means them
+    if name == AUTO or (not env_id and not any("algorithm" in table for _, table in weakest)):
+        provisional = _classes(ALGORITHMS.get(name, DqnConfig))
+        return check(Settings(*(settings.build(cls, values) for cls in provisional)))
     chosen = _classes(ALGORITHMS[name])
-    if not env_id and not any("algorithm" in table for _, table in weakest):
-        return check(Settings(*(settings.build(cls, values) for cls in chosen)))
     known = {field.name for cls in chosen for field in dataclasses.fields(cls)}
-    given = {field.name for cls in every for field in dataclasses.fields(cls) if getattr(args, field.name) is not None}
-    if foreign := sorted(given - known):
-        flags = ", ".join("--" + field.replace("_", "-") for field in foreign)
-        raise errors.ConfigError(f"{name} has no {flags}", todo="leave it out, or choose another --algorithm")
+    flags = {field.name for cls in every for field in dataclasses.fields(cls) if getattr(args, field.name) is not None}
+    if foreign := sorted(flags - known):
+        named = ", ".join("--" + field.replace("_", "-") for field in foreign)
+        raise errors.ConfigError(f"{name} has no {named}", todo="leave it out, or choose another --algorithm")
     tables[-1] = (f"tasks.toml [{env_id}]", tasks.settings(env_id, name))
-    values = settings.resolve(chosen, args, tables=tables, env_prefix=ENV_PREFIX)
+    decided = {"algorithm": name, "learning_starts_s": values["learning_starts_s"]}
+    values = settings.resolve(chosen, args, tables=tables, env_prefix=ENV_PREFIX) | decided
     return check(Settings(*(settings.build(cls, values) for cls in chosen)))
 
 
@@ -231,6 +275,10 @@ def check(chosen: Settings) -> Settings:
         clashes.append(f"precision {train.precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
     if not 2 <= train.weight_bits <= 8:
         clashes.append(f"weight_bits must be 2 to 8, not {train.weight_bits}")
+    if train.evaluate_steps <= 0 or not 0.0 < train.evaluate_s < math.inf:
+        clashes.append(f"evaluate_steps {train.evaluate_steps} and evaluate_s {train.evaluate_s} must be positive")
+    if not 0.0 <= train.learning_starts_s < math.inf:
+        clashes.append(f"learning_starts_s must be 0 or positive, not {train.learning_starts_s}")
     if train.max_env_steps < train.learning_starts:
         clashes.append(f"max_env_steps {train.max_env_steps} ends before learning_starts {train.learning_starts}")
     if train.message_steps > algorithm.replay_capacity:

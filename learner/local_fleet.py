@@ -186,6 +186,31 @@ def _kind(name: str) -> str:
     return word if word in ("learner", "broker") else "actor"
 
 
+def actions_of(env_id: str) -> str:
+    """The kind of actions that an environment takes (specs.ActionSpec), as an actor on this machine says.
+
+    Raises:
+        ActorqError: It cannot be made, or cannot be carried; with the actor's words and exit code.
+    """
+    command = [sys.executable, "-m", "edge_actor", "spec", "--env", env_id]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _as_said(done.stderr, done.returncode)
+    kind: str = json.loads(done.stdout.splitlines()[-1])["action"]["kind"]
+    return kind
+
+
+def _as_said(stderr: str, code: int) -> errors.ActorqError:
+    """The error that one of our commands ended with."""
+    _, found, text = stderr.rpartition("error: ")
+    what, where, todo = (text if found else stderr).strip(), "", ""
+    what, _, todo = what.partition("\n  to do: ")
+    what, _, where = what.partition("\n  where: ")
+    error = errors.EnvironmentFailure(what or "the actor ended without a word", where=where, todo=todo)
+    error.exit_code = code
+    return error
+
+
 def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[dict[str, Any] | None, int]:
     """Trains on a fleet of this machine.
 
@@ -216,9 +241,13 @@ def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[di
             fleet.start_actor(f"actor-{index}", ["--env", train.env, "--envs", str(envs), "--heartbeat-s", "1"])
         while learner.poll() is None and not stop.wait(0.05):
             if gone := fleet.ended():
-                raise errors.EnvironmentFailure(
-                    f"{gone} ended by itself: {fleet.log_tail(gone)}", where=str(path / "logs" / f"{gone}.log")
+                error = errors.EnvironmentFailure(
+                    f"{gone} ended by itself, with code {fleet.children[gone].returncode}: {fleet.log_tail(gone)}",
+                    where=str(path / "logs" / f"{gone}.log"),
                 )
+                print(f"error: {error}", file=sys.stderr, flush=True)  # to stop the others takes seconds
+                error.said = True
+                raise error
         fleet.stop()
         output = fleet.learner_output()
     summary: dict[str, Any] | None = json.loads(output) if output else None

@@ -18,6 +18,8 @@ from broker import errors
 RANDOM = "random"
 """The policy that `actorq-actor evaluate` knows by this name."""
 _AT_ONCE = 2
+_EPISODE_S = 60.0
+"""An episode may take so long on average; some environments' never end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +53,7 @@ def play(
 
     def one(policy: Path | str) -> Played:
         command = [sys.executable, "-m", "edge_actor", "evaluate", str(policy), "--env", env_id]
-        command += ["--episodes", str(episodes), "--seed", str(seed), "--json"]
+        command += ["--episodes", str(episodes), "--seed", str(seed), "--max-s", str(_EPISODE_S * episodes), "--json"]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             said = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]

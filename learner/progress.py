@@ -78,6 +78,7 @@ class Progress:
             "messages_refused": sum(loop.ingest.refused.values()) + sum(loop.session.refused.values()),
             "steps_refused": loop.ingest.steps_refused,
             "steps_missed": loop.ingest.steps_missed,
+            "env_failures": loop.notices.env_failures,
             "bytes_received": loop.session.brokers.bytes_received,
             "bytes_sent": loop.session.brokers.bytes_sent,
             **loop.update_metrics,

@@ -68,6 +68,10 @@ class RateLimiter:
         lead = self.inserted * self.samples_per_insert - (self.sampled + transitions)
         return lead >= self._target - self._sampled_buffer
 
+    def begin(self) -> None:
+        """Lets sampling begin with what was inserted, though it is less than `min_size`."""
+        self.min_size = max(1, min(self.min_size, self.inserted))
+
     def steps_granted(self) -> int:
         """Transitions that the whole fleet may have inserted since the start, so that the learner can keep up.
 
@@ -83,8 +87,10 @@ class RateLimiter:
 
     def state(self) -> dict[str, int]:
         """Counters for a checkpoint."""
-        return {"inserted": self.inserted, "sampled": self.sampled}
+        return {"inserted": self.inserted, "sampled": self.sampled, "min_size": self.min_size}
 
     def restore(self, state: dict[str, int]) -> None:
-        """Takes the counters of `state()` back."""
+        """Takes the counters of `state()` back; and `min_size` where sampling has begun with fewer."""
+        if state["sampled"]:
+            self.min_size = min(self.min_size, int(state.get("min_size", self.min_size)))
         self.inserted, self.sampled = int(state["inserted"]), int(state["sampled"])

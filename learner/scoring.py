@@ -6,6 +6,8 @@ screening has seen, as published and in fp32, and only that counts.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +17,12 @@ from broker import messages
 from learner import config, publish, roster
 
 TIMEOUT_S = 120.0
+RATED = 5.0
+"""So many times as long an evaluation may take an actor that holds a control rate."""
+_ON_THE_WAY = 0.9  # of the time that is left: command and answer take some, too
+_LONG_S, _REST = 5.0, 2.0
+"""A score that takes so long is followed by so many times as long without: most of the time is for training."""
+_REST_FIRST_S, _REST_LIMIT_S = 5.0, 3600.0
 _CONFIRM_SEED_STRIDE = 100_000
 _OWED = 64
 
@@ -40,6 +48,13 @@ class Scoring:
         send: Sends a Command to an actor; false if it cannot go out now.
         settings: Episodes, seeds and target.
         session: Part of command ids: an actor carries out each id once.
+
+    Attributes:
+        failures: Commands that brought no score.
+        end_s: Monotonic time by which every answer must have come.
+        took_s: How long the newest answer that was a score took.
+        rests_until_s: Monotonic time before which no score should begin, because those before failed or took long: an
+            actor that acts flat out takes no steps meanwhile.
     """
 
     def __init__(
@@ -56,6 +71,12 @@ class Scoring:
         self._commands = 0
         self._confirmations = 0
         self.failures = 0
+        self.end_s = math.inf
+        self.took_s = 0.0
+        self.rests_until_s = -math.inf
+        self._asked_at = 0.0
+        self._actors = 1
+        self._failed_in_a_row = 0
 
     @property
     def busy(self) -> bool:
@@ -71,7 +92,7 @@ class Scoring:
             self._current.seed = self._settings.evaluate_seed
 
     def advance(self, actors: list[roster.Actor], now_s: float, connection: int = 0) -> None:
-        """Sends the next command when none is awaited, or again when no answer will come any more.
+        """Sends the next command when none is awaited, or again when no answer will come any more. Not beyond `end_s`.
 
         Args:
             actors: Who works.
@@ -84,6 +105,8 @@ class Scoring:
         present = any((actor.actor_id, actor.boot, connection) == self._asked for actor in actors)
         if self._awaited[0] and present and now_s < self._deadline_s:
             return
+        if now_s >= self.end_s:
+            return
         if self._awaited[0]:
             self.failures += 1
             actors = actors[1:] + actors[:1]  # the one that did not answer is asked last
@@ -92,6 +115,8 @@ class Scoring:
         manifest = score.policy.manifest
         if which == "float32":
             manifest = publish.describe_as(manifest, model, "float32")
+        max_steps, max_s = self.limits(actors[0])
+        max_s = min(max_s, _ON_THE_WAY * (self.end_s - now_s))
         self._commands += 1
         command = messages.Command(
             command_id=f"{self._session}-{self._commands}",
@@ -101,13 +126,31 @@ class Scoring:
             seed=score.seed,
             manifest=manifest,
             model=np.frombuffer(model, np.uint8),
+            max_steps=max_steps,
+            max_s=max_s,
         )
         if self._send(actors[0].actor_id, command):
-            self._awaited, self._deadline_s = (command.command_id, which), now_s + TIMEOUT_S
+            self._awaited, self._deadline_s = (command.command_id, which), now_s + max(TIMEOUT_S, 2 * max_s)
+            self._asked_at, self._actors = time.monotonic(), len(actors)
             self._asked = (actors[0].actor_id, actors[0].boot, connection)
             self._owed[command.command_id] = actors[0].actor_id
             if len(self._owed) > _OWED:
                 del self._owed[next(iter(self._owed))]
+
+    def limits(self, actor: roster.Actor) -> tuple[int, float]:
+        """Steps and seconds after which an actor gives up an evaluation."""
+        settings, birth = self._settings, actor.state.birth if actor.state else None
+        rated = birth is not None and birth.rate_hz > 0
+        return settings.evaluate_episodes * settings.evaluate_steps, settings.evaluate_s * (RATED if rated else 1.0)
+
+    def describe(self, now_s: float) -> str:
+        """Whose answer is awaited, on what, and how long yet; empty if none is."""
+        score = self._current
+        if score is None or not self._awaited[0]:
+            return ""
+        left_s = min(self._deadline_s, self.end_s) - now_s
+        what = f"actor {self._asked[0]}, which scores policy {score.policy.manifest.version}"
+        return f"{what}: at most {left_s:.0f} s more"
 
     def awaits(self, report: messages.Report, actor_id: str) -> bool:
         """Whether this is the first answer to a command, by the actor that got it: no other may speak for it.
@@ -126,9 +169,11 @@ class Scoring:
         self._awaited = ("", "")
         complete = len(report.episode_return) == self._settings.evaluate_episodes
         if report.error or not complete or not np.isfinite(report.episode_return).all():
-            self.failures += 1
-            self._current = None
+            self._fail()
             return None
+        self._failed_in_a_row, self.took_s = 0, time.monotonic() - self._asked_at
+        if self.took_s > _LONG_S and not self._settings.deterministic:
+            self.rests_until_s = time.monotonic() + _REST * self.took_s
         score.reports[which] = report
         if not score.confirming:
             if score.mean("published") >= self._settings.solved_return:
@@ -138,6 +183,16 @@ class Scoring:
             return None
         self._current = None
         return replace(score)
+
+    def _fail(self) -> None:
+        """Gives up this score. Once every actor may have failed, each next one waits twice as long."""
+        self.failures += 1
+        self._current = None
+        self._failed_in_a_row += 1
+        if (again := self._failed_in_a_row - self._actors) >= 0:
+            now_s = time.monotonic()
+            rest_s = max(_REST_FIRST_S, now_s - self._asked_at) * 2.0 ** min(again + 1, 20)
+            self.rests_until_s = now_s + min(rest_s, _REST_LIMIT_S)
 
     def _confirm(self) -> None:
         score = self._current

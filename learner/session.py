@@ -26,6 +26,7 @@ HEARTBEAT_S = 2.0
 _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
 _ENROLMENT_PERIOD_S = 0.1  # how long a revoked actor may still be heard
 _TICK_S = 2.5  # longer than any file system's clock takes to tell two changes apart
+_WAITING_S = 15.0  # between two lines that tell people what is waited for
 _SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
 
 
@@ -110,11 +111,17 @@ class Session:
         self.announce(self._fingerprint, 0)
         return arrivals
 
-    def gather(self, found: roster.Roster, stop: threading.Event) -> roster.Roster:
+    def gather(self, found: roster.Roster, stop: threading.Event, until_s: float = math.inf) -> roster.Roster:
         """Joins, and waits until enough actors are alive; the first one's spec becomes the fleet's.
+
+        Args:
+            found: Takes them in.
+            stop: Ends the wait.
+            until_s: Monotonic time at which the session must end.
 
         Raises:
             EnvironmentFailure: They did not come in time.
+            NothingLearned: Nor did they before the session had to end.
             Stopped: `stop` was set meanwhile.
         """
         settings = self._settings
@@ -123,7 +130,7 @@ class Session:
             f"learner on {self.brokers.address}, fleet {settings.fleet!r}: waiting for {settings.actors} actor(s); "
             f"enrolled: {', '.join(self.macs) or 'none; run `actorq-broker enroll NAME`'}"
         )
-        deadline = time.monotonic() + (settings.wait_s or math.inf)
+        deadline, say_at = time.monotonic() + (settings.wait_s or math.inf), time.monotonic() + _WAITING_S
         while True:
             for arrival in arrivals:
                 if isinstance(arrival.message, messages.ActorState):
@@ -138,6 +145,16 @@ class Session:
                     where=f"fleet {settings.fleet!r} at {self.brokers.address}",
                     todo="start actors with `actorq-actor run`, and look at what they say",
                 )
+            if time.monotonic() > until_s:
+                came = f"{len(found.working())} of {settings.actors} actors came before the time was up"
+                raise errors.NothingLearned(
+                    f"nothing was learned: {came}",
+                    where=f"max_wall_s {settings.max_wall_s:g}; fleet {settings.fleet!r} at {self.brokers.address}",
+                    todo="start actors with `actorq-actor run`, and look at what they say",
+                )
+            if time.monotonic() > say_at:
+                say_at += _WAITING_S
+                self._say(f"still waiting: {len(found.working())} of {settings.actors} actor(s) are here")
             self.beat()
             arrivals = list(self.drain(0.1))
 

@@ -71,6 +71,11 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         "messages_refused": dict(refused),
         "steps_refused": loop.ingest.steps_refused,
         "steps_missed": loop.ingest.steps_missed,
+        "env_failures": {
+            actor_id: {"count": one.count, "message": one.message}
+            for actor_id, one in loop.notices.environments.items()
+        },
+        "nothing_learned": loop.nothing_learned or None,
         "bytes_received": loop.session.brokers.bytes_received,
         "bytes_sent": loop.session.brokers.bytes_sent,
         "energy_wh": used.energy_wh if used else None,
@@ -117,6 +122,10 @@ def table(summary: dict[str, Any]) -> str:
         ("runtime, kernels", f"{s['runtime']}, {s['delegate']}"),
         ("MQTT at the learner", f"{_bytes(s['bytes_received'])} in, {_bytes(s['bytes_sent'])} out"),
         ("refused", ", ".join(f"{k} {v}" for k, v in summary["messages_refused"].items()) or "nothing"),
+        *(
+            (f"environment of {actor_id}", f"failed {one['count']:,} times: {one['message']}")
+            for actor_id, one in summary["env_failures"].items()
+        ),
         ("learner's energy, CO2", f"{_number(s['energy_wh'])} Wh, {_number(s['co2_g'])} g"),
         ("  its source", s["energy_source"]),
     ]

@@ -13,6 +13,11 @@ def _tables() -> dict[str, dict[str, Any]]:
     return tomllib.loads(resources.files("learner").joinpath("tasks.toml").read_text(encoding="utf-8"))
 
 
+def algorithms(env_id: str) -> list[str]:
+    """Algorithms that are tuned for an environment, in the order of the file; none for one that it does not know."""
+    return [name for name, value in _tables().get(env_id, {}).items() if isinstance(value, dict)]
+
+
 def settings(env_id: str, algorithm: str = "") -> dict[str, Any]:
     """What tasks.toml holds for an environment, with what it holds for one of its algorithms.
 

@@ -5,6 +5,7 @@ Nothing here imports TensorFlow before actors are sought: its three seconds pass
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -24,7 +25,7 @@ so long for the loop to hear of it, and so does what arrives: 146 updates/s inst
 @amx.refused()
 def run(
     initial: config.Settings,
-    configure: Callable[[str], config.Settings],
+    configure: Callable[[str, str], config.Settings],
     *,
     resume: Path | None,
     take_over: bool,
@@ -35,7 +36,7 @@ def run(
 
     Args:
         initial: Settings for finding the fleet and its actors.
-        configure: Effective settings once the environment is known.
+        configure: Effective settings once the environment and the kind of its actions are known.
         resume: Run directory to go on with.
         take_over: Claim the fleet though another learner is live; that one ends.
         stop: Set from outside to end the session early.
@@ -43,6 +44,7 @@ def run(
 
     Raises:
         session.Stopped: `stop` was set before training began.
+        NothingLearned: The time ended before any actor came.
     """
     started = time.monotonic()
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
@@ -55,8 +57,9 @@ def run(
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
         here = session.Session(initial.train, screen.say, take_over=take_over)
         try:
-            actors = here.gather(roster.Roster(here.id, here.epoch, initial.train.env, screen.say), stop)
-            settings = configure(actors.env_id)
+            until_s = started + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
+            actors = here.gather(roster.Roster(here.id, here.epoch, initial.train.env, screen.say), stop, until_s)
+            settings = configure(actors.env_id, actors.the_spec.action.kind)
             directory = directory or run_directory.RunDirectory(
                 run_directory.new_path(settings.train, actors.env_id), resume=False
             )
@@ -74,6 +77,12 @@ def run(
         finally:
             here.close()
             screen.close()
+    except errors.ActorqError as error:
+        if loading.is_alive():  # it takes seconds more, and until then stderr is held back
+            for line in f"error: {error}".splitlines():
+                screen.say(line)
+            error.said = True
+        raise
     finally:
         loading.join()  # until then stderr is held back, and an error message would be lost with it
 

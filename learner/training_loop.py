@@ -30,6 +30,7 @@ from learner import (
     intake,
     ledger,
     metrics,
+    notices,
     progress,
     publish,
     rate_limiter,
@@ -43,6 +44,10 @@ from learner.algorithms import registry
 from learner.quantize import calibrate
 
 NORMALIZER_OBSERVATIONS = 1024
+CALL_NUMBERS = 4_000_000  # observed, in one call of updates: convolutions take seconds, and no call can be ended
+SCORES_S = 2.5  # two evaluations, and some margin, by what the newest one took
+FINAL_SCORE_S = 5.0  # beyond max_wall_s, for the score of the last policy
+ENOUGH_BATCHES = 2  # to begin with, where steps come slowly
 ARRIVALS = 64  # messages that are taken in at once, at most: about 10 ms, then updates have their turn
 _T = TypeVar("_T")
 
@@ -76,16 +81,23 @@ class TrainingLoop:
         self.directory = directory
         self.session, self.roster, self.spec = here, actors, actors.the_spec
         self.scoring = scoring.Scoring(here.command, train, here.id)
+        self.scoring.end_s = self._end_s = started_s + train.max_wall_s if train.max_wall_s else math.inf
+        self.notices = notices.Notices(screen.say)
         self.progress = progress.Progress()
         self.rng = np.random.default_rng(train.seed)
         self.replay = replay.of(self.spec, algorithm)
-        self._samples_per_call = algorithm.batch_size * algorithm.updates_per_call
+        numbers = algorithm.batch_size * self.spec.observation.size
+        self._updates_per_call = max(1, min(algorithm.updates_per_call, CALL_NUMBERS // numbers))
+        self._samples_per_call = algorithm.batch_size * self._updates_per_call
         self.limiter = rate_limiter.RateLimiter(
             train.samples_per_insert,
             train.learning_starts,
             error_buffer=max(2.0 * self._samples_per_call, train.samples_per_insert * train.message_steps),
         )
         self.update_metrics: dict[str, float] = {}
+        self._finishing = False
+        self._call_s = 0.0  # that the newest call of updates took
+        self._gathered: tuple[float, int] | None = None  # when the first steps had come, and how many
         self.solved: scoring.Score | None = None
         self.last_score: scoring.Score | None = None
         self.wall_s = self.finished_unix_s = 0.0
@@ -152,9 +164,7 @@ class TrainingLoop:
         settings = self.settings
         turn = self._turn_in_lockstep if settings.deterministic else self._turn
         try:
-            while self.solved is None and not self._stop.is_set() and not self._budget_spent:
-                if settings.max_wall_s and time.monotonic() - self._started > settings.max_wall_s:
-                    break
+            while not (self.solved or self._stop.is_set() or self._budget_spent or self._time_is_up):
                 turn()
                 self._tick()
                 if time.monotonic() - self._saved_at > settings.checkpoint_period_s:
@@ -176,6 +186,14 @@ class TrainingLoop:
             return self._lockstep_goal > self.settings.max_env_steps
         return self.env_steps >= self.settings.max_env_steps
 
+    @property
+    def _time_is_up(self) -> bool:
+        """Or would be before the next updates had ended; what a last score takes is set aside if it is not much."""
+        score_s = SCORES_S * self.scoring.took_s
+        if score_s > 0.25 * self.settings.max_wall_s:
+            score_s = 0.0
+        return time.monotonic() > self._end_s - max(score_s, self._call_s - FINAL_SCORE_S)
+
     # -- one turn ---------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
@@ -194,7 +212,7 @@ class TrainingLoop:
     def _turn_in_lockstep(self) -> None:
         """Exactly the granted steps, then exactly the updates they allow, then one policy, then its score."""
         while self.limiter.inserted < self._lockstep_goal:
-            if self._stop.is_set():
+            if self._stop.is_set() or self._time_is_up:
                 return
             self._drain(0.1)
             self._tick()
@@ -203,7 +221,7 @@ class TrainingLoop:
         self._publish()
         samples = self.settings.publish_period_updates * self.algorithm_settings.batch_size
         self._lockstep_goal += max(1, round(samples / self.settings.samples_per_insert))
-        while self.scoring.busy and not self._stop.is_set():
+        while self.scoring.busy and not self._stop.is_set() and not self._time_is_up:
             self._drain(0.1)
             self._tick()
 
@@ -214,13 +232,15 @@ class TrainingLoop:
         if not self.update_metrics and self.algorithm.updates == 0:
             self.algorithm.normalize(self.replay.observations(NORMALIZER_OBSERVATIONS, self.rng))
         settings = self.algorithm_settings
-        batch = self.replay.sample(settings.updates_per_call, settings.batch_size, self.rng)
+        batch = self.replay.sample(self._updates_per_call, settings.batch_size, self.rng)
         self.limiter.sample(self._samples_per_call)
         began = time.monotonic()
-        update = self._meanwhile(lambda: self.algorithm.update(batch))
+        what = f"{self._updates_per_call} gradient steps of {settings.batch_size} transitions to compute"
+        update = self._meanwhile(lambda: self.algorithm.update(batch), what)
         self.replay.update_priorities(batch.ids, update.td_error)
         if self.update_metrics:
-            self.limiter.took(self._samples_per_call, time.monotonic() - began)
+            self._call_s = time.monotonic() - began
+            self.limiter.took(self._samples_per_call, self._call_s)
         else:  # the first one compiled. All that stays: Python need not look through it for garbage again
             gc.freeze()
         self.update_metrics = update.metrics
@@ -229,16 +249,19 @@ class TrainingLoop:
         self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
         policy = self.algorithm.policy_layers()
         seen = self.replay.observations(calibrate.rows(policy), self.rng)
-        verdict = self._meanwhile(lambda: self.publisher.publish(policy, *calibrate.split(seen)))
+        verdict = self._meanwhile(lambda: self.publisher.publish(policy, *calibrate.split(seen)), "a policy to be made")
         if not verdict.passed or self.publisher.newest is None:
             return
         self.session.announce(self.spec.fingerprint, self.publisher.version)
-        if self.settings.evaluate_episodes and not self.scoring.busy and self.solved is None:
+        rested = time.monotonic() >= self.scoring.rests_until_s
+        if self.settings.evaluate_episodes and rested and not self.scoring.busy and self.solved is None:
             self._scored = self.algorithm.state()
             self.scoring.begin(self.publisher.newest)
 
-    def _meanwhile(self, compute: Callable[[], _T]) -> _T:
-        """The result of what computes on a thread of its own, while what arrives is taken in here."""
+    def _meanwhile(self, compute: Callable[[], _T], what: str) -> _T:
+        """The result of `what`, which computes on a thread of its own while what arrives is taken in here."""
+        began = time.monotonic()
+        say_at = began + notices.FIRST_S
         computing = self._computing.submit(compute)
         computing.add_done_callback(lambda _: self.session.wake())
         try:
@@ -246,6 +269,9 @@ class TrainingLoop:
                 self._drain(0.1)
                 if not self.settings.deterministic:
                     self._assign(lockstep_version=0)
+                if (now := time.monotonic()) > say_at:
+                    say_at = now + notices.AGAIN_S
+                    self._screen.say(f"waiting for {what}: {now - began:.0f} s so far")
         finally:
             concurrent.futures.wait([computing])  # a checkpoint must not see half an update
         return computing.result()
@@ -261,11 +287,27 @@ class TrainingLoop:
                 self.publisher.publish_again(self.solved.policy)
                 self.session.announce(self.spec.fingerprint, self.publisher.version)
         elif self.settings.evaluate_episodes:
-            self.scoring.begin(newest, confirm=True)
-            deadline = time.monotonic() + scoring.TIMEOUT_S
-            while self.scoring.busy and time.monotonic() < deadline and not self._stop.is_set():
-                self._drain(0.1)
-                self._tick()
+            self._score_last(newest)
+
+    def _score_last(self, newest: publish.Published) -> None:
+        """Asks for the score of the last policy, and waits for it: within `max_wall_s`, where that is set."""
+        now, working = time.monotonic(), self.roster.working()
+        limit_s = 2.0 * self.scoring.limits(working[0])[1] if working else scoring.TIMEOUT_S
+        self.scoring.end_s = end_s = min(now + limit_s, self._end_s + FINAL_SCORE_S)
+        score_s = SCORES_S * self.scoring.took_s
+        if end_s - now < limit_s and end_s - now <= score_s:
+            takes = f", and a score takes {score_s:.0f} s" if score_s else ""
+            self._screen.say(f"the last policy is not scored: the time is up{takes}")
+            return
+        who = f"actor {working[0].actor_id}" if working else "an actor, of which none is here,"
+        self._screen.say(f"waiting for {who} to score the last policy, at most {end_s - now:.0f} s")
+        self._finishing = True
+        self.scoring.begin(newest, confirm=True)
+        while self.scoring.busy and time.monotonic() < end_s and not self._stop.is_set():
+            self._drain(0.1)
+            self._tick()
+        if self.last_score is None or self.last_score.policy is not newest:
+            self._screen.say("the last policy has no score: none came in time")
 
     # -- what arrives -----------------------------------------------------------------------------------------------
 
@@ -301,6 +343,8 @@ class TrainingLoop:
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
         actor = self.roster.observe(actor_id, state, retained=retained, now_s=now)
+        if not retained:
+            self.notices.hear(actor_id, state, now)
         version = state.vitals.policy_version
         if state.vitals.policy_epoch == self.session.epoch and version > actor.version and not retained:
             actor.version = version
@@ -318,9 +362,13 @@ class TrainingLoop:
         if not self.scoring.awaits(report, actor_id):
             self.session.refused["report.unasked"] += 1
             return
-        if report.error:
-            self._screen.say(f"an actor could not {report.kind}: {report.error}")
-        if (score := self.scoring.take(report)) is None:
+        failures, score = self.scoring.failures, self.scoring.take(report)
+        if self.scoring.failures > failures:
+            rest_s = self.scoring.rests_until_s - time.monotonic()
+            goes_on = f"; training goes on, the next one is asked for in {rest_s:.0f} s" if rest_s > 0 else ""
+            what = report.error or "its answer is incomplete"
+            self._screen.say(f"actor {actor_id} gave no score: {what}{'' if self._finishing else goes_on}")
+        if score is None:
             return
         self.last_score = score
         if score.confirming and score.mean("published") >= self.settings.solved_return:
@@ -336,8 +384,77 @@ class TrainingLoop:
         self.session.brokers.gather(self.roster.gather_s)
         self._assign(self.publisher.version if self.settings.deterministic else 0)
         self.scoring.advance(self.roster.working(), now, self.session.brokers.changes)
+        self._gather(now)
+        # Of a slow environment updates are few; before the first one, it is the question when that will be
+        if self.notices.is_stuck((self.limiter.sampled, self.env_steps if self.limiter.sampled else 0), now):
+            self._screen.say(self._awaited(now))
         if (row := self.progress.row(self)) is not None:
             self.metrics.write(row)
+
+    def _gather(self, now_s: float) -> None:
+        """Lets learning begin with fewer steps than was planned, where they come slowly."""
+        if self.limiter.sampled or not self.env_steps or self.env_steps >= self.limiter.min_size:
+            return
+        if self._gathered is None:
+            self._gathered = now_s, self.env_steps
+        if self.settings.deterministic or self._early_s(now_s) > 0:
+            return
+        self._screen.say(
+            f"learning begins with {self.env_steps:,} steps instead of {self.limiter.min_size:,}, because they come "
+            "slowly; --learning-starts N holds to N"
+        )
+        self.limiter.begin()
+
+    def _steps_per_s(self, now_s: float) -> float:
+        """Of the first steps, so far."""
+        since_s, steps = self._gathered or (now_s, 0)
+        return (self.env_steps - steps) / max(1e-9, now_s - since_s)
+
+    def _early_s(self, now_s: float) -> float:
+        """Seconds until learning may begin with fewer steps than was planned; inf if it never may."""
+        if not self.settings.learning_starts_s or self._gathered is None:
+            return math.inf
+        missing = ENOUGH_BATCHES * self.algorithm_settings.batch_size - self.env_steps
+        rate = self._steps_per_s(now_s)
+        wait_s = 0.0 if missing <= 0 else missing / rate if rate else math.inf
+        return max(wait_s, self._gathered[0] + self.settings.learning_starts_s - now_s)
+
+    def _awaited(self, now_s: float) -> str:
+        """What the loop waits for, for people."""
+        if not self.roster.working():
+            return "waiting for actors: none is here"
+        if scores := self.scoring.describe(now_s):
+            return f"waiting for {scores}"
+        if not self.env_steps:
+            return f"waiting for the first steps of {_names(self.roster.working())}"
+        if self.env_steps >= self.limiter.min_size:
+            return f"waiting for new steps of {_names(self.roster.working())}"
+        rate = self._steps_per_s(now_s)
+        whole_s = (self.limiter.min_size - self.env_steps) / rate if rate else math.inf
+        early_s = math.inf if self.settings.deterministic else self._early_s(now_s)
+        fewer = ", and begins with fewer" if early_s < whole_s else ""
+        return (
+            f"gathering: {self.env_steps:,} of {self.limiter.min_size:,} first steps; learning waits for "
+            f"{notices.about(min(whole_s, early_s))}{fewer}; --learning-starts N begins earlier"
+        )
+
+    @property
+    def nothing_learned(self) -> str:
+        """Why there was no update; empty if there was one."""
+        if self.algorithm.updates:
+            return ""
+        refused = ", ".join(f"{reason} {count}" for reason, count in self.ingest.refused.items())
+        if self.env_steps >= self.limiter.min_size:
+            what = f"{self.settings.max_env_steps:,} steps were over" if self._budget_spent else "time ended"
+            return f"the {what} before the networks were compiled"
+        if self.notices.environments:
+            worst, known = max(self.notices.environments.items(), key=lambda one: one[1].count)
+            return f"the environment of actor {worst} failed {notices.describe(known)}"
+        if self.env_steps:
+            return f"{self.env_steps:,} of {self.limiter.min_size:,} first steps came before the end"
+        if refused:
+            return f"no experience was accepted: {refused}"
+        return f"no experience came from {_names(self.roster.working()) or 'any actor: none is here'}"
 
     def _assign(self, lockstep_version: int) -> None:
         now = time.monotonic()
@@ -398,3 +515,9 @@ class TrainingLoop:
         book = ledger.resume(path, keep=keep, before=(self.env_steps, self.progress.episodes), about=about, say=say)
         self.limiter.inserted, self.progress.episodes = book.totals()
         return book
+
+
+def _names(actors: list[roster.Actor]) -> str:
+    """Of the first few, for people."""
+    shown = ", ".join(actor.actor_id for actor in actors[:3])
+    return f"{shown} and {len(actors) - 3} more" if len(actors) > 3 else shown

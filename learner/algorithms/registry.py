@@ -1,4 +1,4 @@
-"""Algorithms by the name that `--algorithm` takes; config.ALGORITHMS has their settings under the same names."""
+"""Algorithms by their settings; config.ALGORITHMS has those by the name that `--algorithm` takes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from broker import specs
 from learner import config
 from learner.algorithms import Algorithm, d4pg, ddpg, dqn
 
-_MAKERS: dict[str, Callable[[specs.EnvSpec, Any, int], Algorithm]] = {
-    "dqn": dqn.Dqn,
-    "ddpg": ddpg.Ddpg,
-    "d4pg": d4pg.D4pg,
+_MAKERS: dict[type[config.AlgorithmConfig], Callable[[specs.EnvSpec, Any, int], Algorithm]] = {
+    config.DqnConfig: dqn.Dqn,
+    config.DdpgConfig: ddpg.Ddpg,
+    config.D4pgConfig: d4pg.D4pg,
 }
 
 
@@ -22,4 +22,4 @@ def make(settings: config.Settings, spec: specs.EnvSpec) -> Algorithm:
     Raises:
         SpecError: It cannot learn in such an environment.
     """
-    return _MAKERS[settings.train.algorithm](spec, settings.algorithm, settings.train.seed)
+    return _MAKERS[type(settings.algorithm)](spec, settings.algorithm, settings.train.seed)

@@ -26,6 +26,7 @@ EXIT_CODES = {
     errors.RuntimeMissing: 18,
     errors.NotSolved: 19,
     errors.ActorRefused: 20,
+    errors.NothingLearned: 23,
     errors.DecodeError: 21,
     errors.SignatureError: 21,
 }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from broker import errors, identity, messages
-from edge_actor import acting_loop, config, env
+from edge_actor import acting_loop, command, config, env, evaluate
 from tests import conftest
 from tests.edge_actor import fake_learner, toys
 from tests.edge_actor.models import files
@@ -371,6 +371,35 @@ def test_evaluating_on_the_only_environment_ends_the_episode(site: Site) -> None
     )
     assert site.learner.reports.get(timeout=20.0).error == ""
     assert any(m.truncated[-1] for m in site.learner.experience)
+
+
+@pytest.mark.fault(2)
+@pytest.mark.parametrize("settings", [{}, {"rate_hz": 500.0}, {"rate_hz": 500.0, "one_env": True}])
+@pytest.mark.parametrize("limits", [{"max_s": 0.2}, {"max_steps": 50}, {}])
+def test_an_evaluation_that_never_ends_is_given_up(
+    site: Site, settings: dict[str, Any], limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hasattr(command, "_OWN_LIMITS"):
+        monkeypatch.setattr(command, "_OWN_LIMITS", evaluate.Limits(max_s=0.3))
+    running = site.start(env=f"{toys.__file__}:Endless", **settings)
+    site.publish()
+    site.assign(steps_granted=1 << 40, message_steps=64)
+    site.await_vitals(lambda v: v.policy_version == 1, "it acts")
+    manifest, model = fake_learner.manifest(MODEL, CARTPOLE.fingerprint), np.frombuffer(MODEL, np.uint8)
+    boot = running.actor._boot
+    site.learner.command(messages.Command("c", "evaluate", boot, 3, 0, manifest, model, **limits))
+    report = site.learner.reports.get(timeout=20.0)
+    assert "gave up after" in report.error
+    assert "in episode 1 of 3" in report.error
+    site.learner.await_steps(site.learner.steps + 100)
+
+
+@pytest.mark.fault(24)
+def test_its_state_says_how_the_environment_fails(site: Site) -> None:
+    site.start(env=f"{toys.__file__}:Flaky")
+    site.assign(steps_granted=1 << 40)
+    vitals = site.await_vitals(lambda v: v.env_failures > 0, "it fails")
+    assert vitals.env_failure == "OSError: the wheel came off"
 
 
 def test_unsound_messages_are_counted_and_change_nothing(site: Site) -> None:

@@ -63,6 +63,17 @@ def test_it_can_be_stopped() -> None:
     assert evaluate.run(acting(), CARTPOLE, 5, 0, lambda: True) is None
 
 
+@pytest.mark.fault(2)
+@pytest.mark.parametrize("policy_name", ["random", str(files.INT8)])
+@pytest.mark.parametrize("limit", [["--max-steps", "40"], ["--max-s", "0.1"]])
+def test_the_command_line_gives_up_episodes_that_never_end(
+    policy_name: str, limit: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["evaluate", policy_name, "--env", f"{toys.__file__}:Endless", *limit]
+    assert command_line.main(arguments) == errors.EnvironmentFailure.exit_code
+    assert "in episode 1 of 20" in capsys.readouterr().err
+
+
 def test_chance_is_seeded_and_draws_every_choice_alike() -> None:
     first, again, other = (evaluate.run_at_random(CARTPOLE, 5, seed) for seed in (0, 0, 1))
     assert first.episode_return.tolist() == again.episode_return.tolist() != other.episode_return.tolist()

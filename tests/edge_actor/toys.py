@@ -72,6 +72,19 @@ class Robot(gymnasium.Env[Any, Any]):
         return self._observe(), 0.0, False, False, {}
 
 
+class Endless(gymnasium.Env[Any, Any]):
+    """Its episodes never end; the spec is CartPole's."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(4, np.float32), 1.0, False, False, {}
+
+
 class Text(Robot):
     """Observes what cannot be carried."""
 

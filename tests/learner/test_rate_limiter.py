@@ -95,3 +95,16 @@ def test_state_is_taken_back() -> None:
 def test_settings_that_would_stop_both_sides_are_refused(ratio: float, size: int, buffer: float) -> None:
     with pytest.raises(errors.ConfigError, match="leave no step"):
         rate_limiter.RateLimiter(ratio, size, buffer)
+
+
+def test_begins_with_fewer_and_a_restored_one_does_not_wait_again() -> None:
+    limiter = rate_limiter.RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=40.0)
+    limiter.insert(30)
+    limiter.begin()
+    assert limiter.may_sample(40)
+    limiter.sample(40)
+    resumed = rate_limiter.RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=40.0)
+    resumed.restore(limiter.state())
+    assert resumed.steps_granted() == limiter.steps_granted()
+    resumed.insert(10)
+    assert resumed.may_sample(40)

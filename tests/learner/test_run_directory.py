@@ -65,6 +65,6 @@ def test_keeps_ever_fewer_of_the_older_policies(tmp_path: Path) -> None:
 
 
 def test_names_new_runs_by_environment_and_time() -> None:
-    found = run_directory.new_path(SETTINGS.train, "ALE/Pong-v5")
+    found = run_directory.new_path(config.TrainConfig(algorithm="dqn"), "ALE/Pong-v5")
     assert found.parent == Path("runs")
     assert found.name.startswith("ALE_Pong-v5-dqn-")

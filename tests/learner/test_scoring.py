@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from broker import messages
 from learner import config, publish, roster, scoring
 from learner.quantize import gate
+from tests.learner import fleet_examples
 
 MANIFEST = messages.Manifest(1, 3, "main", 4, "0" * 64, "f" * 16, "q_values", "int8", 1.0)
 POLICY = publish.Published(MANIFEST, b"int8", gate.Verdict(True, ""), (), np.zeros((1, 4), np.float32))
@@ -161,3 +167,49 @@ def test_a_failed_or_short_answer_is_no_score() -> None:
         assert found.take(report) is None
         assert not found.busy
         assert found.failures == 1
+
+
+@pytest.mark.fault(2)
+def test_every_evaluation_has_limits_and_one_at_a_control_rate_has_longer() -> None:
+    _, recorder = begun()
+    order = recorder.sent[0][1]
+    assert order.max_steps == SETTINGS.evaluate_episodes * SETTINGS.evaluate_steps
+    assert order.max_s == SETTINGS.evaluate_s
+    found = scoring.Scoring(recorder, SETTINGS, "session")
+    found.begin(POLICY)
+    born = fleet_examples.birth()
+    rated = roster.Actor("a", 0, state=fleet_examples.state(birth=replace(born, rate_hz=50.0)), boot=1)
+    found.advance([rated], 0.0)
+    assert recorder.sent[-1][1].max_s == scoring.RATED * SETTINGS.evaluate_s
+
+
+@pytest.mark.fault(25)
+def test_no_evaluation_lasts_beyond_the_end() -> None:
+    found, recorder = begun()
+    found.end_s = 10.0
+    found.begin(POLICY, confirm=True)
+    found.advance(ACTORS, 7.5)
+    assert 2.0 < recorder.sent[-1][1].max_s < 2.5, "the answer has to come, too"
+    found.begin(POLICY, confirm=True)
+    found.advance(ACTORS, 10.0)
+    assert len(recorder.sent) == 2, "nobody is asked what cannot be answered in time"
+    assert found.busy
+
+
+@pytest.mark.fault(2)
+def test_each_failure_after_every_actor_s_first_makes_a_longer_rest() -> None:
+    found, recorder = begun()
+    rests = []
+    for _ in range(6):
+        now_s = time.monotonic()
+        found.take(recorder.answer(error="gave up"))
+        rests.append(found.rests_until_s - now_s)
+        found.begin(POLICY)
+        found.advance(ACTORS, now_s)
+    assert rests[0] < 0, "the other actor may do better"
+    assert all(2 * before <= after + 1.0 for before, after in itertools.pairwise(rests[1:]))
+    found.take(recorder.answer(1.0, 2.0))
+    found.begin(POLICY)
+    found.advance(ACTORS, 0.0)
+    found.take(recorder.answer(error="gave up"))
+    assert found.rests_until_s - time.monotonic() < rests[-1], "a score makes up for them"

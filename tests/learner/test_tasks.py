@@ -11,10 +11,10 @@ from broker import errors
 from learner import config, tasks
 
 
-def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None) -> config.Settings:
+def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None, **known: str) -> config.Settings:
     parser = argparse.ArgumentParser()
     config.add_arguments(parser)
-    return config.effective(parser.parse_args(flags), env_id, ("a test", weakest or {}))
+    return config.effective(parser.parse_args(flags), env_id, ("a test", weakest or {}), **known)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_tuned_for_one_algorithm_is_not_taken_for_another() -> None:
 
 
 def test_while_the_task_is_not_known_no_setting_is_refused_as_another_algorithm_s() -> None:
-    assert effective("", "--noise-std", "0.2").train.algorithm == "dqn"
+    assert effective("", "--noise-std", "0.2").train.algorithm == config.AUTO
     tuned = effective("Pendulum-v1", "--noise-std", "0.2").algorithm
     assert isinstance(tuned, config.D4pgConfig)
     assert tuned.noise_std == 0.2
@@ -73,3 +73,31 @@ def test_settings_of_another_algorithm_and_unknown_algorithms_are_refused() -> N
     assert "dqn, ddpg, d4pg" in caught.value.todo
     with pytest.raises(errors.ConfigError, match=r"noise_std must be 0 to 1.*cannot lie between value_min"):
         effective("Pendulum-v1", "--noise-std", "2", "--value-min", "5")
+
+
+@pytest.mark.fault(23)
+def test_the_algorithm_follows_from_the_actions_where_none_is_named() -> None:
+    assert effective("SomeoneElses-v3", "--atoms", "11", actions="continuous").algorithm == config.D4pgConfig(atoms=11)
+    assert effective("SomeoneElses-v3", actions="discrete").train.algorithm == "dqn"
+    assert effective("Pendulum-v1", actions="continuous").train.algorithm == "d4pg", "the tuned one"
+    assert effective("MountainCarContinuous-v0").train.algorithm == "ddpg"
+    assert effective("CartPole-v1").train.algorithm == "dqn", "tuned for one alone"
+    with pytest.raises(errors.ConfigError, match="dqn has no --atoms"):
+        effective("SomeoneElses-v3", "--atoms", "11", actions="discrete")
+
+
+@pytest.mark.fault(23)
+def test_a_named_algorithm_must_fit_the_actions() -> None:
+    with pytest.raises(errors.ConfigError, match="dqn learns discrete actions, and It-v0 takes continuous") as caught:
+        effective("It-v0", "--algorithm", "dqn", actions="continuous")
+    assert caught.value.todo == "leave it out, or name ddpg or d4pg"
+
+
+@pytest.mark.fault(28)
+def test_who_names_the_first_steps_means_them() -> None:
+    assert effective("SomeoneElses-v3").train.learning_starts_s > 0
+    assert effective("CartPole-v1", actions="discrete").train.learning_starts_s > 0, "tuned for a fast one"
+    named = ("--learning-starts", "500")
+    assert effective("SomeoneElses-v3", *named, actions="discrete").train.learning_starts_s == 0
+    assert effective("SomeoneElses-v3", *named).train.learning_starts_s == 0
+    assert effective("CartPole-v1", *named, "--learning-starts-s", "9").train.learning_starts_s == 9

@@ -24,6 +24,7 @@ from learner import (
     roster,
     run_directory,
     session,
+    summary,
     training_loop,
 )
 from learner.algorithms import Update
@@ -44,6 +45,7 @@ class Actor:
         self._mac = signing.ActorMac(fleet.bundle("pi").mac_key)
         self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
         self._client = client
+        self.vitals = messages.Vitals()
         self.stop = threading.Event()
         self.receipts = threading.Semaphore(0)
 
@@ -53,7 +55,7 @@ class Actor:
         while not self.stop.is_set():
             beats += 1
             sent = fleet_examples.experience((8, 4), seq=seq, step=12 * (seq - 1), epoch=0, version=0)
-            self._say(TOPICS.actor_state("pi"), fleet_examples.state(heartbeat=beats))
+            self._say(TOPICS.actor_state("pi"), fleet_examples.state(heartbeat=beats, vitals=self.vitals))
             self._say(TOPICS.experience("pi"), sent)
             if self._has_receipt(seq):
                 seq += 1
@@ -79,7 +81,18 @@ class Judge:
         self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
         self._client = client
         self.asked, self.may_answer = threading.Event(), threading.Event()
+        self.order: messages.Command | None = None
         client.subscribe(TOPICS.command("pi"))
+
+    def gives_up(self) -> None:
+        """Whatever it is asked."""
+        while True:
+            topic, payload, _ = self._client.received.get()
+            self.order = codec.decode(messages.Command, self._verifier.open(topic, payload))
+            topic, error = TOPICS.report("pi"), "gave up after 9 steps and 0.1 s in episode 1 of 20"
+            report = messages.Report(self.order.command_id, "evaluate", error=error)
+            self._client.publish(topic, self._mac.seal(topic, codec.encode(report)))
+            self.asked.set()
 
     def run(self) -> None:
         for n in range(3):  # screening, then as published and in fp32
@@ -97,12 +110,12 @@ class Judge:
 
 @contextlib.contextmanager
 def training(
-    port: int, tmp_path: Path, stop: threading.Event, **changes: Any
+    port: int, tmp_path: Path, stop: threading.Event, screen_text: io.StringIO | None = None, **changes: Any
 ) -> Iterator[tuple[training_loop.TrainingLoop, Actor, Judge]]:
     """A loop that has not begun, an actor that sends, and one who may judge."""
     fleet = identity.Fleet.open("lab")
     fleet.enroll("pi")
-    train = config.TrainConfig(fleet="lab", broker=(f"127.0.0.1:{port}",), learning_starts=24, **changes)
+    train = config.TrainConfig(fleet="lab", broker=(f"127.0.0.1:{port}",), **({"learning_starts": 24} | changes))
     settings = config.Settings(train, config.DqnConfig(hidden=(8,), batch_size=4), ANY_POLICY)
     here = session.Session(train, print)
     with plain_client.PlainClient(port, "pi") as client, plain_client.PlainClient(port, "judge") as other:
@@ -112,7 +125,7 @@ def training(
         try:
             actors = here.gather(roster.Roster(here.id, here.epoch, "", print), stop)
             directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
-            screen, now_s = console.Console(io.StringIO()), time.monotonic()
+            screen, now_s = console.Console(screen_text or io.StringIO()), time.monotonic()
             yield training_loop.TrainingLoop(settings, directory, here, actors, None, screen, now_s, stop), actor, judge
         finally:
             actor.stop.set()
@@ -145,7 +158,12 @@ def test_a_run_ends_with_the_network_that_was_found_good(
     mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the last word on it comes while an update computes, after which a policy would be due."""
-    wanted = {"evaluate_episodes": 2, "solved_return": 5.0, "publish_period_updates": 1, "samples_per_insert": 64.0}
+    wanted: dict[str, Any] = {
+        "evaluate_episodes": 2,
+        "solved_return": 5.0,
+        "publish_period_updates": 1,
+        "samples_per_insert": 64.0,
+    }
     with training(mosquitto.port, tmp_path, threading.Event(), **wanted) as (loop, _, judge):
         threading.Thread(target=judge.run, daemon=True).start()
         update = loop.algorithm.update
@@ -167,3 +185,66 @@ def test_a_run_ends_with_the_network_that_was_found_good(
     saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints", print)
     assert saved is not None
     assert saved.meta["published"] == run_directory.policy_name(loop.publisher.newest.manifest)
+
+
+@pytest.mark.fault(24)
+def test_says_whose_environment_fails_and_how(mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path) -> None:
+    text = io.StringIO()
+    with training(mosquitto.port, tmp_path, threading.Event(), text, evaluate_episodes=0, max_env_steps=48) as (
+        loop,
+        actor,
+        _,
+    ):
+        actor.vitals = messages.Vitals(env_failures=3, env_failure="TypeError: the old API")
+        loop.train()
+        made = summary.make(loop, None, "")
+    assert "actor pi failed 3 times: TypeError: the old API" in text.getvalue()
+    assert made["env_failures"] == {"pi": {"count": 3, "message": "TypeError: the old API"}}
+    assert "failed 3 times: TypeError: the old API" in summary.table(made)
+
+
+@pytest.mark.fault(28)
+def test_a_slow_environment_begins_with_fewer_steps(
+    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, stop = io.StringIO(), threading.Event()
+    slow: dict[str, Any] = {"learning_starts": 10_000, "learning_starts_s": 0.01, "evaluate_episodes": 0}
+    with training(mosquitto.port, tmp_path, stop, text, **slow) as (loop, _, _):
+        update = loop.algorithm.update
+
+        def only(batch: replay.Batch) -> Update:
+            stop.set()
+            return update(batch)
+
+        monkeypatch.setattr(loop.algorithm, "update", only)
+        loop.train()
+        assert loop.algorithm.updates > 0
+        assert loop.env_steps < 10_000
+    assert f"learning begins with {loop.limiter.min_size} steps instead of 10,000" in text.getvalue()
+    saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints", print)
+    assert saved is not None
+    assert saved.meta["limiter"]["min_size"] == loop.limiter.min_size, "a resumed run does not wait again"
+
+
+@pytest.mark.fault(2)
+def test_says_that_there_is_no_score_and_trains_on(
+    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = io.StringIO()
+    with training(mosquitto.port, tmp_path, threading.Event(), text, publish_period_updates=1) as (loop, _, judge):
+        threading.Thread(target=judge.gives_up, daemon=True).start()
+        update, asked_after = loop.algorithm.update, []
+
+        def trained(batch: replay.Batch) -> Update:
+            if judge.asked.is_set():
+                asked_after.append(loop.scoring.busy)
+                if "gave up" in text.getvalue() and len(asked_after) > 20:
+                    loop._stop.set()
+            return update(batch)
+
+        monkeypatch.setattr(loop.algorithm, "update", trained)
+        loop.train()
+        assert judge.order is not None
+        assert judge.order.max_steps > 0
+        assert judge.order.max_s > 0
+    assert text.getvalue().count("actor pi gave no score: gave up after 9 steps") == 1, "once, and not with each policy"

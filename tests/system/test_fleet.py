@@ -109,12 +109,14 @@ def test_an_actor_with_another_spec_is_turned_away(start_fleet: StartFleet, run_
     assert fleet.children["learner"].poll() is None
 
 
+@pytest.mark.fault(23)
 def test_an_algorithm_refuses_actions_that_it_cannot_choose(start_fleet: StartFleet, run_root: Path) -> None:
     fleet = start_fleet()
     fleet.start_actor("pendulum", ["--env", "Pendulum-v1"])
     fleet.start_learner([*QUICK, "--algorithm", "dqn", "--run-dir", str(run_root / "run")])
     code, _ = finish(fleet)
-    assert code == errors.SpecError.exit_code
+    assert code == errors.ConfigError.exit_code
+    assert not (run_root / "run").exists(), "it is said before the networks are made"
 
 
 @pytest.mark.parametrize(
