@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import ssl
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from broker import address, certificates, errors, signing, topics
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
 DEFAULT_BROKER = "127.0.0.1:1883"
+_RANDOM_BITS = 28
+"""Of a boot's number: so that it has 18 digits until 2088, which are decoded fastest (codec)."""
 
 
 def home() -> Path:
@@ -69,25 +72,41 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def next_count(path: Path, first: int = 1) -> int:
+def next_count(path: Path, above: int = 0) -> int:
     """Adds one to a counter on disk and returns it; two processes never get the same number.
 
     Args:
         path: The counter's file.
-        first: What a counter that does not exist yet begins with.
+        above: A number that the counter must pass in any case, whatever its file says.
 
     Raises:
         IdentityError: The file does not hold a counter.
     """
     with _locked(path):
         try:
-            count = int(path.read_text()) + 1 if path.exists() else first
+            count = max(int(path.read_text()) if path.exists() else 0, above) + 1
         except ValueError:
             raise errors.IdentityError(
                 "a counter file does not hold a number", where=str(path), todo="write the last number used into it"
             ) from None
         write_atomic(path, f"{count}\n".encode())
         return count
+
+
+def next_boot(path: Path) -> int:
+    """A number for a process: higher than those of all before it on this machine, and no other machine's.
+
+    The upper bits count up; they begin with, and never fall behind, the time of day in seconds, so that a counter that
+    was lost, emptied by a power cut or put back makes a lower number only where the clock is wrong as well. The lower
+    bits are random: two cards of one image, or one card copied, do not number their messages alike.
+    """
+    above = int(time.time()) - 1
+    try:
+        count = next_count(path, above)
+    except errors.IdentityError:
+        path.unlink(missing_ok=True)
+        count = next_count(path, above)
+    return count << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
 
 
 @contextlib.contextmanager
@@ -215,9 +234,9 @@ class Fleet:
         """The learner's MQTT password, as it is now."""
         return (self.directory / "mqtt_password").read_text()
 
-    def next_epoch(self) -> int:
-        """A number larger than that of every session before, kept beside the signing key."""
-        return next_count(self.directory / "epoch")
+    def next_epoch(self, above: int = 0) -> int:
+        """A number larger than `above` and that of every session before, kept beside the signing key."""
+        return next_count(self.directory / "epoch", above)
 
     def enroll(self, actor_id: str, brokers: Sequence[str] = ()) -> Bundle:
         """Makes (or, for a name that is enrolled already, renews) the secrets of one actor.

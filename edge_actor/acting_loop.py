@@ -71,8 +71,7 @@ class Actor:
         self._id, self._topics = bundle.actor_id, topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
         environment = self._make(settings.env, settings.envs) if settings.env else None
-        # A lost counter begins with the time: what is retained for an earlier boot must never fit a later one
-        self._boot = identity.next_count(self._state_dir / "boot", first=int(time.time()))
+        self._boot = identity.next_boot(self._state_dir / "boot")
         self._mac, self._verifier = signing.ActorMac(bundle.mac_key), signing.LearnerVerifier(bundle.learner_key)
         seal = functools.partial(self._seal, self._topics.actor_state(self._id))
         self._presence = presence.Presence(self._boot, seal)
@@ -269,7 +268,7 @@ class Actor:
             raise errors.ActorRefused(
                 f"the learner refused this actor: {assignment.refused}",
                 where=f"actor {self._id}",
-                todo="compare its environment with the other actors', or start it on another fleet",
+                todo="do as it says; or start it with the other actors' environment, or on another fleet",
             )
         self._assignment, self._heartbeat.assigned_s = assignment, assignment.message_period_s
         self._recorder.assign(assignment)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import gc
 import itertools
 import json
@@ -92,18 +93,21 @@ class TrainingLoop:
         self._started, self._stop = started_s, stop
         self._lockstep_goal = train.learning_starts
         self._receipted_at = -math.inf
-        self._first_epoch = here.epoch
+        self._epochs = frozenset({here.epoch})  # of this run's sessions
         self._computing = concurrent.futures.ThreadPoolExecutor(1, "compute")
         version = self._restore_counters(saved) if saved else 0
         book = self._open_ledger(resumed=saved is not None, say=screen.say)
         self.ingest = ingest.Ingest(
             here.macs,
             self.spec,
-            (self._first_epoch, here.epoch),
+            self._epochs,
             book.marks(),
             dead_letters.DeadLetters(directory.path / dead_letters.NAME),
             self.replay.fits,
             train.max_policy_lag,
+            book.digest,
+            book.conflicts(),
+            functools.partial(self._conflict, book),
         )
         self.intake = intake.Intake(self.ingest, book, self.replay, screen.say)
         book.on_commit = here.wake
@@ -301,7 +305,11 @@ class TrainingLoop:
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
         actor = self.roster.observe(actor_id, state, retained=retained, now_s=now)
+        for name, refusal in self.roster.refusals():
+            self.session.refused["state.second_machine"] += 1
+            self.session.tell(self.session.topics.assignment(name), refusal)
         version = state.vitals.policy_version
+        self.session.compare_epochs(actor_id, state.vitals.policy_epoch)
         if state.vitals.policy_epoch == self.session.epoch and version > actor.version and not retained:
             actor.version = version
             self.publisher.acts(version, now)
@@ -311,8 +319,9 @@ class TrainingLoop:
         actor = self.roster.actors.get(actor_id)
         if experience is None or actor is None:
             return
-        if actor.boot == experience.boot and experience.assigned_epoch == self.session.epoch:
-            actor.recorded += len(experience.reward)  # refused or not, they used up its grant
+        account = actor.process(experience.boot)
+        if account is not None and experience.assigned_epoch == self.session.epoch:
+            account.recorded += len(experience.reward)  # refused or not, they used up its grant
 
     def _take_report(self, actor_id: str, report: messages.Report) -> None:
         if not self.scoring.awaits(report, actor_id):
@@ -368,7 +377,7 @@ class TrainingLoop:
         meta = {
             "env_id": self.roster.env_id,
             "fingerprint": self.spec.fingerprint,
-            "first_epoch": self._first_epoch,
+            "epochs": sorted(self._epochs),
             "version": self.publisher.version,
             "episodes": self.progress.episodes,
             "rng": self.rng.bit_generator.state,
@@ -386,15 +395,27 @@ class TrainingLoop:
         self.limiter.restore(meta["limiter"])
         self.progress.episodes = int(meta["episodes"])
         self._lockstep_goal = int(meta["lockstep_goal"])
-        self._first_epoch = int(meta["first_epoch"])
+        # Of a checkpoint without them, all since the first
+        self._epochs |= set(meta["epochs"] if "epochs" in meta else range(meta["first_epoch"], self.session.epoch))
         return int(meta["version"])
 
     def _open_ledger(self, *, resumed: bool, say: Callable[[str], None]) -> ledger.Ledger:
         """The run's ledger; it knows what reached replay after the checkpoint, too."""
         path, keep = self.directory.path / ledger.NAME, self.settings.keep_experience
         about = {"env_id": self.roster.env_id, "spec": json.dumps(dataclasses.asdict(self.spec))}
-        if not resumed:
-            return ledger.Ledger(path, keep=keep, about=about)
-        book = ledger.resume(path, keep=keep, before=(self.env_steps, self.progress.episodes), about=about, say=say)
-        self.limiter.inserted, self.progress.episodes = book.totals()
+        if resumed:
+            before = self.env_steps, self.progress.episodes
+            book = ledger.resume(path, keep=keep, before=before, about=about, say=say)
+            self.limiter.inserted, self.progress.episodes = book.totals()
+        else:
+            book = ledger.Ledger(path, keep=keep, about=about)
+        self._epochs = book.begin_session(self._epochs)  # before any assignment: all that is recorded finds it there
         return book
+
+    def _conflict(self, book: ledger.Ledger, actor_id: str, boot: int, seq: int) -> None:
+        book.note_conflict(actor_id, boot, seq)
+        self._screen.say(
+            f"actor {actor_id}: message {seq} of boot {boot} came with two contents: two machines count as one, and "
+            "from there on this boot gets no receipts. Enrol the second under a name of its own, and start both again; "
+            "what has no receipt stays in their spools"
+        )
