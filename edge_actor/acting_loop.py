@@ -42,6 +42,7 @@ _BUILD_MARGIN = 1.5  # slack that is wanted, by what the last swap took
 _SLACK_WAIT_S = 1.0  # for so much slack at a control rate; then a missed deadline is the smaller evil
 _EPISODE_WAIT_S = 0.01  # for an episode's end when running flat out; longer, and learning waits for tidiness
 _MESSAGE_STEPS = 1024  # before the learner says how many
+_HAND_OVER_S = 5.0  # for receipts of what a refused actor holds: under this name it may never start again
 
 
 class Actor:
@@ -104,6 +105,9 @@ class Actor:
             self.start()
             while not self._told_to_stop():
                 self.turn()
+        except errors.ActorRefused:
+            self._hand_over()
+            raise
         finally:
             self.close()
 
@@ -247,6 +251,19 @@ class Actor:
             if not self._link.publish(topic, self._seal(topic, self._reports[0])):
                 return
             self._reports.popleft()
+
+    def _hand_over(self) -> None:
+        """Sends what is held, until all of it has its receipt or time is up; the rest stays in the spool's files."""
+        self._recorder.flush()
+        self._link.rest()
+        deadline = time.monotonic() + _HAND_OVER_S
+        while len(self._spool) and time.monotonic() < deadline and not self._told_to_stop():
+            self._send()
+            self._inbox.wake.wait(_UNSENT_IDLE_S if self._spool.unsent else _IDLE_S)
+            self._inbox.wake.clear()
+            while (word := self._inbox.get()) is not None:
+                if isinstance(word, messages.Receipt):
+                    self._spool.acknowledge(word)
 
     # -- what the learner says --------------------------------------------------------------------------------------
 

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from broker import codec, errors, messages, signing, specs
 from learner import dead_letters, ledger
 
-_NO_CONFLICTS: Mapping[tuple[str, int], int] = {}
-
 
 class Taken(NamedTuple):
     """A message that is its boot's next; `experience` is None if it could not be decoded."""
@@ -50,9 +48,6 @@ class Ingest:
         letters: Where refused messages go.
         fits: Whether replay has room for so many steps in so many segments at all.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
-        digest_of: Digest of a message of an actor and boot that the ledger has, as far as it is known.
-        conflicts: First number that came with two contents, by actor and boot.
-        on_conflict: Told actor, boot and number of another such message, where it is the first of its boot.
 
     Attributes:
         refused: Messages that did not enter replay, by reason.
@@ -70,16 +65,14 @@ class Ingest:
         letters: dead_letters.DeadLetters,
         fits: Callable[[int, int], bool],
         max_policy_lag: int = 0,
-        digest_of: Callable[[str, int, int], bytes | None] = lambda actor_id, boot, seq: None,
-        conflicts: Mapping[tuple[str, int], int] = _NO_CONFLICTS,
-        on_conflict: Callable[[str, int, int], None] = lambda actor_id, boot, seq: None,
     ) -> None:
         self._macs = macs
         self._spec = spec
         self._epochs, self._epoch = frozenset(epochs), max(epochs)
         self._max_policy_lag = max_policy_lag
-        self._digest_of, self._on_conflict = digest_of, on_conflict
-        self._conflicts = dict(conflicts)
+        self._digest_of: Callable[[str, int, int], bytes | None] = lambda actor_id, boot, seq: None
+        self._on_conflict: Callable[[str, int, int], None] = lambda actor_id, boot, seq: None
+        self._conflicts: dict[tuple[str, int], int] = {}
         self._settling: dict[tuple[str, int, int], ledger.Entry] = {}  # taken, and not in the ledger yet
         self._marks = dict(marks)
         self._durable = dict(marks)
@@ -90,6 +83,21 @@ class Ingest:
         self.messages = 0
         self.steps_refused = 0
         self.steps_missed = 0
+
+    def consult(
+        self,
+        digest_of: Callable[[str, int, int], bytes | None],
+        conflicts: Mapping[tuple[str, int], int],
+        on_conflict: Callable[[str, int, int], None],
+    ) -> None:
+        """Says where a message that came before can be compared.
+
+        Args:
+            digest_of: Digest of a message of an actor and boot that the ledger has, as far as it is known.
+            conflicts: First number that came with two contents, by actor and boot.
+            on_conflict: Told actor, boot and number of another such message, where it is the first of its boot.
+        """
+        self._digest_of, self._conflicts, self._on_conflict = digest_of, dict(conflicts), on_conflict
 
     def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> Taken | None:
         """The message with its verdict, for the ledger; None if it is not genuine or not the next of its boot.

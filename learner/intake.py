@@ -51,6 +51,8 @@ class Intake:
         self._first_id = 0  # of those under way
         self._began_at = -math.inf  # the last commit
         self._fed: collections.deque[tuple[int, int]] = collections.deque()  # ledger id, and where it ends in replay
+        self._say = say
+        checks.consult(book.digest, book.conflicts(), self._conflict)
         self._refill(say)
 
     @property
@@ -115,6 +117,14 @@ class Intake:
     def close(self) -> None:
         """Waits for the ledger, and closes it."""
         self._book.close()
+
+    def _conflict(self, actor_id: str, boot: int, seq: int) -> None:
+        self._book.note_conflict(actor_id, boot, seq)
+        self._say(
+            f"actor {actor_id}: message {seq} of boot {boot} came with two contents: two machines count as one, and "
+            "from there on this boot gets no receipts. Enrol one of them under a name of its own (actorq-broker enroll "
+            "NAME), and start both again; what has no receipt stays in their spools"
+        )
 
     def _feed(self) -> list[messages.Experience]:
         fed = {

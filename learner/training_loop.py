@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import gc
 import itertools
 import json
@@ -105,9 +104,6 @@ class TrainingLoop:
             dead_letters.DeadLetters(directory.path / dead_letters.NAME),
             self.replay.fits,
             train.max_policy_lag,
-            book.digest,
-            book.conflicts(),
-            functools.partial(self._conflict, book),
         )
         self.intake = intake.Intake(self.ingest, book, self.replay, screen.say)
         book.on_commit = here.wake
@@ -411,11 +407,3 @@ class TrainingLoop:
             book = ledger.Ledger(path, keep=keep, about=about)
         self._epochs = book.begin_session(self._epochs)  # before any assignment: all that is recorded finds it there
         return book
-
-    def _conflict(self, book: ledger.Ledger, actor_id: str, boot: int, seq: int) -> None:
-        book.note_conflict(actor_id, boot, seq)
-        self._screen.say(
-            f"actor {actor_id}: message {seq} of boot {boot} came with two contents: two machines count as one, and "
-            "from there on this boot gets no receipts. Enrol the second under a name of its own, and start both again; "
-            "what has no receipt stays in their spools"
-        )
