@@ -21,7 +21,7 @@ class Desk:
     """Ingest with a ledger that takes everything at once."""
 
     def __init__(
-        self, directory: Path, max_policy_lag: int = 0, epochs: tuple[int, int] = (1, 2), **marks: Any
+        self, directory: Path, max_policy_lag: int = 0, epochs: tuple[int, ...] = (1, 2), **marks: Any
     ) -> None:
         self.letters = directory / "letters.jsonl"
         self.ingest = ingest.Ingest(
