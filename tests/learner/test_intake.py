@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +31,9 @@ class Learner:
 
     def take(self, *seqs: int, oldest: int = 1, reward: float = 1.0) -> None:
         for seq in seqs:
-            values = {"observation": np.full((5, 4), seq, np.float32), "reward": np.full(3, reward, np.float32)}
-            sent = fleet_examples.experience(seq=seq, oldest=oldest, step=3 * (seq - 1), **values)
+            values: dict[str, Any] = {"observation": np.full((5, 4), seq, np.float32)}
+            values |= {"reward": np.full(3, reward, np.float32), "seq": seq, "oldest": oldest, "step": 3 * (seq - 1)}
+            sent = fleet_examples.experience(**values)
             self.intake.take("pi", TOPIC, MAC.seal(TOPIC, codec.encode(sent)), 5)
 
     @property

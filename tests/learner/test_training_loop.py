@@ -151,7 +151,8 @@ def test_a_run_ends_with_the_network_that_was_found_good(
     mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the last word on it comes while an update computes, after which a policy would be due."""
-    wanted = {"evaluate_episodes": 2, "solved_return": 5.0, "publish_period_updates": 1, "samples_per_insert": 64.0}
+    wanted: dict[str, Any] = {"evaluate_episodes": 2, "solved_return": 5.0}
+    wanted |= {"publish_period_updates": 1, "samples_per_insert": 64.0}
     with training(mosquitto.port, tmp_path, threading.Event(), **wanted) as (loop, _, judge):
         threading.Thread(target=judge.run, daemon=True).start()
         update = loop.algorithm.update
