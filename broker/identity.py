@@ -72,19 +72,19 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def next_count(path: Path, above: int = 0) -> int:
+def next_count(path: Path, first: int = 1) -> int:
     """Adds one to a counter on disk and returns it; two processes never get the same number.
 
     Args:
         path: The counter's file.
-        above: A number that the counter must pass in any case, whatever its file says.
+        first: The least that it returns: a counter that does not exist yet begins with it.
 
     Raises:
         IdentityError: The file does not hold a counter.
     """
     with _locked(path):
         try:
-            count = max(int(path.read_text()) if path.exists() else 0, above) + 1
+            count = max(int(path.read_text()) + 1 if path.exists() else first, first)
         except ValueError:
             raise errors.IdentityError(
                 "a counter file does not hold a number", where=str(path), todo="write the last number used into it"
@@ -100,12 +100,12 @@ def next_boot(path: Path) -> int:
     was lost, emptied by a power cut or put back makes a lower number only where the clock is wrong as well. The lower
     bits are random: two cards of one image, or one card copied, do not number their messages alike.
     """
-    above = int(time.time()) - 1
+    first = int(time.time())
     try:
-        count = next_count(path, above)
+        count = next_count(path, first)
     except errors.IdentityError:
         path.unlink(missing_ok=True)
-        count = next_count(path, above)
+        count = next_count(path, first)
     return count << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
 
 
@@ -236,7 +236,7 @@ class Fleet:
 
     def next_epoch(self, above: int = 0) -> int:
         """A number larger than `above` and that of every session before, kept beside the signing key."""
-        return next_count(self.directory / "epoch", above)
+        return next_count(self.directory / "epoch", above + 1)
 
     def enroll(self, actor_id: str, brokers: Sequence[str] = ()) -> Bundle:
         """Makes (or, for a name that is enrolled already, renews) the secrets of one actor.

@@ -103,7 +103,7 @@ class Roster:
         self._looked_at = self._expired_at = -math.inf
         self._somebody_waits = False
         self._allowance = math.inf  # assignments that change nothing but the pace; kept by `look`
-        self._refusals: dict[tuple[str, int], messages.Assignment] = {}
+        self._rebuffs: dict[tuple[str, int], messages.Assignment] = {}
         self.env_id = env_id
 
     @property
@@ -230,7 +230,7 @@ class Roster:
             rival.is_refused = True
             self._log(f"actor {actor.actor_id}: two machines go by this name, and the later is refused; {todo}")
         refused = f"another machine goes by the name {actor.actor_id!r}, and was there before; {todo}"
-        self._refusals[actor.actor_id, boot] = replace(old, refused=refused) if old else self._nothing(boot, refused)
+        self._rebuffs[actor.actor_id, boot] = replace(old, refused=refused) if old else self._nothing(boot, refused)
 
     def _nothing(self, boot: int, refused: str) -> messages.Assignment:
         """An assignment that grants nothing."""
@@ -239,10 +239,10 @@ class Roster:
         values: dict[str, Any] = {**own, **zero, "slot": 0, "slots": 1, "steps_granted": 0, "refused": refused}
         return messages.Assignment(**values)
 
-    def refusals(self) -> Iterator[tuple[str, messages.Assignment]]:
+    def rebuffs(self) -> Iterator[tuple[str, messages.Assignment]]:
         """What processes that go by another's name are to be told, once and not retained; by actor."""
-        while self._refusals:
-            (actor_id, _), assignment = self._refusals.popitem()
+        while self._rebuffs:
+            (actor_id, _), assignment = self._rebuffs.popitem()
             yield actor_id, assignment
 
     def _admit(self, actor: Actor) -> None:

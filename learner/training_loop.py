@@ -301,9 +301,9 @@ class TrainingLoop:
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
         actor = self.roster.observe(actor_id, state, retained=retained, now_s=now)
-        for name, refusal in self.roster.refusals():
+        for name, rebuff in self.roster.rebuffs():
             self.session.refused["state.second_machine"] += 1
-            self.session.tell(self.session.topics.assignment(name), refusal)
+            self.session.tell(self.session.topics.assignment(name), rebuff)
         version = state.vitals.policy_version
         self.session.compare_epochs(actor_id, state.vitals.policy_epoch)
         if state.vitals.policy_epoch == self.session.epoch and version > actor.version and not retained:

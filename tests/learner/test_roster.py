@@ -321,12 +321,12 @@ def test_of_two_that_live_the_later_is_refused_whatever_its_number(second: int) 
     for _ in range(6):
         clock.beat(second, 5)
     assert clock.actor.boot == 5 and clock.actor.live and clock.actor.recorded == 77
-    told = list(clock.roster.refusals())
+    told = list(clock.roster.rebuffs())
     assert [(actor_id, refusal.boot) for actor_id, refusal in told] == [("a", second)]
     assert "another machine goes by the name 'a'" in told[0][1].refused and "actorq-broker enroll" in told[0][1].refused
     assert sum("two machines" in line for line in clock.said) == 1, "said once"
     clock.beat(second, 5)
-    assert list(clock.roster.refusals()), "told again, as long as it speaks"
+    assert list(clock.roster.rebuffs()), "told again, as long as it speaks"
     later = clock.assigned()
     assert later is None or (later.boot == 5 and later.steps_granted >= first.steps_granted)
     clock.beat(11, 5, 11)
@@ -348,7 +348,7 @@ def test_a_crashed_process_is_replaced_at_once_and_its_last_words_change_nothing
     clock.beat(5, online=False)
     for _ in range(5):
         clock.beat(6)
-    assert clock.actor.boot == 6 and not list(clock.roster.refusals())
+    assert clock.actor.boot == 6 and not list(clock.roster.rebuffs())
 
 
 def test_experience_counts_for_the_process_that_sent_it() -> None:
