@@ -180,7 +180,6 @@ def test_an_atomic_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> N
     assert path.read_bytes() == b"two" and [p.name for p in path.parent.iterdir()] == ["file"]
 
 
-@pytest.mark.fault(5)
 @pytest.mark.parametrize("left", [None, "", "rubbish", "3", "9999999999"])
 def test_boots_of_two_copies_differ_and_rise(left: str | None, tmp_path: Path) -> None:
     files = [tmp_path / card / "boot" for card in ("one", "two")]

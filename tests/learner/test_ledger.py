@@ -238,7 +238,6 @@ def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path) -> None
     again.close()
 
 
-@pytest.mark.fault(15)
 def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
     book = ledger.Ledger(tmp_path / ledger.NAME)
     assert book.begin_session({3}) == {3}

@@ -298,7 +298,6 @@ def test_a_counter_that_was_reset_is_recognised(goodbye: bool) -> None:
     assert assignment is not None and assignment.boot == 2
 
 
-@pytest.mark.fault(5)
 def test_what_a_socket_held_back_is_no_proof_of_life() -> None:
     clock = Clock()
     clock.beat(9, after_s=0.0)
@@ -336,7 +335,6 @@ def test_of_two_that_live_the_later_is_refused_whatever_its_number(second: int) 
     assert clock.actor.boot == 11, "until the first is gone"
 
 
-@pytest.mark.fault(4)
 def test_a_crashed_process_is_replaced_at_once_and_its_last_words_change_nothing() -> None:
     clock = Clock()
     clock.beat(5)
