@@ -101,7 +101,7 @@ class Fleet:
         brokers = ["--broker", ",".join(self._addresses("learner"))]
         command = ["learner", "train", "--fleet", FLEET, *brokers, "--keep-experience", "--evaluate-episodes", "0"]
         command += ["--checkpoint-period-s", "0.5", "--json"]
-        started = self.run.exists()
+        started = (self.run / "config.toml").exists()
         command += ["--resume", str(self.run)] if started else ["--run-dir", str(self.run), *LEARNING, *PACE]
         self._spawn("learner", command)
 

@@ -69,6 +69,18 @@ class Chaos:
         ]
         self._first = [self._insert_copy, self._reset_counter, self._kill_young_learner]  # even if time is short
 
+    def begin(self) -> None:
+        """Starts the learner, and kills it once its run has begun: it must go on whether it has saved anything or not."""
+        fleet = self._fleet
+        fleet.start_learner()
+        conftest.wait_until((fleet.run / "config.toml").exists, "a run", 90.0)
+        self._pause(0.0, 2.0)
+        fleet.kill("learner")
+        self.events["newborn learner killed"] += 1
+        self._say("newborn learner killed")
+        fleet.start_learner()
+        conftest.wait_until(lambda: list(fleet.run.glob("checkpoints/*.npz")), "a checkpoint", 90.0)
+
     def run(self, duration_s: float) -> None:
         """Does harm for so long, then makes everything whole again."""
         end = time.monotonic() + duration_s
@@ -251,9 +263,8 @@ def scenario(name: str, duration_s: float, seed: int) -> dict[str, Any]:
         with small_disk(disk) as mounted, chaos_fleet.Fleet(root, SCENARIOS[name], SMALL_DISK_MB << 19) as fleet:
             for actor in chaos_fleet.ACTORS:
                 fleet.start_actor(actor)
-            fleet.start_learner()
-            conftest.wait_until(lambda: list(fleet.run.glob("checkpoints/*.npz")), "a checkpoint", 90.0)
             chaos = Chaos(fleet, random.Random(seed), say, small_disk=mounted)
+            chaos.begin()
             if not mounted:
                 say("no small disk (that takes root): the spool's disk is not filled")
             chaos.run(duration_s)
