@@ -23,17 +23,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker import errors
+from broker import errors, storage
 
 NAME = "ledger.sqlite"
 _TIDY_S = 0.5
 """Between two moves of what was committed from the log into the file: each takes 3 ms. SQLite by itself moves 4000
 pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
 OK = "ok"
+QUARANTINED = "quarantined"
+"""Was in replay, and spoilt training: it counts as before, and replay does not see it again."""
 _SCHEMA_VERSION = "1"
 _TOGETHER = 64, 16, 4, 1
 """Rows of one statement; few kinds, so that they stay prepared. After each one this thread waits for Python's lock:
 with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."""
+_OF_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+"""Errors of SQLite that are the disk's: primary codes."""
 _NOTHING: Mapping[str, str] = {}
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -64,6 +68,15 @@ class Entry(NamedTuple):
     body: bytes | memoryview | None
 
 
+class Source(NamedTuple):
+    """Where a message came from, and how many steps it brought."""
+
+    actor_id: str
+    boot: int
+    seq: int
+    steps: int
+
+
 class Mark(NamedTuple):
     """The last message of one boot: its seq, and the steps up to and with it."""
 
@@ -83,6 +96,7 @@ class Ledger:
     Attributes:
         id: Names this ledger in receipts.
         last_id: Of the newest message.
+        is_new: Whether it began now.
         on_commit: Called on the ledger's thread when a commit has ended, well or not.
 
     Raises:
@@ -99,7 +113,6 @@ class Ledger:
         self._forgotten = 0
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
-        fresh = not path.exists()
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             for pragma in (
@@ -111,7 +124,8 @@ class Ledger:
                 "journal_size_limit = 100000000",
             ):
                 self._db.execute(f"PRAGMA {pragma}")
-            if fresh:
+            self.is_new = self._db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+            if self.is_new:  # or was killed before it was made, which is one transaction
                 self._make({**about, "steps_before": str(before[0]), "episodes_before": str(before[1])})
             self._check()
             meta = dict(self._db.execute("SELECT key, value FROM meta"))
@@ -130,7 +144,8 @@ class Ledger:
     def totals(self) -> tuple[int, int]:
         """Steps that reached replay over the whole run, and the episodes that ended in them."""
         row = self._db.execute(
-            "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict = ?", (OK,)
+            "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict IN (?, ?)",
+            (OK, QUARANTINED),
         )
         steps, ended = row.fetchone()
         return steps + self._before[0], ended + self._before[1]
@@ -138,7 +153,27 @@ class Ledger:
     def newest(self, steps: int) -> Iterator[tuple[int, bytes]]:
         """Ids and bodies of the newest messages that hold that many steps, if there are so many; oldest first."""
         first = _first_of_newest(self._db, steps)
-        yield from self._db.execute("SELECT id, body FROM payloads WHERE id >= ? ORDER BY id", (first,))
+        yield from self._db.execute(
+            "SELECT id, body FROM payloads JOIN messages USING (id) WHERE id >= ? AND verdict = ? ORDER BY id",
+            (first, OK),
+        )
+
+    def quarantine(self, ids: Sequence[int]) -> list[Source]:
+        """Keeps messages out of replay for good; says what they were.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+        try:
+            return self._worker.submit(self._quarantine, ids).result()
+        except sqlite3.Error as error:
+            raise _unwritten(self._path, error) from error
+
+    def _quarantine(self, ids: Sequence[int]) -> list[Source]:
+        which = f"id IN ({', '.join('?' * len(ids))})"
+        self._db.execute(f"UPDATE messages SET verdict = ? WHERE {which}", (QUARANTINED, *ids))
+        rows = self._db.execute(f"SELECT actor, boot, seq, steps FROM messages WHERE {which} ORDER BY id", tuple(ids))
+        return [Source(*row) for row in rows]
 
     @property
     def busy(self) -> bool:
@@ -166,18 +201,15 @@ class Ledger:
         """Waits until what was begun is durable.
 
         Raises:
-            RunError: It cannot be written.
+            StorageError: The disk does not take it.
+        RunError: It cannot be written for another reason.
         """
         if self._commit is None:
             return
         try:
             self._commit.result()
         except sqlite3.Error as error:  # and again, whoever asks: what was not written must never be receipted
-            raise errors.RunError(
-                f"the ledger cannot be written: {error}",
-                where=str(self._path),
-                todo="make room, then go on with --resume; actors hold what has no receipt yet",
-            ) from error
+            raise _unwritten(self._path, error) from error
         self._commit = None
 
     def close(self) -> None:
@@ -289,9 +321,13 @@ def resume(
         about: As for Ledger.
         say: Told what happened to a ledger that is not as it should be.
     """
+    book = None
     if path.exists():
         try:
-            return Ledger(path, keep=keep)
+            book = Ledger(path, keep=keep, before=before, about=about)
+            if not book.is_new:
+                return book
+            say(f"the ledger of the run is empty ({path})")
         except errors.RunError as error:
             aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}")
             for suffix in ("", "-wal", "-shm"):
@@ -301,7 +337,15 @@ def resume(
     else:
         say(f"the ledger of the run is lost ({path})")
     say("a new ledger begins; actors send again what they still hold, and replay fills anew")
-    return Ledger(path, keep=keep, before=before, about=about)
+    return book or Ledger(path, keep=keep, before=before, about=about)
+
+
+def _unwritten(path: Path, error: sqlite3.Error) -> errors.ActorqError:
+    what = f"the ledger cannot be written: {error}"
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_DISK:
+        todo = "make room there; then go on with --resume: actors hold what has no receipt yet"
+        return storage.at(what, str(path), todo=todo)
+    return errors.RunError(what, where=str(path), todo="go on with --resume: actors hold what has no receipt yet")
 
 
 def _broken(path: Path, why: str) -> errors.RunError:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from broker import amx, errors
+from broker import amx
 from learner import chatter, checkpoint, config, console, energy, roster, run_directory, session
 
 SWITCH_S = 0.001
@@ -51,7 +51,7 @@ def run(
         directory = run_directory.RunDirectory(resume, resume=True) if resume else None
         saved = checkpoint.load_newest(directory.checkpoints, screen.say) if directory else None
         if directory and saved is None:
-            raise errors.RunError("the run has no checkpoint yet", where=str(resume), todo="start a new run")
+            screen.say("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
         here = session.Session(initial.train, screen.say, take_over=take_over)
         try:
@@ -69,7 +69,8 @@ def run(
             loop.train()
             used = tracker.stop() if tracker else None
             result = summary.make(loop, used, tracker.error if tracker else "switched off")
-            directory.save_summary(result)
+            with loop.records.attempt("the summary"):
+                directory.save_summary(result)
             return result, directory.path
         finally:
             here.close()

@@ -60,7 +60,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_passed_over(tmp_path:
     """Before format 2 kernels lay the other way: between layers of one width they would fit, and say nothing."""
     save(tmp_path, 1)
     np.savez(tmp_path / "0000000002.npz", __meta__=np.frombuffer(b'{"updates": 2}', np.uint8))
-    with pytest.raises(errors.RunError, match="format 1, and this release of actorq-fleet reads format 2"):
+    with pytest.raises(errors.RunError, match="format 2 or less, and this release of actorq-fleet reads format 3"):
         checkpoint.load_newest(tmp_path, pytest.fail)
 
 
