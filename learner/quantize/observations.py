@@ -23,8 +23,8 @@ _HEADER_BYTES_MAX = 1 << 16  # of arrays of numbers, which numpy writes in versi
 
 
 _UNREADABLE = (
-    OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, OverflowError, SyntaxError, struct.error,
-    tokenize.TokenError, zlib.error, zipfile.BadZipFile,
+    OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, OverflowError, SyntaxError,
+    struct.error, tokenize.TokenError, zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
 """What Python's zipfile and numpy raise for archives that were damaged or made to do harm."""
 

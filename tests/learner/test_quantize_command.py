@@ -299,23 +299,17 @@ def test_observations_that_do_not_do(
 
 
 @pytest.mark.fault(21)
-@pytest.mark.parametrize("lies", ["inflates", "header", "short", "member"])
+@pytest.mark.parametrize("lies", ["header", "short", "member"])
 def test_what_a_file_would_become_is_known_before_it_is_read(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], lies: str
 ) -> None:
-    """A few MB of zeros that say they are 3 GB; a short file whose header says so; headers that contradict each other."""
+    """That it is 3 GB says the array's header, or the archive's; or the two contradict each other."""
     path = tmp_path / "observations.npz"
     claimed = {"short": (65, 8), "member": (64, 8)}.get(lies, (100_000_000, 8))
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": claimed})
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("a.npy", "w", force_zip64=True) as file,
-    ):
-        file.write(header.getvalue())
-        for _ in range(3052 if lies == "inflates" else 0):
-            file.write(bytes(1 << 20))
-        file.write(np.zeros((64, 8), np.float32).tobytes())
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", header.getvalue() + np.zeros((64, 8), np.float32).tobytes())
     if lies == "member":  # its uncompressed size, in the directory at the end
         data = bytearray(path.read_bytes())
         at = data.index(b"PK\1\2") + 24
