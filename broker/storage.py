@@ -7,8 +7,10 @@ import errno
 import io
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from broker import errors
 
@@ -21,6 +23,7 @@ _WHAT = {
     errno.ESTALE: "the network file system has lost the file",
 }
 _WHAT_NAMED = {errno.EACCES: "access is denied", errno.EPERM: "access is denied"}  # a socket has these, too
+_NO_TEMPORARY = "No usable temporary directory"  # as tempfile says it, under ENOENT
 _TODO = {
     errno.EROFS: "mount it writable, or choose a place on another; a failing disk is often made read-only",
     errno.EIO: "look at the kernel's log (dmesg), and choose a place on another disk",
@@ -32,15 +35,22 @@ _TODO = {
 
 def of_disk(error: OSError) -> bool:
     """Whether it is about the place where files lie, and not about this program."""
-    return error.errno in _WHAT or (error.errno in _WHAT_NAMED and error.filename is not None)
+    if error.errno in _WHAT_NAMED:
+        return error.filename is not None
+    return error.errno in _WHAT or _NO_TEMPORARY in str(error)
 
 
 def explained(error: OSError) -> errors.StorageError:
     """The same for people; of an error that is `of_disk`."""
-    assert error.errno is not None
-    what = _WHAT.get(error.errno) or _WHAT_NAMED[error.errno]
+    code = error.errno or 0
+    if _NO_TEMPORARY in str(error):
+        return errors.StorageError(
+            "no directory for temporary files can be written to",
+            where=str(error.strerror),
+            todo="make room in one of them, or name another by TMPDIR",
+        )
     where = "" if error.filename is None else os.fsdecode(error.filename)
-    return at(what, where, todo=_TODO.get(error.errno, ""))
+    return at(_WHAT.get(code) or _WHAT_NAMED[code], where, todo=_TODO.get(code, ""))
 
 
 def at(what: str, where: str, *, todo: str = "") -> errors.StorageError:
@@ -63,6 +73,17 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def scratch() -> Iterator[tuple[IO[bytes], str]]:
+    """A file and its path, for as long as the context lasts; in memory where that can be, for /tmp may be full."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("actorq"), "w+b") as file:
+            yield file, f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile(prefix="actorq-") as file:
+            yield file, file.name
+
+
 def append(file: io.FileIO, line: bytes, path: Path) -> None:
     """Writes all of a line to the end of an unbuffered file, or nothing of it: what little room there is stays so.
 
@@ -76,7 +97,8 @@ def append(file: io.FileIO, line: bytes, path: Path) -> None:
             while written < len(line):
                 written += file.write(line[written:])
         except OSError:
-            file.truncate(size)
+            with contextlib.suppress(OSError):  # what is said is why it could not be written
+                file.truncate(size)
             raise
 
 

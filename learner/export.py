@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from learner import ledger
 
 MINARI_VERSION = "0.5.0"
 """The format; later releases read it."""
+_ERRNO = re.compile(r"errno = (\d+)")
 _NAME = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
 
 
@@ -82,11 +84,16 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
     partial = data.with_name("data.partial")
     partial.mkdir(parents=True, exist_ok=True)
     episodes = steps = complete = 0
-    with h5py.File(partial / "main_data.hdf5", "w", track_order=True) as file:
-        for episode in stitch(ledger.bodies(directory / ledger.NAME)):
-            steps += _write(file, episodes, episode)
-            complete += episode.complete
-            episodes += 1
+    try:
+        with h5py.File(partial / "main_data.hdf5", "w", track_order=True) as file:
+            for episode in stitch(ledger.bodies(directory / ledger.NAME)):
+                steps += _write(file, episodes, episode)
+                complete += episode.complete
+                episodes += 1
+    except (OSError, RuntimeError, ValueError) as error:  # HDF5 says the system's error in its text alone
+        if code := _ERRNO.search(str(error)):
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(partial)) from error
+        raise
     if not episodes:
         raise errors.RunError("the run's ledger holds no experience", where=str(directory), todo="let it train on")
     size_mb = (partial / "main_data.hdf5").stat().st_size / 1e6

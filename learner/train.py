@@ -5,6 +5,7 @@ Nothing here imports TensorFlow before actors are sought: its three seconds pass
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -81,8 +82,8 @@ def run(
 
 def _load_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with chatter.hidden():
-        import tensorflow  # noqa: F401  whoever imports it next finds it loaded, or waits for the rest
+    with contextlib.suppress(Exception), chatter.hidden():  # whoever imports it next is told why it does not load
+        import tensorflow  # noqa: F401  ... or finds it loaded, or waits for the rest
 
 
 def _set_up_tensorflow(settings: config.TrainConfig) -> None:

@@ -19,6 +19,7 @@ ROWS_MIN = 64
 BYTES_MAX = 1 << 30
 """Of observations in memory, four bytes a number at least: networks take them as float32. What a file would become is
 read in its headers, before any more of it is."""
+_format: Any = np.lib.format  # without types in numpy 1.26
 _HEADER_BYTES_MAX = 1 << 16  # of arrays of numbers, which numpy writes in version 1.0
 
 
@@ -43,9 +44,9 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     if member.file_size > BYTES_MAX + _HEADER_BYTES_MAX:
         raise _TooLarge(f"{member.file_size / 1e6:,.0f} MB")
     with file.open(member) as stream:
-        if (version := np.lib.format.read_magic(stream)) != (1, 0):
+        if (version := _format.read_magic(stream)) != (1, 0):
             raise ValueError(f"its array has format {version}, as no array of numbers has")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        shape, _, dtype = _format.read_array_header_1_0(stream)
         if dtype.hasobject:
             raise ValueError("its array holds Python objects")
         size_bytes, begins = math.prod(shape) * dtype.itemsize, stream.tell()
@@ -54,7 +55,7 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
         if member.file_size != begins + size_bytes:
             raise ValueError(f"its array has {member.file_size - begins} bytes, and should have {size_bytes}")
         stream.seek(0)
-        array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+        array: NDArray[Any] = _format.read_array(stream, allow_pickle=False)
     return array
 
 

@@ -307,7 +307,8 @@ def test_what_a_file_would_become_is_known_before_it_is_read(
     path = tmp_path / "observations.npz"
     claimed = {"short": (65, 8), "member": (64, 8)}.get(lies, (100_000_000, 8))
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": claimed})
+    numpy_format: Any = np.lib.format
+    numpy_format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": claimed})
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", header.getvalue() + np.zeros((64, 8), np.float32).tobytes())
     if lies == "member":  # its uncompressed size, in the directory at the end
