@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +26,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import codec, errors, messages
+from broker import codec, errors, messages, storage
 from learner import ledger
 
+ROOM_BYTES = 64_000_000
+"""What must be free before each episode. On a full disk HDF5 crashes (2.0), and what it holds back may be so much."""
 MINARI_VERSION = "0.5.0"
 """The format; later releases read it."""
-_ERRNO = re.compile(r"errno = (\d+)")
 _NAME = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
 
 
@@ -72,6 +73,7 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: The name is no id of a dataset, or is taken.
         RunError: There is no ledger, or nothing in it.
+        StorageError: The disk is nearly full.
     """
     if not _NAME.fullmatch(name):
         raise errors.ConfigError(f"{name!r} is no id of a dataset", todo="name it like actorq/cartpole-v0")
@@ -84,16 +86,13 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
     partial = data.with_name("data.partial")
     partial.mkdir(parents=True, exist_ok=True)
     episodes = steps = complete = 0
-    try:
-        with h5py.File(partial / "main_data.hdf5", "w", track_order=True) as file:
-            for episode in stitch(ledger.bodies(directory / ledger.NAME)):
-                steps += _write(file, episodes, episode)
-                complete += episode.complete
-                episodes += 1
-    except (OSError, RuntimeError, ValueError) as error:  # HDF5 says the system's error in its text alone
-        if code := _ERRNO.search(str(error)):
-            raise OSError(int(code[1]), os.strerror(int(code[1])), str(partial)) from error
-        raise
+    with h5py.File(partial / "main_data.hdf5", "w", track_order=True) as file:
+        for episode in stitch(ledger.bodies(directory / ledger.NAME)):
+            if shutil.disk_usage(partial).free < ROOM_BYTES:
+                raise storage.at(f"less than {ROOM_BYTES / 1e6:.0f} MB are free for the dataset", str(partial))
+            steps += _write(file, episodes, episode)
+            complete += episode.complete
+            episodes += 1
     if not episodes:
         raise errors.RunError("the run's ledger holds no experience", where=str(directory), todo="let it train on")
     size_mb = (partial / "main_data.hdf5").stat().st_size / 1e6

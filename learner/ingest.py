@@ -67,7 +67,7 @@ class Ingest:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._macs = macs
-        self.spec = spec
+        self._spec = spec
         self._epochs = epochs
         self._max_policy_lag = max_policy_lag
         self._marks = dict(marks)
@@ -81,6 +81,10 @@ class Ingest:
         self.steps_missed = 0
         self._say = say
         self._said: set[tuple[str, str]] = set()
+
+    def check_stored(self, experience: messages.Experience) -> None:
+        """Raises DecodeError unless arrays of a message that the ledger has are still as replay wants them."""
+        check_arrays(experience, self._spec)
 
     def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> Taken | None:
         """The message with its verdict, for the ledger; None if it is not genuine or not the next of its boot.
@@ -178,7 +182,7 @@ class Ingest:
         """Raises DecodeError unless the arrays fit each other, the spec, this run and replay."""
         if experience.oldest < 1 or experience.oldest > experience.seq:
             raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
-        if experience.fingerprint != self.spec.fingerprint:
+        if experience.fingerprint != self._spec.fingerprint:
             raise errors.DecodeError("made in another environment", reason="fingerprint")
         first, current = self._epochs
         if not first <= experience.assigned_epoch <= current:
@@ -188,7 +192,7 @@ class Ingest:
             raise errors.DecodeError("chosen by a policy that was never published", reason="version")
         if self._max_policy_lag and experience.version and self._lag(experience, version) > self._max_policy_lag:
             raise errors.DecodeError("chosen by a policy that is too old", reason="stale")
-        check_arrays(experience, self.spec)
+        check_arrays(experience, self._spec)
         if not self._fits(len(experience.reward), len(experience.length)):
             raise errors.DecodeError("longer than replay is", reason="too_long")
 

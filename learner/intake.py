@@ -160,7 +160,7 @@ class Intake:
         for id_, body in self._book.newest(self._replay.capacity):
             try:
                 experience = codec.decode(messages.Experience, body)
-                ingest.check_arrays(experience, self._checks.spec)
+                self._checks.check_stored(experience)
                 self._insert({id_: experience})
             except (errors.DecodeError, errors.SpecError):  # another release, or another replay_capacity
                 unreadable += 1

@@ -96,7 +96,6 @@ class Ledger:
     Attributes:
         id: Names this ledger in receipts.
         last_id: Of the newest message.
-        is_new: Whether it began now.
         on_commit: Called on the ledger's thread when a commit has ended, well or not.
 
     Raises:
@@ -113,6 +112,7 @@ class Ledger:
         self._forgotten = 0
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
+        fresh = not path.exists()
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             for pragma in (
@@ -124,8 +124,7 @@ class Ledger:
                 "journal_size_limit = 100000000",
             ):
                 self._db.execute(f"PRAGMA {pragma}")
-            self.is_new = self._db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-            if self.is_new:  # or was killed before it was made, which is one transaction
+            if fresh:
                 self._make({**about, "steps_before": str(before[0]), "episodes_before": str(before[1])})
             self._check()
             meta = dict(self._db.execute("SELECT key, value FROM meta"))
@@ -321,13 +320,9 @@ def resume(
         about: As for Ledger.
         say: Told what happened to a ledger that is not as it should be.
     """
-    book = None
     if path.exists():
         try:
-            book = Ledger(path, keep=keep, before=before, about=about)
-            if not book.is_new:
-                return book
-            say(f"the ledger of the run is empty ({path})")
+            return Ledger(path, keep=keep)
         except errors.RunError as error:
             aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}")
             for suffix in ("", "-wal", "-shm"):
@@ -337,7 +332,7 @@ def resume(
     else:
         say(f"the ledger of the run is lost ({path})")
     say("a new ledger begins; actors send again what they still hold, and replay fills anew")
-    return book or Ledger(path, keep=keep, before=before, about=about)
+    return Ledger(path, keep=keep, before=before, about=about)
 
 
 def _unwritten(path: Path, error: sqlite3.Error) -> errors.ActorqError:
