@@ -67,7 +67,7 @@ class ActionSpec:
                 raise errors.SpecError("action bounds must have one value per element of the action")
             if not all(-MAX_MAGNITUDE <= lo < hi <= MAX_MAGNITUDE for lo, hi in zip(self.low, self.high, strict=True)):
                 raise errors.SpecError(
-                    f"action bounds must be finite and within {MAX_MAGNITUDE:g}, with low below high",
+                    f"action bounds must be finite, with low below high, and within ±{MAX_MAGNITUDE:g}",
                     todo="wrap the environment with gymnasium.wrappers.TransformAction and a Box of finite bounds",
                 )
         else:

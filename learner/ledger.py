@@ -201,7 +201,7 @@ class Ledger:
 
         Raises:
             StorageError: The disk does not take it.
-        RunError: It cannot be written for another reason.
+            RunError: It cannot be written for another reason.
         """
         if self._commit is None:
             return
