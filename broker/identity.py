@@ -22,7 +22,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from broker import address, certificates, errors, signing, topics
+from broker import address, certificates, errors, signing, storage, topics
 
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
@@ -51,7 +51,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, sync: bool = Tru
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with storage.naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             if sync:

@@ -231,6 +231,8 @@ def check(chosen: Settings) -> Settings:
         clashes.append(f"precision {train.precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
     if not 2 <= train.weight_bits <= 8:
         clashes.append(f"weight_bits must be 2 to 8, not {train.weight_bits}")
+    if not 0.0 < algorithm.normalizer_floor < math.inf:
+        clashes.append(f"normalizer_floor must be positive, not {algorithm.normalizer_floor}")
     if train.max_env_steps < train.learning_starts:
         clashes.append(f"max_env_steps {train.max_env_steps} ends before learning_starts {train.learning_starts}")
     if train.message_steps > algorithm.replay_capacity:

@@ -48,6 +48,7 @@ class Ingest:
         letters: Where refused messages go.
         fits: Whether replay has room for so many steps in so many segments at all.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
+        say: Takes one line for people: of each actor the first refusal for each reason.
 
     Attributes:
         refused: Messages that did not enter replay, by reason.
@@ -65,6 +66,7 @@ class Ingest:
         letters: dead_letters.DeadLetters,
         fits: Callable[[int, int], bool],
         max_policy_lag: int = 0,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._macs = macs
         self._spec = spec
@@ -83,6 +85,12 @@ class Ingest:
         self.messages = 0
         self.steps_refused = 0
         self.steps_missed = 0
+        self._say = say
+        self._said: set[tuple[str, str]] = set()
+
+    def check_stored(self, experience: messages.Experience) -> None:
+        """Raises DecodeError unless arrays of a message that the ledger has are still as replay wants them."""
+        check_arrays(experience, self._spec)
 
     def consult(
         self,
@@ -141,6 +149,12 @@ class Ingest:
         if failure is not None:
             self._refuse(failure, topic, payload)
             self.steps_refused += place.steps
+            if (actor_id, failure.reason) not in self._said:
+                self._said.add((actor_id, failure.reason))
+                self._say(
+                    f"what {actor_id} sends is refused ({failure.reason}): {failure.what}; "
+                    f"{place.steps} steps so far, the rest is counted in messages_refused"
+                )
         entry = ledger.Entry(
             actor_id=actor_id,
             boot=place.boot,
@@ -287,8 +301,8 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         floats.append(experience.log_prob)
     if observation.dtype == "float32":
         floats.append(experience.observation)
-    if not all(map(math.isfinite, episode_return)) or not all(map(_is_finite, floats)):
-        raise errors.DecodeError("NaN or infinite values", reason="value")
+    if not all(map(math.isfinite, episode_return)) or not all(map(_is_bounded, floats)):
+        raise errors.DecodeError(f"NaN, or values beyond {specs.MAX_MAGNITUDE:g}", reason="value")
     if action.kind == "discrete":
         # As unsigned numbers those below 0 are the largest: one pass for both ends
         legal = bool(experience.action.view(np.uint32).max() < action.n)
@@ -301,6 +315,8 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         raise errors.DecodeError("actions out of bounds", reason="action")
 
 
-def _is_finite(array: NDArray[Any]) -> bool:
-    """Whether all are. One pass of BLAS: NaN and infinity show in the sum of squares, which may overflow, too."""
-    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+def _is_bounded(array: NDArray[Any]) -> bool:
+    """Whether none is larger than MAX_MAGNITUDE. One pass of BLAS: what is shows in the sum of squares, as NaN does."""
+    if np.vdot(array, array) < specs.MAX_MAGNITUDE**2 / 2:
+        return True
+    return bool((np.abs(array) <= specs.MAX_MAGNITUDE).all())

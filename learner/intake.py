@@ -6,10 +6,11 @@ message in the ledger and rebuilds replay from there.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -110,6 +111,21 @@ class Intake:
                     break
         return fed
 
+    def quarantine(self, transitions: Iterable[int]) -> list[ledger.Source]:
+        """Keeps the messages that brought these transitions out of replay, now and after a restart.
+
+        Args:
+            transitions: Ids in replay.
+
+        Raises:
+            StorageError, RunError: The ledger cannot be written.
+        """
+        ends = [end for _, end in self._fed]
+        found = sorted({bisect.bisect_right(ends, transition) for transition in transitions})
+        for at in found:
+            self._replay.drop(ends[at - 1] if at else 0, ends[at])
+        return self._book.quarantine([self._fed[at][0] for at in found])
+
     def receipts(self) -> Iterator[tuple[str, messages.Receipt]]:
         """What actors need not keep any longer, by actor; each once."""
         return self._checks.receipts(self._book.id)
@@ -153,7 +169,9 @@ class Intake:
         unreadable = 0
         for id_, body in self._book.newest(self._replay.capacity):
             try:
-                self._insert({id_: codec.decode(messages.Experience, body)})
+                experience = codec.decode(messages.Experience, body)
+                self._checks.check_stored(experience)
+                self._insert({id_: experience})
             except (errors.DecodeError, errors.SpecError):  # another release, or another replay_capacity
                 unreadable += 1
         if len(self._replay):

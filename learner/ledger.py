@@ -28,13 +28,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker import errors
+from broker import errors, storage
 
 NAME = "ledger.sqlite"
 _TIDY_S = 0.5
 """Between two moves of what was committed from the log into the file: each takes 3 ms. SQLite by itself moves 4000
 pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
 OK = "ok"
+QUARANTINED = "quarantined"
+"""Was in replay, and spoilt training: it counts as before, and replay does not see it again."""
 _SCHEMA_VERSION = "2"
 _DIGEST_BYTES = 8
 _OLDEST = re.compile(rb'"oldest":"[0-9]+"')
@@ -43,6 +45,8 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TOGETHER = 64, 16, 4, 1
 """Rows of one statement; few kinds, so that they stay prepared. After each one this thread waits for Python's lock:
 with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."""
+_OF_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+"""Errors of SQLite that are the disk's: primary codes."""
 _NOTHING: Mapping[str, str] = {}
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -81,6 +85,15 @@ class Entry(NamedTuple):
     verdict: str
     body: bytes | memoryview | None
     digest: bytes | None = None
+
+
+class Source(NamedTuple):
+    """Where a message came from, and how many steps it brought."""
+
+    actor_id: str
+    boot: int
+    seq: int
+    steps: int
 
 
 class Mark(NamedTuple):
@@ -141,7 +154,7 @@ class Ledger:
         except sqlite3.Error as error:
             self.close()
             raise _failed(path, error, _OPENED) from error
-        except errors.RunError:
+        except errors.ActorqError:
             self.close()
             raise
         self.id = meta["id"]
@@ -198,7 +211,8 @@ class Ledger:
         """Steps that reached replay over the whole run, and the episodes that ended in them."""
         with _named(self._path):
             row = self._db.execute(
-                "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict = ?", (OK,)
+                "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict IN (?, ?)",
+                (OK, QUARANTINED),
             )
             steps, ended = row.fetchone()
         return steps + self._before[0], ended + self._before[1]
@@ -207,7 +221,27 @@ class Ledger:
         """Ids and bodies of the newest messages that hold that many steps, if there are so many; oldest first."""
         with _named(self._path):
             first = _first_of_newest(self._db, steps)
-            yield from self._db.execute("SELECT id, body FROM payloads WHERE id >= ? ORDER BY id", (first,))
+            yield from self._db.execute(
+                "SELECT id, body FROM payloads JOIN messages USING (id) WHERE id >= ? AND verdict = ? ORDER BY id",
+                (first, OK),
+            )
+
+    def quarantine(self, ids: Sequence[int]) -> list[Source]:
+        """Keeps messages out of replay for good; says what they were.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+        try:
+            return self._worker.submit(self._quarantine, ids).result()
+        except sqlite3.Error as error:
+            raise _failed(self._path, error, "written") from error
+
+    def _quarantine(self, ids: Sequence[int]) -> list[Source]:
+        which = f"id IN ({', '.join('?' * len(ids))})"
+        self._db.execute(f"UPDATE messages SET verdict = ? WHERE {which}", (QUARANTINED, *ids))
+        rows = self._db.execute(f"SELECT actor, boot, seq, steps FROM messages WHERE {which} ORDER BY id", tuple(ids))
+        return [Source(*row) for row in rows]
 
     @property
     def busy(self) -> bool:
@@ -235,18 +269,15 @@ class Ledger:
         """Waits until what was begun is durable.
 
         Raises:
-            RunError: It cannot be written.
+            StorageError: The disk does not take it.
+            RunError: It cannot be written for another reason.
         """
         if self._commit is None:
             return
         try:
             self._commit.result()
         except sqlite3.Error as error:  # and again, whoever asks: what was not written must never be receipted
-            raise errors.RunError(
-                f"the ledger cannot be written: {error}",
-                where=str(self._path),
-                todo="make room, then go on with --resume; actors hold what has no receipt yet",
-            ) from error
+            raise _failed(self._path, error, "written") from error
         self._commit = None
 
     def close(self) -> None:
@@ -405,14 +436,14 @@ def _named(path: Path, what: str = "read") -> Iterator[None]:
         raise _failed(path, error, what) from error
 
 
-def _failed(path: Path, error: sqlite3.Error, what: str) -> errors.RunError:
+def _failed(path: Path, error: sqlite3.Error, what: str) -> errors.ActorqError:
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
         return _broken(path, str(error))
-    return errors.RunError(
-        f"the ledger cannot be {what}: {error}",
-        where=str(path),
-        todo="it is as it was: make room on its disk, or see that you may write there; then go on with --resume",
-    )
+    what = f"the ledger cannot be {what}: {error}"
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_DISK:
+        todo = "it is as it was: make room on its disk, or see that you may write there; then go on with --resume"
+        return storage.at(what, str(path), todo=todo)
+    return errors.RunError(what, where=str(path), todo="go on with --resume: actors hold what has no receipt yet")
 
 
 def _broken(path: Path, why: str) -> Broken:

@@ -28,6 +28,7 @@ EXIT_CODES = {
     errors.ActorRefused: 20,
     errors.DecodeError: 21,
     errors.SignatureError: 21,
+    errors.StorageError: 22,
 }
 
 

@@ -64,7 +64,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_there(tmp_path: Path) -> None:
     commit(book, entry(1))
     big = ledger.Entry("pi", 1, 2, 0, 10, 0, 10**6, ledger.OK, bytes(10**6))
     book.begin([big], 0)
-    with pytest.raises(errors.RunError, match="full"):
+    with pytest.raises(errors.StorageError, match="full"):
         book.wait()
     book.close()
     again = ledger.Ledger(tmp_path / ledger.NAME)
