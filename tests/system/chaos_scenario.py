@@ -70,7 +70,7 @@ class Chaos:
         self._first = [self._insert_copy, self._reset_counter, self._kill_young_learner]  # even if time is short
 
     def begin(self) -> None:
-        """Starts the learner, and kills it once its run has begun: it must go on whether it has saved anything or not."""
+        """Starts the learner, and kills it once its run has begun: it must go on, whether anything was saved or not."""
         fleet = self._fleet
         fleet.start_learner()
         conftest.wait_until((fleet.run / "config.toml").exists, "a run", 90.0)
