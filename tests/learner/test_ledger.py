@@ -181,12 +181,12 @@ def test_a_sound_ledger_that_cannot_be_opened_now_is_not_called_broken(tmp_path:
             shutil.copy(file, tmp_path / "copy")
         path = tmp_path / "copy" / ledger.NAME
     book.close()
-    refused: list[errors.RunError] = []
+    refused: list[errors.ActorqError] = []
     for size_bytes in (0, 4096, 16384):
         with no_room(size_bytes):
             try:
                 ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail).close()
-            except errors.RunError as error:
+            except errors.ActorqError as error:
                 refused.append(error)
     assert refused, "else this shows nothing"
     assert all("cannot be" in one.what and "make room" in one.todo and "--resume" in one.todo for one in refused)
@@ -204,11 +204,11 @@ def test_a_ledger_that_somebody_holds_is_not_called_broken(tmp_path: Path, monke
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode = EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(errors.RunError, match="locked"):
+    with pytest.raises(errors.ActorqError, match="locked"):
         ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
     other.close()
     assert not list(tmp_path.glob("*.broken-*"))
-    with pytest.raises(errors.RunError, match="cannot be opened"):
+    with pytest.raises(errors.ActorqError, match="cannot be opened"):
         ledger.Ledger(tmp_path / "nowhere" / ledger.NAME)
 
 
