@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import ssl
-import tempfile
 from collections.abc import Iterable
 
 from cryptography import x509
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from broker import errors
+from broker import errors, storage
 
 NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 """Of every certificate. A Pi without a clock starts at the date of its image and may not refuse one as too new."""
@@ -122,23 +121,22 @@ def client_context(authority: bytes, credential: bytes) -> ssl.SSLContext:
 
     Raises:
         IdentityError: They cannot be used.
-        ActorqError: The temporary file that this takes cannot be written.
+        StorageError: The temporary file that this takes cannot be written.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_verify_locations(cadata=authority.decode())
-        with tempfile.NamedTemporaryFile(prefix="actorq-") as file:  # 0600; the ssl module reads keys from files alone
+        with storage.scratch() as (file, path):  # 0600, or ours alone; the ssl module reads keys from files alone
             file.write(credential)
             file.flush()
-            context.load_cert_chain(file.name)
+            context.load_cert_chain(path)
     except (ssl.SSLError, ValueError) as error:
         raise errors.IdentityError(f"the TLS certificate cannot be used: {error}", todo="enrol again") from error
     except OSError as error:  # a full disk says nothing about the certificate
-        raise errors.ActorqError(
-            f"the TLS certificate cannot be handed to OpenSSL: {error}",
-            todo="make room there, or name another directory with TMPDIR",
-        ) from error
+        if storage.of_disk(error):
+            raise storage.explained(error) from error
+        raise errors.ActorqError(f"the TLS certificate cannot be handed to OpenSSL: {error}") from error
     return context
 
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from broker import errors
+from broker import errors, storage
 
 
 def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
@@ -33,11 +33,7 @@ def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     try:
         return command(args)
     except errors.ActorqError as error:
-        if verbose:
-            traceback.print_exc()
-        if not error.said:
-            print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return _ended(error, verbose=verbose)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
@@ -45,9 +41,18 @@ def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         if isinstance(error, BrokenPipeError) and _reader_went_away():
             sys.stderr.close()  # Python would complain once more at exit
             return errors.EXIT_OK
+        if isinstance(error, OSError) and storage.of_disk(error):
+            return _ended(storage.explained(error), verbose=verbose)
         traceback.print_exc()
         print(f"error: unexpected {type(error).__name__}: {error}\n  to do: please report this", file=sys.stderr)
         return errors.EXIT_UNEXPECTED
+
+
+def _ended(error: errors.ActorqError, *, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exc()
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 def _reader_went_away() -> bool:

@@ -12,10 +12,11 @@
     ├── RuntimeMissing              18   no TFLite runtime, TensorFlow or broker program installed
     ├── NotSolved                   19   the budget ended before the policy was good
     ├── ActorRefused                20   the learner refused this actor
-    ├── NothingLearned              23   a run ended before the first update
-    └── MessageError                21   bytes from the network that are not a message of ours
-        ├── DecodeError
-        └── SignatureError
+    ├── MessageError                21   bytes from the network that are not a message of ours
+    │   ├── DecodeError
+    │   └── SignatureError
+    ├── StorageError                22   a disk that is full, read-only, failing, or not ours to write to
+    └── NothingLearned              23   a run ended before the first update
 
 Usage errors end with 2 (argparse), an interrupted learner with 130, an unexpected exception with 70.
 """
@@ -166,3 +167,9 @@ class SignatureError(MessageError):
 
     def __init__(self, what: str, *, reason: str = "signature", where: str = "", todo: str = "") -> None:
         super().__init__(what, reason=reason, where=where, todo=todo)
+
+
+class StorageError(ActorqError):
+    """The disk takes no more, or gives nothing back: it is full, read-only, failing, or access is denied."""
+
+    exit_code = 22

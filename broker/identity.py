@@ -16,6 +16,7 @@ import os
 import secrets
 import ssl
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from broker import address, certificates, errors, signing, topics
+from broker import address, certificates, errors, signing, storage, topics
 
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
@@ -31,6 +32,8 @@ DEFAULT_BROKER = "127.0.0.1:1883"
 _COUNTER_BYTES = 64
 _COUNTER_LIMIT = (1 << 63) - 1
 """What ledger and spool can hold."""
+_RANDOM_BITS = 28
+"""Of a boot's number: so that it has 18 digits until 2088, which are decoded fastest (codec)."""
 
 
 def home() -> Path:
@@ -53,7 +56,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, sync: bool = Tru
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with storage.naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             if sync:
@@ -94,14 +97,17 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         os.close(descriptor)
 
 
-def next_count(path: Path, first: int = 1, on_lost: Callable[[str], None] | None = None) -> int:
+def next_count(
+    path: Path, first: int = 1, on_lost: Callable[[str], None] | None = None, limit: int = _COUNTER_LIMIT
+) -> int:
     """Adds one to a counter on disk and returns it; two processes never get the same number.
 
     Args:
         path: The counter's file.
-        first: What a counter that does not exist yet begins with.
+        first: The least that it returns: a counter that does not exist yet begins with it.
         on_lost: Takes a line for people: a counter that cannot be used begins with `first` as well. Without this it is
             an error.
+        limit: A larger number is no counter.
 
     Raises:
         IdentityError: The file does not hold a counter.
@@ -110,7 +116,7 @@ def next_count(path: Path, first: int = 1, on_lost: Callable[[str], None] | None
     try:
         with _locked(path):
             try:
-                count = _counted(path) + 1
+                count = max(_counted(path, limit) + 1, first)
             except FileNotFoundError:
                 pass
             except errors.IdentityError as error:
@@ -122,15 +128,14 @@ def next_count(path: Path, first: int = 1, on_lost: Callable[[str], None] | None
         if on_lost is None:
             raise
         on_lost(f"a counter cannot be kept: {error}")
-        count = max(count, first)  # where `first` is the time: not the same again
     return count
 
 
-def _counted(path: Path) -> int:
+def _counted(path: Path, limit: int) -> int:
     """The number in a counter file; FileNotFoundError if there is no file, IdentityError if it holds none."""
     try:
         text = read_regular(path, _COUNTER_BYTES).strip()
-        if not text.isdigit() or int(text) >= _COUNTER_LIMIT:
+        if not text.isdigit() or int(text) >= limit:
             raise ValueError(repr(text))
     except FileNotFoundError:
         raise
@@ -141,6 +146,21 @@ def _counted(path: Path) -> int:
             todo="write the last number used into it",
         ) from error
     return int(text)
+
+
+def next_boot(path: Path, on_lost: Callable[[str], None]) -> int:
+    """A number for a process: higher than those of all before it on this machine, and no other machine's.
+
+    The upper bits count up; they begin with, and never fall behind, the time of day in seconds, so that a counter that
+    was lost, emptied by a power cut or put back makes a lower number only where the clock is wrong as well. The lower
+    bits are random: two cards of one image, or one card copied, do not number their messages alike.
+
+    Args:
+        path: The counter's file.
+        on_lost: Takes a line for people when it cannot be used.
+    """
+    count = next_count(path, int(time.time()), on_lost, limit=_COUNTER_LIMIT >> _RANDOM_BITS)
+    return count << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
 
 
 @contextlib.contextmanager
@@ -269,9 +289,9 @@ class Fleet:
         """The learner's MQTT password, as it is now."""
         return (self.directory / "mqtt_password").read_text()
 
-    def next_epoch(self) -> int:
-        """A number larger than that of every session before, kept beside the signing key."""
-        return next_count(self.directory / "epoch")
+    def next_epoch(self, above: int = 0) -> int:
+        """A number larger than `above` and that of every session before, kept beside the signing key."""
+        return next_count(self.directory / "epoch", above + 1)
 
     def enroll(self, actor_id: str, brokers: Sequence[str] = ()) -> Bundle:
         """Makes (or, for a name that is enrolled already, renews) the secrets of one actor.

@@ -18,6 +18,9 @@ Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
 HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
+MAX_MAGNITUDE = 1e9
+"""Of any number in observations, rewards and bounds of actions. Training computes in float32, which ends at 3.4e38: so
+a return of a thousand such rewards can still be squared, and the norm of its gradient be taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,9 @@ class ActionSpec:
             size = math.prod(self.shape)
             if len(self.low) != size or len(self.high) != size:
                 raise errors.SpecError("action bounds must have one value per element of the action")
-            if not all(
-                math.isfinite(lo) and math.isfinite(hi) and lo < hi for lo, hi in zip(self.low, self.high, strict=True)
-            ):
+            if not all(-MAX_MAGNITUDE <= lo < hi <= MAX_MAGNITUDE for lo, hi in zip(self.low, self.high, strict=True)):
                 raise errors.SpecError(
-                    "action bounds must be finite, with low below high",
+                    f"action bounds must be finite, with low below high, and within ±{MAX_MAGNITUDE:g}",
                     todo="wrap the environment with gymnasium.wrappers.TransformAction and a Box of finite bounds",
                 )
         else:

@@ -43,6 +43,7 @@ _BUILD_MARGIN = 1.5  # slack that is wanted, by what the last swap took
 _SLACK_WAIT_S = 1.0  # for so much slack at a control rate; then a missed deadline is the smaller evil
 _EPISODE_WAIT_S = 0.01  # for an episode's end when running flat out; longer, and learning waits for tidiness
 _MESSAGE_STEPS = 1024  # before the learner says how many
+_HAND_OVER_S = 5.0  # for receipts of what a refused actor holds: under this name it may never start again
 
 
 class Actor:
@@ -74,8 +75,7 @@ class Actor:
         self._id, self._topics = bundle.actor_id, topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
         made = self._planted(settings.env) if settings.env else None
-        # A lost counter begins with the time: what is retained for an earlier boot must never fit a later one
-        self._boot = identity.next_count(self._state_dir / "boot", first=int(time.time()), on_lost=on_log)
+        self._boot = identity.next_boot(self._state_dir / "boot", on_log)
         self._mac, self._verifier = signing.ActorMac(bundle.mac_key), signing.LearnerVerifier(bundle.learner_key)
         seal = functools.partial(self._seal, self._topics.actor_state(self._id))
         self._presence = presence.Presence(self._boot, seal)
@@ -108,6 +108,9 @@ class Actor:
             self.start()
             while not self._told_to_stop():
                 self.turn()
+        except errors.ActorRefused:
+            self._hand_over()
+            raise
         finally:
             self.close()
 
@@ -263,6 +266,19 @@ class Actor:
                 return
             self._reports.popleft()
 
+    def _hand_over(self) -> None:
+        """Sends what is held, until all of it has its receipt or time is up; the rest stays in the spool's files."""
+        self._recorder.flush()
+        self._link.rest()
+        deadline = time.monotonic() + _HAND_OVER_S
+        while len(self._spool) and time.monotonic() < deadline and not self._told_to_stop():
+            self._send()
+            self._inbox.wake.wait(_UNSENT_IDLE_S if self._spool.unsent else _IDLE_S)
+            self._inbox.wake.clear()
+            while (word := self._inbox.get()) is not None:
+                if isinstance(word, messages.Receipt):
+                    self._spool.acknowledge(word)
+
     # -- what the learner says --------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
@@ -283,7 +299,7 @@ class Actor:
             raise errors.ActorRefused(
                 f"the learner refused this actor: {assignment.refused}",
                 where=f"actor {self._id}",
-                todo="compare its environment with the other actors', or start it on another fleet",
+                todo="do as it says; or start it with the other actors' environment, or on another fleet",
             )
         self._assignment, self._heartbeat.assigned_s = assignment, assignment.message_period_s
         self._recorder.assign(assignment)

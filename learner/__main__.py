@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train", allow_abbrev=False, help="train on the actors of a fleet", description=_train.__doc__
     )
-    train.add_argument("--resume", type=Path, metavar="RUN", help="go on from the newest checkpoint of a run directory")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="go on from the newest checkpoint of a run, if any")
     train.add_argument(
         "--take-over",
         action="store_true",
@@ -233,6 +233,10 @@ def _train(args: argparse.Namespace) -> int:
 
 def _saved_settings(run: Path) -> settings.Table:
     file = run / "config.toml"
+    if not file.exists():
+        from learner import run_directory
+
+        raise run_directory.no_run(run)
     try:
         return str(file), tomllib.loads(file.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:

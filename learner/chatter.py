@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
+
+from broker import storage
 
 _ALWAYS_SAID = (
     b"WARNING: All log messages before absl::InitializeLog()",
@@ -23,7 +24,7 @@ def hidden(*, everything: bool = False) -> Iterator[None]:
     """Holds back stderr, the C++ side's included; at the end all but the chatter is passed on, or nothing at all."""
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as held:
+    with storage.scratch() as (held, _):
         os.dup2(held.fileno(), 2)
         try:
             yield

@@ -279,6 +279,8 @@ def check(chosen: Settings) -> Settings:
         clashes.append(f"evaluate_steps {train.evaluate_steps} and evaluate_s {train.evaluate_s} must be positive")
     if not 0.0 <= train.learning_starts_s < math.inf:
         clashes.append(f"learning_starts_s must be 0 or positive, not {train.learning_starts_s}")
+    if not 0.0 < algorithm.normalizer_floor < math.inf:
+        clashes.append(f"normalizer_floor must be positive, not {algorithm.normalizer_floor}")
     if train.max_env_steps < train.learning_starts:
         clashes.append(f"max_env_steps {train.max_env_steps} ends before learning_starts {train.learning_starts}")
     if train.message_steps > algorithm.replay_capacity:

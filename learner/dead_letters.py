@@ -9,12 +9,16 @@ flood of forgeries costs hardly a write, and pushes no other reason out. Whoever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from broker import storage
+from learner import records
 
 NAME = "dead_letters.jsonl"
 LIMIT_BYTES = 1_000_000
@@ -48,10 +52,18 @@ class DeadLetters:
         path: Appended to, and made when there is something to write.
         limit_bytes: Of this file and the older one, `.1` behind its name.
         now_s: A clock that never goes back.
+        kept: Counts what the disk does not take; None raises it.
     """
 
-    def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limit_bytes: int = LIMIT_BYTES,
+        now_s: Callable[[], float] = time.monotonic,
+        kept: records.Records | None = None,
+    ) -> None:
         self._path = path
+        self._kept = kept
         self._limit_bytes = limit_bytes
         self._now_s = now_s
         self._allowances: dict[str, _Allowance] = {}
@@ -79,11 +91,15 @@ class DeadLetters:
             "begins": bytes(payload[:_FIRST_BYTES]).hex(),
             "left_out": allowance.left_out,
         }
-        allowance.left_out = 0
-        line = (json.dumps(row) + "\n").encode()
+        allowance.left_out += 1  # unless the disk takes it
+        with self._kept.attempt("dead letters") if self._kept else contextlib.nullcontext():
+            self._append((json.dumps(row) + "\n").encode())
+            allowance.left_out = 0
+
+    def _append(self, line: bytes) -> None:
         if self._size + len(line) > self._limit_bytes // 2 and self._size:
             os.replace(self._path, f"{self._path}.1")
             self._size = 0
         with open(self._path, "ab", buffering=0) as file:
-            file.write(line)
+            storage.append(file, line, self._path)
         self._size += len(line)

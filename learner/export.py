@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +26,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import codec, errors, messages
+from broker import codec, errors, messages, storage
 from learner import ledger
 
+ROOM_BYTES = 64_000_000
+"""What must be free before each episode. On a full disk HDF5 crashes (2.0), and what it holds back may be so much."""
 MINARI_VERSION = "0.5.0"
 """The format; later releases read it."""
 _NAME = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
@@ -70,6 +73,7 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: The name is no id of a dataset, or is taken.
         RunError: There is no ledger, or nothing in it.
+        StorageError: The disk is nearly full.
     """
     if not _NAME.fullmatch(name):
         raise errors.ConfigError(f"{name!r} is no id of a dataset", todo="name it like actorq/cartpole-v0")
@@ -84,6 +88,8 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
     episodes = steps = complete = 0
     with h5py.File(partial / "main_data.hdf5", "w", track_order=True) as file:
         for episode in stitch(ledger.bodies(directory / ledger.NAME)):
+            if shutil.disk_usage(partial).free < ROOM_BYTES:
+                raise storage.at(f"less than {ROOM_BYTES / 1e6:.0f} MB are free for the dataset", str(partial))
             steps += _write(file, episodes, episode)
             complete += episode.complete
             episodes += 1

@@ -2,7 +2,9 @@
 
 Order of checks: MAC, decoding, sequence, content. A message that fails on its content is receipted all the same, so
 that its actor does not send it for ever; so is one that cannot be decoded, if it is genuine and says which one it is.
-What is the next one of its boot follows from the ledger, and only what the ledger has is receipted.
+What is the next one of its boot follows from the ledger, and only what the ledger has is receipted. A number that came
+before with another content is a conflict: two machines count as one, and what the second sent is nowhere. From that
+number on its boot gets no receipt, so that nothing leaves a spool unless the ledger has it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,11 +43,12 @@ class Ingest:
     Args:
         macs: MAC of each enrolled actor.
         spec: What experience must look like.
-        epochs: First and last epoch of this run; experience of other runs is refused.
+        epochs: Of all sessions of this run, this one the last; experience of other runs is refused.
         marks: How far the ledger is, by actor and boot.
         letters: Where refused messages go.
         fits: Whether replay has room for so many steps in so many segments at all.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
+        say: Takes one line for people: of each actor the first refusal for each reason.
 
     Attributes:
         refused: Messages that did not enter replay, by reason.
@@ -58,16 +61,21 @@ class Ingest:
         self,
         macs: Mapping[str, signing.ActorMac],
         spec: specs.EnvSpec,
-        epochs: tuple[int, int],
+        epochs: Collection[int],
         marks: Mapping[tuple[str, int], ledger.Mark],
         letters: dead_letters.DeadLetters,
         fits: Callable[[int, int], bool],
         max_policy_lag: int = 0,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._macs = macs
         self._spec = spec
-        self._epochs = epochs
+        self._epochs, self._epoch = frozenset(epochs), max(epochs)
         self._max_policy_lag = max_policy_lag
+        self._digest_of: Callable[[str, int, int], bytes | None] = lambda actor_id, boot, seq: None
+        self._on_conflict: Callable[[str, int, int], None] = lambda actor_id, boot, seq: None
+        self._conflicts: dict[tuple[str, int], int] = {}
+        self._settling: dict[tuple[str, int, int], ledger.Entry] = {}  # taken, and not in the ledger yet
         self._marks = dict(marks)
         self._durable = dict(marks)
         self._letters = letters
@@ -77,6 +85,27 @@ class Ingest:
         self.messages = 0
         self.steps_refused = 0
         self.steps_missed = 0
+        self._say = say
+        self._said: set[tuple[str, str]] = set()
+
+    def check_stored(self, experience: messages.Experience) -> None:
+        """Raises DecodeError unless arrays of a message that the ledger has are still as replay wants them."""
+        check_arrays(experience, self._spec)
+
+    def consult(
+        self,
+        digest_of: Callable[[str, int, int], bytes | None],
+        conflicts: Mapping[tuple[str, int], int],
+        on_conflict: Callable[[str, int, int], None],
+    ) -> None:
+        """Says where a message that came before can be compared.
+
+        Args:
+            digest_of: Digest of a message of an actor and boot that the ledger has, as far as it is known.
+            conflicts: First number that came with two contents, by actor and boot.
+            on_conflict: Told actor, boot and number of another such message, where it is the first of its boot.
+        """
+        self._digest_of, self._conflicts, self._on_conflict = digest_of, dict(conflicts), on_conflict
 
     def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> Taken | None:
         """The message with its verdict, for the ledger; None if it is not genuine or not the next of its boot.
@@ -105,7 +134,11 @@ class Ingest:
         except errors.MessageError as error:
             self._refuse(error, topic, payload)
             return None
-        if not self._is_next(actor_id, place):
+        try:
+            if not self._is_next(actor_id, place, body):
+                return None
+        except errors.DecodeError as error:
+            self._refuse(error, topic, payload)
             return None
         if experience is not None:
             try:
@@ -116,6 +149,12 @@ class Ingest:
         if failure is not None:
             self._refuse(failure, topic, payload)
             self.steps_refused += place.steps
+            if (actor_id, failure.reason) not in self._said:
+                self._said.add((actor_id, failure.reason))
+                self._say(
+                    f"what {actor_id} sends is refused ({failure.reason}): {failure.what}; "
+                    f"{place.steps} steps so far, the rest is counted in messages_refused"
+                )
         entry = ledger.Entry(
             actor_id=actor_id,
             boot=place.boot,
@@ -126,33 +165,45 @@ class Ingest:
             size_bytes=len(body),
             verdict=failure.reason if failure else ledger.OK,
             body=None if failure else body,
+            digest=ledger.digest(body) if failure else None,
         )
+        self._settling[actor_id, place.boot, place.seq] = entry
         return Taken(entry, experience)
 
     def settle(self, entries: Sequence[ledger.Entry]) -> None:
         """Takes note that the ledger has these."""
         for entry in entries:
             key = entry.actor_id, entry.boot
+            self._settling.pop((*key, entry.seq), None)
             self._durable[key] = ledger.Mark(entry.seq, entry.step + entry.steps)
             self._due.add(key)
 
     def receipts(self, ledger_id: str) -> Iterator[tuple[str, messages.Receipt]]:
         """One for each boot that sent something which the ledger has, since the last call."""
-        for actor_id, boot in sorted(self._due):
-            mark = self._durable.get((actor_id, boot))
-            if mark is not None:
-                yield actor_id, messages.Receipt(ledger_id, boot, mark.seq)
+        for key in sorted(self._due):
+            actor_id, boot = key
+            mark = self._durable.get(key, ledger.Mark())
+            seq = min(mark.seq, self._conflicts[key] - 1) if key in self._conflicts else mark.seq
+            if seq > 0:
+                yield actor_id, messages.Receipt(ledger_id, boot, seq)
         self._due.clear()
 
     def _refuse(self, error: errors.MessageError, topic: str, payload: bytes) -> None:
         self.refused[error.reason] += 1
         self._letters.add(topic, error.reason, error.what, payload)
 
-    def _is_next(self, actor_id: str, place: _Place) -> bool:
-        """Whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again."""
+    def _is_next(self, actor_id: str, place: _Place, body: memoryview) -> bool:
+        """Whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again.
+
+        Raises:
+            DecodeError: It was here before, with another content.
+        """
         key = actor_id, place.boot
         mark = self._marks.get(key, ledger.Mark())
         if place.seq <= mark.seq:
+            known = self._known(*key, place.seq)
+            if known is not None and known != ledger.digest(body):
+                self._conflict(key, place.seq)
             self.refused["duplicate"] += 1
             self._due.add(key)
             return False
@@ -164,17 +215,31 @@ class Ingest:
         self._marks[key] = ledger.Mark(place.seq, place.step + place.steps)
         return True
 
+    def _known(self, actor_id: str, boot: int, seq: int) -> bytes | None:
+        """Digest of a message that was here before, if that can be told."""
+        entry = self._settling.get((actor_id, boot, seq))
+        if entry is None:
+            return self._digest_of(actor_id, boot, seq)
+        return entry.digest if entry.body is None else ledger.digest(entry.body)
+
+    def _conflict(self, key: tuple[str, int], seq: int) -> None:
+        if seq < self._conflicts.get(key, math.inf):
+            self._conflicts[key] = seq
+            self._on_conflict(*key, seq)
+        raise errors.DecodeError(
+            f"number {seq} of boot {key[1]} was here before, with another content", reason="conflict"
+        )
+
     def _check(self, experience: messages.Experience, version: int) -> None:
         """Raises DecodeError unless the arrays fit each other, the spec, this run and replay."""
         if experience.oldest < 1 or experience.oldest > experience.seq:
             raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
         if experience.fingerprint != self._spec.fingerprint:
             raise errors.DecodeError("made in another environment", reason="fingerprint")
-        first, current = self._epochs
-        if not first <= experience.assigned_epoch <= current:
+        if experience.assigned_epoch not in self._epochs:
             raise errors.DecodeError("recorded for another run", reason="epoch")
-        newest = version if experience.epoch == current else math.inf
-        if not 0 <= experience.epoch <= current or not 0 <= experience.version <= newest:
+        newest = version if experience.epoch == self._epoch else math.inf
+        if not 0 <= experience.epoch <= self._epoch or not 0 <= experience.version <= newest:
             raise errors.DecodeError("chosen by a policy that was never published", reason="version")
         if self._max_policy_lag and experience.version and self._lag(experience, version) > self._max_policy_lag:
             raise errors.DecodeError("chosen by a policy that is too old", reason="stale")
@@ -183,7 +248,7 @@ class Ingest:
             raise errors.DecodeError("longer than replay is", reason="too_long")
 
     def _lag(self, experience: messages.Experience, version: int) -> float:
-        return version - experience.version if experience.epoch == self._epochs[1] else math.inf
+        return version - experience.version if experience.epoch == self._epoch else math.inf
 
 
 def _place(body: bytes | memoryview, error: errors.DecodeError) -> _Place:
@@ -236,8 +301,8 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         floats.append(experience.log_prob)
     if observation.dtype == "float32":
         floats.append(experience.observation)
-    if not all(map(math.isfinite, episode_return)) or not all(map(_is_finite, floats)):
-        raise errors.DecodeError("NaN or infinite values", reason="value")
+    if not all(map(math.isfinite, episode_return)) or not all(map(_is_bounded, floats)):
+        raise errors.DecodeError(f"NaN, or values beyond {specs.MAX_MAGNITUDE:g}", reason="value")
     if action.kind == "discrete":
         # As unsigned numbers those below 0 are the largest: one pass for both ends
         legal = bool(experience.action.view(np.uint32).max() < action.n)
@@ -250,6 +315,8 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         raise errors.DecodeError("actions out of bounds", reason="action")
 
 
-def _is_finite(array: NDArray[Any]) -> bool:
-    """Whether all are. One pass of BLAS: NaN and infinity show in the sum of squares, which may overflow, too."""
-    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+def _is_bounded(array: NDArray[Any]) -> bool:
+    """Whether none is larger than MAX_MAGNITUDE. One pass of BLAS: what is shows in the sum of squares, as NaN does."""
+    if np.vdot(array, array) < specs.MAX_MAGNITUDE**2 / 2:
+        return True
+    return bool((np.abs(array) <= specs.MAX_MAGNITUDE).all())

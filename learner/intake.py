@@ -6,10 +6,11 @@ message in the ledger and rebuilds replay from there.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -51,6 +52,8 @@ class Intake:
         self._first_id = 0  # of those under way
         self._began_at = -math.inf  # the last commit
         self._fed: collections.deque[tuple[int, int]] = collections.deque()  # ledger id, and where it ends in replay
+        self._say = say
+        checks.consult(book.digest, book.conflicts(), self._conflict)
         self._refill(say)
 
     @property
@@ -108,6 +111,21 @@ class Intake:
                     break
         return fed
 
+    def quarantine(self, transitions: Iterable[int]) -> list[ledger.Source]:
+        """Keeps the messages that brought these transitions out of replay, now and after a restart.
+
+        Args:
+            transitions: Ids in replay.
+
+        Raises:
+            StorageError, RunError: The ledger cannot be written.
+        """
+        ends = [end for _, end in self._fed]
+        found = sorted({bisect.bisect_right(ends, transition) for transition in transitions})
+        for at in found:
+            self._replay.drop(ends[at - 1] if at else 0, ends[at])
+        return self._book.quarantine([self._fed[at][0] for at in found])
+
     def receipts(self) -> Iterator[tuple[str, messages.Receipt]]:
         """What actors need not keep any longer, by actor; each once."""
         return self._checks.receipts(self._book.id)
@@ -115,6 +133,14 @@ class Intake:
     def close(self) -> None:
         """Waits for the ledger, and closes it."""
         self._book.close()
+
+    def _conflict(self, actor_id: str, boot: int, seq: int) -> None:
+        self._book.note_conflict(actor_id, boot, seq)
+        self._say(
+            f"actor {actor_id}: message {seq} of boot {boot} came with two contents: two machines count as one, and "
+            "from there on this boot gets no receipts. Enrol one of them under a name of its own (actorq-broker enroll "
+            "NAME), and start both again; what has no receipt stays in their spools"
+        )
 
     def _feed(self) -> list[messages.Experience]:
         fed = {
@@ -143,7 +169,9 @@ class Intake:
         unreadable = 0
         for id_, body in self._book.newest(self._replay.capacity):
             try:
-                self._insert({id_: codec.decode(messages.Experience, body)})
+                experience = codec.decode(messages.Experience, body)
+                self._checks.check_stored(experience)
+                self._insert({id_: experience})
             except (errors.DecodeError, errors.SpecError):  # another release, or another replay_capacity
                 unreadable += 1
         if len(self._replay):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from learner import console
+from broker import storage
+from learner import console, records
 
 
 class Metrics:
@@ -19,10 +20,15 @@ class Metrics:
         directory: The run directory.
         screen: Shows the newest row.
         started_s: Monotonic time from which `wall_s` counts.
+        kept: Counts what the disk does not take.
     """
 
-    def __init__(self, directory: Path, screen: console.Console, started_s: float) -> None:
-        self._file = open(directory / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115  open as long as the run
+    def __init__(
+        self, directory: Path, screen: console.Console, started_s: float, kept: records.Records | None = None
+    ) -> None:
+        self._path = directory / "metrics.jsonl"
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  open as long as the run
+        self._kept = kept or records.Records(screen.say)
         self._board = tf.summary.create_file_writer(str(directory / "tensorboard"))
         self._screen = screen
         self._started = started_s
@@ -31,20 +37,26 @@ class Metrics:
         """Writes one row; `env_steps` is its step, and a value that is not finite becomes null."""
         wall_s = round(time.monotonic() - self._started, 3)
         clean = {key: (value if math.isfinite(value) else None) for key, value in row.items()}
-        self._file.write(json.dumps({"wall_s": wall_s, **clean}) + "\n")
-        self._file.flush()
+        with self._kept.attempt("metrics"):
+            storage.append(self._file, (json.dumps({"wall_s": wall_s, **clean}) + "\n").encode(), self._path)
         # One record for all. `tf.summary.scalar` would import TensorBoard, for a second in the middle of training, and
         # then take 5 ms a row
         shown = [
             tf.compat.v1.Summary.Value(tag=key, simple_value=value) for key, value in clean.items() if value is not None
         ]
-        with self._board.as_default():
-            tf.summary.experimental.write_raw_pb(
-                tf.compat.v1.Summary(value=shown).SerializeToString(), step=int(row["env_steps"])
-            )
+        try:
+            with self._board.as_default():
+                tf.summary.experimental.write_raw_pb(
+                    tf.compat.v1.Summary(value=shown).SerializeToString(), step=int(row["env_steps"])
+                )
+        except tf.errors.OpError as error:  # its way to say that the disk is full
+            self._kept.note("TensorBoard's rows", error)
         self._screen.show(wall_s, clean)
 
     def close(self) -> None:
         """Closes the files."""
         self._file.close()
-        self._board.close()
+        try:
+            self._board.close()
+        except tf.errors.OpError as error:
+            self._kept.note("TensorBoard's rows", error)

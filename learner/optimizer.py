@@ -9,12 +9,14 @@ import tensorflow as tf
 
 Tensor = Any  # TensorFlow ships no types
 
+_UNIT = 2.0**30
+"""In which norms are taken: exact, and what is large may be squared. What is below 1e-9 then counts as nothing."""
 _B1, _B2, _EPS = 0.9, 0.999, 1e-8  # Kingma and Ba 2015
 
 
 def clipped(gradients: Sequence[Tensor], norm_max: float) -> tuple[list[Tensor], Tensor]:
     """Scales gradients of a larger global norm down to `norm_max`; returns them and the norm that they had."""
-    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
+    norm = _UNIT * tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g / _UNIT)) for g in gradients]))
     scale = norm_max / tf.maximum(norm, norm_max)
     return [g * scale for g in gradients], norm
 

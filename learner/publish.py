@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors, messages, specs, topics
-from learner import config, deltas, drafts, layers, run_directory
+from learner import config, deltas, drafts, layers, records, run_directory
 from learner.quantize import bits, convert, exact, gate, quantizer, refine
 
 
@@ -95,6 +95,7 @@ class Publisher:
         precision: One of config.PRECISIONS.
         weight_bits: Of the weights, for studies.
         expire_after_s: Actors take no policy older than that; 0: none expires.
+        kept: Counts what the disk does not take.
     """
 
     def __init__(
@@ -113,7 +114,9 @@ class Publisher:
         precision: str = "int8",
         weight_bits: int = bits.BITS_MAX,
         expire_after_s: float = 0.0,
+        kept: records.Records | None = None,
     ) -> None:
+        self._kept = kept or records.Records(say)
         self.channel = deltas.Channel(sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas)
         self._spec = spec
         self._head = head
@@ -172,9 +175,6 @@ class Publisher:
         """Call again and again, from any thread: what can wait is done when an actor acts on the newest policy.
 
         On another thread, so that the caller need not wait; `at_once`, here and now, if no policy will follow.
-
-        Raises:
-            OSError: A policy could not be kept.
         """
         if self._settling is not None and self._settling.done():
             settled, self._settling = self._settling, None
@@ -256,7 +256,8 @@ class Publisher:
         return draft
 
     def _keep(self, policy: Published) -> None:
-        self._directory.save_policy(policy.manifest, policy.model)
+        with self._kept.attempt("files of policies"):
+            self._directory.save_policy(policy.manifest, policy.model)
 
     def _refit(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
         self._fit = self._refiner.fit(policy, calibration)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,15 @@ class Batch:
     bootstrap: NDArray[Any]  # [K, B, *shape]
     weight: FloatArray  # [K, B], importance weights, all 1 when sampled uniformly
     ids: IntArray  # [K, B]
+
+
+class _Dropped(NamedTuple):
+    """Ids of transitions and observations that are there and shall not be drawn; ends are exclusive."""
+
+    first: int
+    end: int
+    observed_first: int
+    observed_end: int
 
 
 class Replay:
@@ -101,9 +110,11 @@ class Replay:
         self._exponents = (priority_exponent, importance_exponent)
         self._tree = priorities.SumTree(capacity) if prioritized else None
         self._priority_max = 1.0
+        self._dropped: list[_Dropped] = []
 
     def __len__(self) -> int:
-        return self.inserted - self.oldest
+        """Transitions that may be drawn."""
+        return self.inserted - self.oldest - sum(one.end - max(one.first, self.oldest) for one in self._dropped)
 
     def fits(self, steps: int, segments: int) -> bool:
         """Whether a message of so many steps in so many segments can be inserted."""
@@ -142,6 +153,26 @@ class Replay:
             _write(self._observation, self._observed, one.observation)
             self._observed += len(one.observation)
         return n
+
+    def drop(self, first: int, end: int) -> None:
+        """Never draws transitions of ids `first` to `end` - 1 again, which one message brought, nor its observations.
+
+        They keep their slots until they leave replay like others.
+        """
+        first = max(first, self.oldest)
+        slots = np.arange(first, end) % self.capacity
+        if not len(slots) or self._is_dropped(np.arange(first, end)).any():
+            return
+        observed = int(self._start[slots[0]]), int(self._bootstrap[slots].max()) + 1
+        self._dropped.append(_Dropped(first, end, *observed))
+        if self._tree is not None:
+            self._tree.set(slots, 0.0)
+
+    def _is_dropped(self, ids: IntArray) -> NDArray[np.bool_]:
+        found = np.zeros(len(ids), bool)
+        for one in self._dropped:
+            found |= (ids >= one.first) & (ids < one.end)
+        return found
 
     def _check(self, message: Segments) -> None:
         steps, segments, n = sum(message.length.tolist()), len(message.length), len(message.reward)
@@ -184,6 +215,8 @@ class Replay:
         if self._tree is not None and oldest > self.oldest:
             self._tree.set(np.arange(self.oldest, oldest) % self.capacity, 0.0)
         self.oldest = oldest
+        if self._dropped:
+            self._dropped = [one for one in self._dropped if one.end > oldest]
 
     def sample(self, k: int, b: int, rng: np.random.Generator) -> Batch:
         """Draws K minibatches of B transitions, with replacement. Every array is new: TensorFlow may alias it.
@@ -195,6 +228,8 @@ class Replay:
             raise IndexError("replay is empty")
         if self._tree is None:
             ids = rng.integers(self.oldest, self.inserted, k * b)
+            while self._dropped and (odd := self._is_dropped(ids)).any():
+                ids[odd] = rng.integers(self.oldest, self.inserted, int(odd.sum()))
             slots = ids % self.capacity
             weight = np.ones(k * b, np.float32)
         else:
@@ -223,11 +258,14 @@ class Replay:
         return slots, (weight / weight.max()).astype(np.float32)
 
     def update_priorities(self, ids: IntArray, td_error: FloatArray) -> None:
-        """Gives transitions the priority of their new TD errors; skips those that have left replay since."""
+        """Gives transitions the priority of their new TD errors; skips those that have left replay since.
+
+        And errors that are not finite: one in the tree would make all sums above it so.
+        """
         if self._tree is None:
             return
         ids, error = ids.reshape(-1), np.abs(td_error.reshape(-1))
-        kept = ids >= self.oldest
+        kept = (ids >= self.oldest) & np.isfinite(error) & ~self._is_dropped(ids)
         priority = (error[kept].astype(np.float64) + 1e-6) ** self._exponents[0]  # never 0: all stay reachable
         if len(priority):
             self._priority_max = max(self._priority_max, float(priority.max()))
@@ -237,6 +275,8 @@ class Replay:
         """Up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
         first = self._start[self.oldest % self.capacity] if len(self) else self._observed
         ids = first + rng.choice(self._observed - first, min(n, self._observed - first), replace=False, shuffle=False)
+        for one in self._dropped:
+            ids = ids[(ids < one.observed_first) | (ids >= one.observed_end)]
         return self._observation.take(ids % self._slots, axis=0)
 
 

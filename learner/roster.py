@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker import errors, messages, specs, topics
@@ -32,11 +32,20 @@ GRANT_PERIODS = 2
 AGAIN = 0.1
 """Of the time between two messages: until an actor is looked at again that can be granted no more. A learner that falls
 behind has hundreds of those, and looking at all of them each time took a tenth of a core."""
+PROOF_S = 1.0
+"""Signs of life so far apart come from a process that lives: what a socket or a broker held back comes at once."""
+CONTESTED_S = 60.0
+"""For so long after a second process of one name was refused, another one waits until the first is gone."""
+_RIVALS = 4
 
 
 @dataclass(slots=True)
 class Actor:
-    """One actor as the learner sees it; `recorded` counts steps of (this session, `boot`) that arrived."""
+    """One actor as the learner sees it; `recorded` counts steps of (this session, `boot`) that arrived.
+
+    `since_s` is when its process was first heard of. `rivals` are other processes that went by its name lately: gone,
+    most of them.
+    """
 
     actor_id: str
     slot: int
@@ -49,6 +58,29 @@ class Actor:
     assignment: messages.Assignment | None = None
     due_at: float = -math.inf  # when its pace is looked at again
     version: int = 0  # the newest policy of this session that it acted on
+    since_s: float = -math.inf
+    contested_at: float = -math.inf
+    rivals: dict[tuple[int, str], Rival] = field(default_factory=dict)
+
+    def process(self, boot: int) -> Actor | None:
+        """The account of a boot: this one, or a rival's."""
+        if boot == self.boot:
+            return self
+        return next((rival.process for rival in self.rivals.values() if rival.process.boot == boot), None)
+
+
+_OF_A_PROCESS = ("state", "live", "seen_at", "boot", "recorded", "refused", "assignment", "version", "since_s")
+
+
+@dataclass(slots=True)
+class Rival:
+    """A process that does not have its actor's name, or has lost it to another; and its signs of life since then."""
+
+    process: Actor
+    heartbeat: int
+    first_s: float = math.inf
+    last_s: float = -math.inf
+    is_refused: bool = False
 
 
 class Roster:
@@ -63,7 +95,7 @@ class Roster:
 
     def __init__(self, session: str, epoch: int, env_id: str, log: Callable[[str], None]) -> None:
         self._session = session
-        self._epoch = epoch
+        self.epoch = epoch
         self._log = log
         self.actors: dict[str, Actor] = {}
         self._spec: specs.EnvSpec | None = None
@@ -71,6 +103,7 @@ class Roster:
         self._looked_at = self._expired_at = -math.inf
         self._somebody_waits = False
         self._allowance = math.inf  # assignments that change nothing but the pace; kept by `look`
+        self._rebuffs: dict[tuple[str, int], messages.Assignment] = {}
         self.env_id = env_id
 
     @property
@@ -108,15 +141,20 @@ class Roster:
     def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> Actor:
         """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live.
 
-        The one with the highest boot and heartbeat is true: what comes later with a lower one is the will of a process
-        or connection that has been replaced, or took another way.
+        Of one process the highest heartbeat is true: what comes later with a lower one is the will of a connection that
+        has been replaced, or took another way. A process with a higher boot has the name at once, since one that
+        crashed starts again so. One with a lower boot has it when the one before is gone: its counter was lost. If both
+        prove to live, two machines share one bundle, and whichever came later is refused.
         """
         actor = self.actors.setdefault(actor_id, Actor(actor_id, slot=len(self.actors)))
-        if actor.state is not None and (state.boot, state.heartbeat) <= (actor.boot, actor.state.heartbeat):
+        if actor.state is not None and (state.boot, state.session) != (actor.boot, actor.state.session):
+            if not self._gets_the_name(actor, state, retained=retained, now_s=now_s):
+                return actor
+        elif actor.state is not None and state.heartbeat <= actor.state.heartbeat:
             return actor
         is_new = state.boot != actor.boot
         if is_new:
-            actor.boot, actor.recorded, actor.refused = state.boot, 0, ""
+            actor.boot, actor.recorded, actor.refused, actor.since_s = state.boot, 0, "", now_s
             actor.assignment, actor.due_at = None, -math.inf
         was_live = actor.live
         actor.state = state
@@ -131,6 +169,81 @@ class Roster:
         elif was_live and not actor.live:
             self._log(f"actor {actor_id} went offline")
         return actor
+
+    def _gets_the_name(self, actor: Actor, state: messages.ActorState, *, retained: bool, now_s: float) -> bool:
+        """Whether a state of another process than the one that has the actor's name gives it to that process."""
+        key = state.boot, state.session
+        rival = actor.rivals.get(key)
+        if rival is None and state.boot > actor.boot and now_s - actor.contested_at > CONTESTED_S:
+            if state.online and actor.live:
+                self._set_aside(actor)
+            return state.online or not actor.live
+        if retained or (rival is not None and state.heartbeat <= rival.heartbeat):
+            return False
+        if not state.online:
+            actor.rivals.pop(key, None)
+            return False
+        if rival is None:
+            rival = self._rival(actor, key, Actor(actor.actor_id, actor.slot, boot=state.boot, since_s=now_s), 0)
+        if not rival.first_s <= now_s <= rival.last_s + SILENCE_S + 2.0 * self.period_s:
+            rival.first_s = now_s
+        rival.heartbeat, rival.last_s = state.heartbeat, now_s
+        if now_s - rival.first_s < PROOF_S:
+            return False
+        if not actor.live:
+            self._give(actor, key)
+            return True
+        if actor.seen_at <= rival.first_s:
+            return False  # it may be gone: it has been silent for as long as the other one speaks
+        actor.contested_at = now_s
+        if rival.process.since_s >= actor.since_s:
+            self._refuse(actor, rival)
+            return False
+        later = self._set_aside(actor)
+        self._give(actor, key)
+        self._refuse(actor, later)
+        return True
+
+    def _rival(self, actor: Actor, key: tuple[int, str], process: Actor, heartbeat: int) -> Rival:
+        while len(actor.rivals) >= _RIVALS:
+            del actor.rivals[min(actor.rivals, key=lambda other: actor.rivals[other].last_s)]
+        made = actor.rivals[key] = Rival(process, heartbeat)
+        return made
+
+    def _set_aside(self, actor: Actor) -> Rival:
+        """Makes the process that has the name a rival; it keeps its account."""
+        assert actor.state is not None
+        process = replace(actor, rivals={})
+        return self._rival(actor, (actor.boot, actor.state.session), process, actor.state.heartbeat)
+
+    def _give(self, actor: Actor, key: tuple[int, str]) -> None:
+        """Gives the name to a rival, with the account it has."""
+        process = actor.rivals.pop(key).process
+        for name in _OF_A_PROCESS:
+            setattr(actor, name, getattr(process, name))
+        actor.due_at, self._working = -math.inf, None
+
+    def _refuse(self, actor: Actor, rival: Rival) -> None:
+        boot, old = rival.process.boot, rival.process.assignment
+        todo = "enrol one of them under a name of its own: actorq-broker enroll NAME"
+        if not rival.is_refused:
+            rival.is_refused = True
+            self._log(f"actor {actor.actor_id}: two machines go by this name, and the later is refused; {todo}")
+        refused = f"another machine goes by the name {actor.actor_id!r}, and was there before; {todo}"
+        self._rebuffs[actor.actor_id, boot] = replace(old, refused=refused) if old else self._nothing(boot, refused)
+
+    def _nothing(self, boot: int, refused: str) -> messages.Assignment:
+        """An assignment that grants nothing."""
+        zero = {"epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_decay_steps": 1, "epsilon_offset": 0, "seed": 0}
+        own = {"session": self._session, "epoch": self.epoch, "boot": boot, "channel": topics.MAIN_CHANNEL}
+        values: dict[str, Any] = {**own, **zero, "slot": 0, "slots": 1, "steps_granted": 0, "refused": refused}
+        return messages.Assignment(**values)
+
+    def rebuffs(self) -> Iterator[tuple[str, messages.Assignment]]:
+        """What processes that go by another's name are to be told, once and not retained; by actor."""
+        while self._rebuffs:
+            (actor_id, _), assignment = self._rebuffs.popitem()
+            yield actor_id, assignment
 
     def _admit(self, actor: Actor) -> None:
         birth = actor.state.birth if actor.state else None
@@ -241,7 +354,7 @@ class Roster:
             noise = exploration.noise
             new = messages.Assignment(
                 session=self._session,
-                epoch=self._epoch,
+                epoch=self.epoch,
                 boot=actor.boot,
                 channel=topics.MAIN_CHANNEL,
                 slot=actor.slot,

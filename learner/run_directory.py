@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import errors, identity, messages, settings
-from learner import config
+from learner import config, ledger
 
 
 class RunDirectory:
@@ -34,10 +34,8 @@ class RunDirectory:
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         if resume and not (path / "config.toml").exists():
-            raise errors.RunError(
-                "there is no run to resume", where=str(path), todo="name a run directory, as in runs/"
-            )
-        if not resume and (path / "config.toml").exists():
+            raise no_run(path)
+        if not resume and any((path / name).exists() for name in ("config.toml", ledger.NAME)):
             raise errors.RunError(
                 "the run directory holds a run already", where=str(path), todo=f"--resume {path}, or another --run-dir"
             )
@@ -60,7 +58,7 @@ class RunDirectory:
         """Writes the effective settings, and who ran what with which versions; a resumed run adds to the latter."""
         identity.write_atomic(self.path / "config.toml", settings.dump(*effective).encode(), mode=0o644)
         file = self.path / "run.json"
-        starts = json.loads(file.read_text())["starts"] if file.exists() else []
+        starts = _starts(file)
         starts.append(
             {
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -94,6 +92,26 @@ class RunDirectory:
     def save_summary(self, summary: dict[str, Any]) -> None:
         text = json.dumps(summary, indent=2) + "\n"
         identity.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
+
+
+def no_run(path: Path) -> errors.RunError:
+    """Nothing was begun in a directory: what a run writes first is its settings."""
+    if (path / "checkpoints").is_dir():  # killed before it could
+        return errors.RunError(
+            "there is no run to resume: it ended before it had settings",
+            where=str(path),
+            todo=f"start it again as it was started, with --run-dir {path}",
+        )
+    return errors.RunError("there is no run to resume", where=str(path), todo="name a run directory, as in runs/")
+
+
+def _starts(file: Path) -> list[Any]:
+    """What is known of those before; where a broken disk has spoilt it, nothing, and the run goes on all the same."""
+    try:
+        starts = json.loads(file.read_text())["starts"] if file.exists() else []
+    except (ValueError, KeyError, TypeError):
+        return []
+    return starts if isinstance(starts, list) else []
 
 
 def policy_name(manifest: messages.Manifest) -> str:

@@ -6,6 +6,9 @@ is not a genuine message of the fleet is counted in `refused` and goes no furthe
 One learner to a fleet: the one with the highest epoch. One that hears of a higher epoch than its own says nothing any
 more that a broker would retain, from that moment on, and ends. It hears of it before it speaks: whenever it connects,
 what is retained comes first. One that hears of a lower epoch repeats what it has said, for that may be overwritten.
+
+Epochs come from a file beside the keys. Where that is lost, or older than what was said since, a learner hears a higher
+epoch than its own that nobody live has; actors would take nothing of it. It then takes one above that before it claims.
 """
 
 from __future__ import annotations
@@ -72,25 +75,13 @@ class Session:
         self._take_over = take_over
         self._left_over = self._contested = False
         self._rival: messages.LearnerState | None = None
+        self._heard_epoch = 0  # the highest that our key has signed
+        self._above: set[str] = set()  # actors that have a policy of a higher epoch
         self._fingerprint = ""
         self._version = 0
         self._heartbeat = 0
         self._announced_at = 0.0
-        state_topic = self.topics.learner_state
-        self.brokers = brokers.Brokers(
-            settings.broker or self.fleet.brokers,
-            f"actorq-{settings.fleet}-learner",
-            username=identity.LEARNER_USER,
-            password=self.fleet.password,
-            tls=self.fleet.tls(),
-            will=(state_topic, self._sealed(state_topic, self._state(online=False))),
-            listens_first=True,
-            has_room=self._inbox.has_room,
-            on_log=say,
-        )
-        self.brokers.subscribe(state_topic, self._hear_learner)
-        for leaf in ("state", "experience", "report"):
-            self.brokers.subscribe(self.topics.every_actor(leaf), self._inbox.put)
+        self.brokers = self._made_brokers()
 
     def join(self) -> list[Arrival]:
         """Connects and claims the fleet; returns what arrived meanwhile.
@@ -107,9 +98,41 @@ class Session:
             if self._left_over and not self._take_over:  # someone said "online": if alive, it will say so again
                 self._left_over = False
                 deadline = time.monotonic() + _SILENCE_S
+        if self._heard_epoch > self.epoch:
+            self._go_above()
         self._claimed = True
         self.announce(self._fingerprint, 0)
         return arrivals
+
+    def _made_brokers(self) -> brokers.Brokers:
+        """Not connected yet; their will has our epoch."""
+        settings, state_topic = self._settings, self.topics.learner_state
+        made = brokers.Brokers(
+            settings.broker or self.fleet.brokers,
+            f"actorq-{settings.fleet}-learner",
+            username=identity.LEARNER_USER,
+            password=self.fleet.password,
+            tls=self.fleet.tls(),
+            will=(state_topic, self._sealed(state_topic, self._state(online=False))),
+            listens_first=True,
+            has_room=self._inbox.has_room,
+            on_log=self._say,
+        )
+        made.subscribe(state_topic, self._hear_learner)
+        for leaf in ("state", "experience", "report"):
+            made.subscribe(self.topics.every_actor(leaf), self._inbox.put)
+        return made
+
+    def _go_above(self) -> None:
+        """Takes an epoch above what was heard, and connects anew, since a will cannot be changed."""
+        lost, self.epoch = self.epoch, self.fleet.next_epoch(above=self._heard_epoch)
+        self._say(
+            f"the fleet has heard epoch {self._heard_epoch} of this key, and {self.fleet.directory / 'epoch'} had "
+            f"{lost}: it was lost, or put back; this learner is epoch {self.epoch}"
+        )
+        self.brokers.close()
+        self.brokers = self._made_brokers()
+        self.brokers.start()
 
     def gather(self, found: roster.Roster, stop: threading.Event, until_s: float = math.inf) -> roster.Roster:
         """Joins, and waits until enough actors are alive; the first one's spec becomes the fleet's.
@@ -126,6 +149,7 @@ class Session:
         """
         settings = self._settings
         arrivals = self.join()
+        found.epoch = self.epoch
         self._say(
             f"learner on {self.brokers.address}, fleet {settings.fleet!r}: waiting for {settings.actors} actor(s); "
             f"enrolled: {', '.join(self.macs) or 'none; run `actorq-broker enroll NAME`'}"
@@ -134,6 +158,7 @@ class Session:
         while True:
             for arrival in arrivals:
                 if isinstance(arrival.message, messages.ActorState):
+                    self.compare_epochs(arrival.actor_id, arrival.message.vitals.policy_epoch)
                     found.observe(arrival.actor_id, arrival.message, retained=arrival.retained, now_s=time.monotonic())
             if len(found.working()) >= settings.actors:
                 return found
@@ -157,6 +182,19 @@ class Session:
                 self._say(f"still waiting: {len(found.working())} of {settings.actors} actor(s) are here")
             self.beat()
             arrivals = list(self.drain(0.1))
+
+    def compare_epochs(self, actor_id: str, policy_epoch: int) -> None:
+        """Says, once an actor, that it has a policy which is newer than any of ours can be.
+
+        Nothing more: what an actor says of epochs is its word only, and epochs must not be used up by a lie.
+        """
+        if policy_epoch > self.epoch and actor_id not in self._above:
+            self._above.add(actor_id)
+            self._say(
+                f"actor {actor_id} has a policy of epoch {policy_epoch} and takes none of ours, of epoch {self.epoch}. "
+                f"If {self.fleet.directory / 'epoch'} was lost or put back: end this learner, write {policy_epoch} "
+                "into it, and go on with --resume"
+            )
 
     def announce(self, fingerprint: str, version: int) -> None:
         """Says (retained) which spec this learner trains on and which policy version is the newest."""
@@ -298,10 +336,14 @@ class Session:
             return
         if state.session == self.id:
             return
+        self._heard_epoch = max(self._heard_epoch, state.epoch)
         if self._claimed and state.epoch < self.epoch:
             self._contested = True
         elif not state.online:
-            return
+            # A goodbye, not the will of one that never had the fleet: somebody had it after us, and left
+            if self._claimed and state.epoch > self.epoch and state.heartbeat:
+                self._rival = state
+                self.brokers.mute()
         elif self._claimed or (state.epoch > self.epoch and not retained):
             self._rival = state
             self.brokers.mute()
@@ -312,6 +354,8 @@ class Session:
 
     def _busy(self, rival: messages.LearnerState) -> errors.FleetBusy:
         where = f"fleet {self.topics.fleet!r} at {self.brokers.address}"
+        if rival.epoch > self.epoch:
+            self.fleet.next_epoch(above=rival.epoch - 1)  # whoever starts next is above it, whatever became of the file
         if not self._claimed:
             return errors.FleetBusy(
                 "another learner is live on this fleet",

@@ -71,6 +71,9 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         "messages_refused": dict(refused),
         "steps_refused": loop.ingest.steps_refused,
         "steps_missed": loop.ingest.steps_missed,
+        "steps_quarantined": loop.recovery.steps_quarantined,
+        "recoveries": loop.recovery.recoveries,
+        "writes_failed": dict(loop.records.failed),
         "env_failures": {
             actor_id: {"count": one.count, "message": one.message}
             for actor_id, one in loop.notices.environments.items()

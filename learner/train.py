@@ -5,6 +5,7 @@ Nothing here imports TensorFlow before actors are sought: its three seconds pass
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -53,7 +54,7 @@ def run(
         directory = run_directory.RunDirectory(resume, resume=True) if resume else None
         saved = checkpoint.load_newest(directory.checkpoints, screen.say) if directory else None
         if directory and saved is None:
-            raise errors.RunError("the run has no checkpoint yet", where=str(resume), todo="start a new run")
+            screen.say("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
         here = session.Session(initial.train, screen.say, take_over=take_over)
         try:
@@ -72,7 +73,8 @@ def run(
             loop.train()
             used = tracker.stop() if tracker else None
             result = summary.make(loop, used, tracker.error if tracker else "switched off")
-            directory.save_summary(result)
+            with loop.records.attempt("the summary"):
+                directory.save_summary(result)
             return result, directory.path
         finally:
             here.close()
@@ -89,8 +91,8 @@ def run(
 
 def _load_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with chatter.hidden():
-        import tensorflow  # noqa: F401  whoever imports it next finds it loaded, or waits for the rest
+    with contextlib.suppress(Exception), chatter.hidden():  # whoever imports it next is told why it does not load
+        import tensorflow  # noqa: F401  ... or finds it loaded, or waits for the rest
 
 
 def _set_up_tensorflow(settings: config.TrainConfig) -> None:

@@ -8,6 +8,7 @@ so that a receipt need not wait for them, nor they for the fleet. In lock-step n
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -20,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from broker import messages
+from broker import errors, messages
 from learner import (
     checkpoint,
     config,
@@ -34,6 +35,8 @@ from learner import (
     progress,
     publish,
     rate_limiter,
+    records,
+    recovery,
     replay,
     roster,
     run_directory,
@@ -48,6 +51,7 @@ CALL_NUMBERS = 4_000_000  # observed, in one call of updates: convolutions take 
 SCORES_S = 2.5  # two evaluations, and some margin, by what the newest one took
 FINAL_SCORE_S = 5.0  # beyond max_wall_s, for the score of the last policy
 ENOUGH_BATCHES = 2  # to begin with, where steps come slowly
+_COUNT_MAX = 1 << 53
 ARRIVALS = 64  # messages that are taken in at once, at most: about 10 ms, then updates have their turn
 _T = TypeVar("_T")
 
@@ -60,7 +64,7 @@ class TrainingLoop:
         directory: Run directory.
         here: This learner's session on the fleet.
         actors: Who is there.
-        saved: Checkpoint to go on from.
+        saved: Checkpoint to go on from; None begins anew, with what the run's ledger holds, if it has one.
         screen: For people.
         started_s: Monotonic time at which the process began.
         stop: Ends training when set.
@@ -104,18 +108,20 @@ class TrainingLoop:
         self._started, self._stop = started_s, stop
         self._lockstep_goal = train.learning_starts
         self._receipted_at = -math.inf
-        self._first_epoch = here.epoch
+        self._epochs = frozenset({here.epoch})  # of this run's sessions
         self._computing = concurrent.futures.ThreadPoolExecutor(1, "compute")
         version = self._restore_counters(saved) if saved else 0
-        book = self._open_ledger(resumed=saved is not None, say=screen.say)
+        self.records = records.Records(screen.say)
+        book = self._open_ledger(saved, screen.say)
         self.ingest = ingest.Ingest(
             here.macs,
             self.spec,
-            (self._first_epoch, here.epoch),
+            self._epochs,
             book.marks(),
-            dead_letters.DeadLetters(directory.path / dead_letters.NAME),
+            dead_letters.DeadLetters(directory.path / dead_letters.NAME, kept=self.records),
             self.replay.fits,
             train.max_policy_lag,
+            screen.say,
         )
         self.intake = intake.Intake(self.ingest, book, self.replay, screen.say)
         book.on_commit = here.wake
@@ -139,10 +145,12 @@ class TrainingLoop:
             precision=train.precision,
             weight_bits=train.weight_bits,
             expire_after_s=train.policy_expire_s,
+            kept=self.records,
         )
         self.publisher.prepare(self.algorithm.policy_layers())
-        self.metrics = metrics.Metrics(directory.path, screen, started_s)
+        self.metrics = metrics.Metrics(directory.path, screen, started_s, self.records)
         self._scored = self.algorithm.state()  # behind the policy that is being scored
+        self.recovery = recovery.Recovery(self.algorithm, self._scored, self.intake, screen.say)
         self._published_updates, self._published_at = self.algorithm.updates, -math.inf
         self._screen, self._saved_at = screen, time.monotonic()
         self.progress.restart_rates(self.algorithm.updates, self.env_steps)
@@ -173,11 +181,12 @@ class TrainingLoop:
             if not self._stop.is_set():
                 self._finish()
         finally:
-            self.publisher.settle(at_once=True)
-            self.save()
-            self.metrics.close()
-            self.intake.close()
-            self._computing.shutdown()
+            with contextlib.ExitStack() as ending:  # the last one first, and each whatever became of those before
+                ending.callback(self._computing.shutdown)
+                ending.callback(self.intake.close)
+                ending.callback(self.metrics.close)
+                ending.callback(self.save, last=True)
+                ending.callback(self.publisher.settle, at_once=True)
 
     @property
     def _budget_spent(self) -> bool:
@@ -229,7 +238,7 @@ class TrainingLoop:
         return len(self.replay) > 0 and self.limiter.may_sample(self._samples_per_call)
 
     def _update(self) -> None:
-        if not self.update_metrics and self.algorithm.updates == 0:
+        if self.algorithm.updates == 0:
             self.algorithm.normalize(self.replay.observations(NORMALIZER_OBSERVATIONS, self.rng))
         settings = self.algorithm_settings
         batch = self.replay.sample(self._updates_per_call, settings.batch_size, self.rng)
@@ -237,6 +246,9 @@ class TrainingLoop:
         began = time.monotonic()
         what = f"{self._updates_per_call} gradient steps of {settings.batch_size} transitions to compute"
         update = self._meanwhile(lambda: self.algorithm.update(batch), what)
+        if not recovery.is_sound(update):
+            self._recover(batch)
+            return
         self.replay.update_priorities(batch.ids, update.td_error)
         if self.update_metrics:
             self._call_s = time.monotonic() - began
@@ -244,6 +256,12 @@ class TrainingLoop:
         else:  # the first one compiled. All that stays: Python need not look through it for garbage again
             gc.freeze()
         self.update_metrics = update.metrics
+
+    def _recover(self, batch: replay.Batch | None) -> None:
+        """Goes on from the last good state; the batch spoilt the newest, if one is known."""
+        self.recovery.back(batch)
+        self._published_updates = min(self._published_updates, self.algorithm.updates)
+        self.progress.restart_rates(self.algorithm.updates, self.env_steps)
 
     def _publish(self) -> None:
         self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
@@ -343,9 +361,13 @@ class TrainingLoop:
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
         actor = self.roster.observe(actor_id, state, retained=retained, now_s=now)
+        for name, rebuff in self.roster.rebuffs():
+            self.session.refused["state.second_machine"] += 1
+            self.session.tell(self.session.topics.assignment(name), rebuff)
         if not retained:
             self.notices.hear(actor_id, state, now)
         version = state.vitals.policy_version
+        self.session.compare_epochs(actor_id, state.vitals.policy_epoch)
         if state.vitals.policy_epoch == self.session.epoch and version > actor.version and not retained:
             actor.version = version
             self.publisher.acts(version, now)
@@ -355,8 +377,9 @@ class TrainingLoop:
         actor = self.roster.actors.get(actor_id)
         if experience is None or actor is None:
             return
-        if actor.boot == experience.boot and experience.assigned_epoch == self.session.epoch:
-            actor.recorded += len(experience.reward)  # refused or not, they used up its grant
+        account = actor.process(experience.boot)
+        if account is not None and experience.assigned_epoch == self.session.epoch:
+            account.recorded += len(experience.reward)  # refused or not, they used up its grant
 
     def _take_report(self, actor_id: str, report: messages.Report) -> None:
         if not self.scoring.awaits(report, actor_id):
@@ -477,15 +500,24 @@ class TrainingLoop:
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Writes a checkpoint, of a state in which all that was taken in is in replay and has its receipt."""
+    def save(self, *, last: bool = False) -> None:
+        """Writes a checkpoint, of a state in which all that was taken in is in replay and has its receipt.
+
+        Raises:
+            OSError: It is the last one, and the disk does not take it. Of others that is said and counted.
+        """
         self._saved_at = time.monotonic()
         self._feed(wait=True)
+        state = self.algorithm.state()
+        if not checkpoint.is_finite(state):
+            self._recover(None)
+            state = self.algorithm.state()
+        self.recovery.keep(state)
         newest = self.publisher.newest
         meta = {
             "env_id": self.roster.env_id,
             "fingerprint": self.spec.fingerprint,
-            "first_epoch": self._first_epoch,
+            "epochs": sorted(self._epochs),
             "version": self.publisher.version,
             "episodes": self.progress.episodes,
             "rng": self.rng.bit_generator.state,
@@ -493,27 +525,58 @@ class TrainingLoop:
             "lockstep_goal": self._lockstep_goal,
             "published": run_directory.policy_name(newest.manifest) if self.solved and newest else "",
         }
-        checkpoint.save(self.directory.checkpoints, self.algorithm.updates, meta, {"algorithm": self.algorithm.state()})
+        with contextlib.nullcontext() if last else self.records.attempt("checkpoints"):
+            checkpoint.save(self.directory.checkpoints, self.algorithm.updates, meta, {"algorithm": state})
 
     def _restore_counters(self, saved: checkpoint.Checkpoint) -> int:
-        """Takes back all but the algorithm; returns the last policy version."""
-        saved.check(self.spec, self.roster.env_id)
-        meta = saved.meta
-        self.rng.bit_generator.state = meta["rng"]
-        self.limiter.restore(meta["limiter"])
-        self.progress.episodes = int(meta["episodes"])
-        self._lockstep_goal = int(meta["lockstep_goal"])
-        self._first_epoch = int(meta["first_epoch"])
-        return int(meta["version"])
+        """Takes back all but the algorithm; returns the last policy version.
 
-    def _open_ledger(self, *, resumed: bool, say: Callable[[str], None]) -> ledger.Ledger:
-        """The run's ledger; it knows what reached replay after the checkpoint, too."""
+        Raises:
+            RunError: A counter is missing or absurd.
+        """
+        meta = saved.meta
+        try:
+            saved.check(self.spec, self.roster.env_id)
+            self.rng.bit_generator.state = meta["rng"]
+            self.limiter.restore(meta["limiter"])
+            self.progress.episodes = int(meta["episodes"])
+            self._lockstep_goal = int(meta["lockstep_goal"])
+            # Of a checkpoint without them, all since the first
+            self._epochs |= set(meta["epochs"] if "epochs" in meta else range(meta["first_epoch"], self.session.epoch))
+            version = int(meta["version"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unusable(f"{type(error).__name__}: {error}") from error
+        counts = version, self.limiter.inserted, self.limiter.sampled, self.progress.episodes, self._lockstep_goal
+        if not all(0 <= count <= _COUNT_MAX for count in counts):
+            raise self._unusable(f"it counts {', '.join(map(str, counts))}")
+        return version
+
+    def _unusable(self, why: str) -> errors.RunError:
+        return errors.RunError(
+            f"the checkpoint is whole, and cannot be gone on from: {why}",
+            where=str(self.directory.checkpoints),
+            todo="remove the newest one, and the one before is taken; or start a new run",
+        )
+
+    def _open_ledger(self, saved: checkpoint.Checkpoint | None, say: Callable[[str], None]) -> ledger.Ledger:
+        """The run's ledger; it knows what reached replay after the checkpoint, too, or before there was one."""
         path, keep = self.directory.path / ledger.NAME, self.settings.keep_experience
         about = {"env_id": self.roster.env_id, "spec": json.dumps(dataclasses.asdict(self.spec))}
-        if not resumed:
-            return ledger.Ledger(path, keep=keep, about=about)
-        book = ledger.resume(path, keep=keep, before=(self.env_steps, self.progress.episodes), about=about, say=say)
+        if saved is None and not path.exists():
+            book = ledger.Ledger(path, keep=keep, about=about)
+        else:
+            before = self.env_steps, self.progress.episodes
+            book = ledger.resume(path, keep=keep, before=before, about=about, say=say)
+        found = ledger.about(path)
+        if json.loads(found["spec"]) != json.loads(about["spec"]):
+            book.close()
+            raise errors.SpecError(
+                "the run was made for another environment",
+                where=f"run: {found['env_id']}; actors: {self.roster.env_id}, {self.spec.describe()}",
+                todo="start the actors with the run's environment, or start a new run",
+            )
         self.limiter.inserted, self.progress.episodes = book.totals()
+        self._epochs = book.begin_session(self._epochs)  # before any assignment: all that is recorded finds it there
         return book
 
 

@@ -18,6 +18,7 @@ from broker import errors, specs
 from learner import algorithms, networks, replay
 
 Tensor = Any  # TensorFlow ships no types
+_UPDATES_MAX = 1 << 31
 Groups = dict[str, list[Tensor]]
 
 
@@ -144,7 +145,10 @@ class Compiled:
         """
         own = {variable.name.removesuffix(":0"): variable for variable in self._all()}
         odd = sorted(own.keys() ^ state.keys())
-        odd += [n for n in own.keys() & state.keys() if tuple(own[n].shape) != np.shape(state[n])]
+        shared = own.keys() & state.keys()
+        odd += sorted(n for n in shared if tuple(own[n].shape) != np.shape(state[n]) or own[n].dtype != state[n].dtype)
+        if not odd and not 0 <= int(state["updates"]) < _UPDATES_MAX:
+            odd = ["updates"]
         if odd:
             raise errors.RunError(
                 f"the checkpoint is of another network: {odd[0]} does not fit",

@@ -6,6 +6,8 @@ What is done to it changes nothing in fp32: layer normalisation is written in op
 
 from __future__ import annotations
 
+import struct
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,8 @@ from learner.quantize import convert, fold, layer_norm, operations, refine
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
 _BATCH = 1024
+BYTES_MAX = 1 << 30
+"""Of a model's files, unpacked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +67,22 @@ class Network:
         return model.stateless_call(own, others, x, training=False)[0]
 
 
+def _check_size(path: Path) -> None:
+    """Raises PolicyError if a .keras archive would unpack to more than BYTES_MAX; others are Keras's to refuse."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size_bytes = sum(member.file_size for member in archive.infolist())
+    except (OSError, ValueError, NotImplementedError, struct.error, zipfile.BadZipFile):
+        return
+    if size_bytes > BYTES_MAX:
+        raise errors.PolicyError(
+            f"the model would unpack to {size_bytes / 1e6:,.0f} MB, and {BYTES_MAX / 1e6:,.0f} MB are the limit",
+            reason="model",
+            where=str(path),
+            todo="actors could not run it either: make the network smaller",
+        )
+
+
 def load(path: Path) -> Any:
     """Loads and checks a model; the result is functional, with all layers trainable.
 
@@ -71,6 +91,7 @@ def load(path: Path) -> Any:
     """
     if not path.is_file():
         raise errors.PolicyError("there is no such model", reason="model", where=str(path), todo="name a .keras file")
+    _check_size(path)
     try:
         loaded = keras.saving.load_model(path, compile=False)
     except Exception as error:  # Keras raises whatever a layer's constructor does

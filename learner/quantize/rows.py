@@ -36,7 +36,7 @@ def _compiled(signature: Any, **options: Any) -> Callable[[Any], Any]:
     def compile_it(function: Any) -> Any:
         try:
             return numba.njit(signature, nogil=True, cache=True, **options)(function)
-        except RuntimeError:  # neither can be written
+        except (RuntimeError, OSError):  # neither can be written, or their disk is full
             return numba.njit(signature, nogil=True, **options)(function)
 
     return compile_it

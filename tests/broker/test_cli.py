@@ -29,6 +29,7 @@ EXIT_CODES = {
     errors.NothingLearned: 23,
     errors.DecodeError: 21,
     errors.SignatureError: 21,
+    errors.StorageError: 22,
 }
 
 

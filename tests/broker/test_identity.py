@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,19 @@ def test_an_atomic_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> N
     identity.write_atomic(path, b"one")
     identity.write_atomic(path, b"two")
     assert path.read_bytes() == b"two" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("left", [None, "", "rubbish", "3", "9999999999"])
+def test_boots_of_two_copies_differ_and_rise(left: str | None, tmp_path: Path) -> None:
+    files = [tmp_path / card / "boot" for card in ("one", "two")]
+    for file in files:
+        file.parent.mkdir()
+        if left is not None:
+            file.write_text(left)
+    before = int(time.time())
+    boots = [[identity.next_boot(file, print) for _ in range(3)] for file in files]
+    assert all(one == sorted(set(one)) for one in boots)
+    assert not {*boots[0]} & {*boots[1]}
+    assert all(0 < boot < 2**63 for one in boots for boot in one)
+    for file in files:  # lost, or put back: as long as the clock is right, no number is lower than one before
+        assert int(file.read_text()) >= max(before, 10_000_000_002 if left == "9999999999" else 0)

@@ -132,11 +132,12 @@ def test_several_are_each_told(fleet: identity.Fleet, links: list[link.Link], tm
 
 @pytest.mark.fault(3)
 def test_a_full_disk_is_no_bad_bundle(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**options: object) -> None:
+    def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
     bundle = fleet.bundle("pi")
     monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
-    with pytest.raises(errors.ActorqError, match="No space left") as caught:
+    monkeypatch.setattr("os.memfd_create", full)
+    with pytest.raises(errors.ActorqError, match="the disk is full") as caught:
         bundle.tls()
     assert caught.value.exit_code not in (2, 10, 12, 15, 18), "after those a service stays down"

@@ -323,6 +323,20 @@ def test_a_refused_actor_ends(site: Site) -> None:
     conftest.wait_until(lambda: not site.learner.states[-1].online, "it said goodbye")
 
 
+@pytest.mark.fault(4)
+def test_a_refused_actor_hands_over_what_it_holds(site: Site) -> None:
+    site.learner.receipts = False
+    running = site.start()
+    site.assign(steps_granted=500, message_steps=50)
+    site.learner.await_steps(500)
+    boot, last = site.learner.experience[-1].boot, site.learner.experience[-1].seq
+    site.assign(steps_granted=500, message_steps=50, refused="another machine goes by that name")
+    site.learner.say(site.learner.topics.receipt("pi"), messages.Receipt("ledger-1", boot, last))
+    running.join()
+    assert isinstance(running.error, errors.ActorRefused)
+    assert not list((site.directory / "spool").glob("*"))
+
+
 def test_an_assignment_of_another_boot_is_ignored(site: Site) -> None:
     site.start()
     site.learner.assign(fake_learner.assignment(site.learner.await_birth().boot + 1, steps_granted=100, refused="you"))

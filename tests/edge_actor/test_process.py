@@ -65,7 +65,7 @@ def test_a_killed_actor_is_seen(mosquitto: conftest.BrokerProcess, tmp_path: Pat
         second = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             conftest.wait_until(lambda: learner.states[-1].online, "born again", 20.0)
-            assert learner.states[-1].boot == born.boot + 1
+            assert learner.states[-1].boot > born.boot
             assert learner.states[-1].session != born.session
             second.send_signal(signal.SIGINT)
             assert second.wait(10.0) == errors.EXIT_OK

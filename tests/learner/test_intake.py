@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +25,15 @@ class Learner:
         self.book = ledger.Ledger(run / ledger.NAME)
         letters = dead_letters.DeadLetters(run / dead_letters.NAME)
         checks = ingest.Ingest({"pi": MAC}, fleet_examples.SPEC, (1, 1), self.book.marks(), letters, self.replay.fits)
+        self.refused = checks.refused
         self.said: list[str] = []
         self.intake = intake.Intake(checks, self.book, self.replay, self.said.append)
 
-    def take(self, *seqs: int) -> None:
+    def take(self, *seqs: int, oldest: int = 1, reward: float = 1.0) -> None:
         for seq in seqs:
-            observation = np.full((5, 4), seq, np.float32)
-            sent = fleet_examples.experience(seq=seq, step=3 * (seq - 1), observation=observation)
+            values: dict[str, Any] = {"observation": np.full((5, 4), seq, np.float32)}
+            values |= {"reward": np.full(3, reward, np.float32), "seq": seq, "oldest": oldest, "step": 3 * (seq - 1)}
+            sent = fleet_examples.experience(**values)
             self.intake.take("pi", TOPIC, MAC.seal(TOPIC, codec.encode(sent)), 5)
 
     @property
@@ -155,4 +158,45 @@ def test_refused_messages_are_receipted_but_not_fed(tmp_path: Path) -> None:
     assert learner.intake.settle(wait=True) == []
     assert learner.receipts == [1]
     assert learner.book.totals() == (0, 0)
+    learner.intake.close()
+
+
+@pytest.mark.fault(4)
+@pytest.mark.parametrize("when", ["under way", "settled", "after a restart"])
+def test_what_came_with_another_content_is_never_receipted(tmp_path: Path, when: str) -> None:
+    """Two machines that number their messages alike: the second still holds its own 2 and 3."""
+    learner = Learner(tmp_path)
+    learner.take(1, 2, 3)
+    if when != "under way":
+        learner.intake.settle(wait=True)
+    if when == "after a restart":
+        learner.intake.close()
+        learner = Learner(tmp_path)
+    learner.take(3, reward=2.0)
+    learner.take(2, reward=2.0)
+    learner.take(4)
+    learner.intake.settle(wait=True)
+    assert learner.receipts == [1]
+    said = [line for line in learner.said if "two contents" in line]
+    assert len(said) == 2 and "actor pi" in said[0] and "actorq-broker enroll" in said[0]
+    assert (learner.refused["conflict"], learner.refused["duplicate"]) == (2, 0)
+    assert "conflict" in (tmp_path / dead_letters.NAME).read_text()
+    learner.intake.close()
+    again = Learner(tmp_path)
+    again.take(5)
+    again.intake.settle(wait=True)
+    assert again.receipts == [1], "not by the learner's next life either"
+    again.intake.close()
+
+
+@pytest.mark.parametrize("when", ["under way", "settled", "refused"])
+def test_what_is_sent_again_is_the_same_though_less_is_held_by_now(tmp_path: Path, when: str) -> None:
+    learner = Learner(tmp_path)
+    reward = math.nan if when == "refused" else 1.0
+    learner.take(1, 2, reward=reward)
+    if when != "under way":
+        learner.intake.settle(wait=True)
+    learner.take(2, oldest=2, reward=reward)
+    learner.intake.settle(wait=True)
+    assert learner.receipts == [2] and learner.refused["conflict"] == 0 and learner.refused["duplicate"] == 1
     learner.intake.close()

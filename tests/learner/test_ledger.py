@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import resource
+import shutil
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,7 +64,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_there(tmp_path: Path) -> None:
     commit(book, entry(1))
     big = ledger.Entry("pi", 1, 2, 0, 10, 0, 10**6, ledger.OK, bytes(10**6))
     book.begin([big], 0)
-    with pytest.raises(errors.RunError, match="full"):
+    with pytest.raises(errors.StorageError, match="full"):
         book.wait()
     book.close()
     again = ledger.Ledger(tmp_path / ledger.NAME)
@@ -150,4 +155,93 @@ def test_the_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     log = tmp_path / f"{ledger.NAME}-wal"
     assert log.stat().st_size < 5 * size
     assert seqs(book) == list(range(1, 31))
+    book.close()
+
+
+@contextlib.contextmanager
+def no_room(size_bytes: int) -> Iterator[None]:
+    """No file grows beyond that: what a full disk is to SQLite, without one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("left_behind", ["closed", "killed"])
+def test_a_sound_ledger_that_cannot_be_opened_now_is_not_called_broken(tmp_path: Path, left_behind: str) -> None:
+    path = tmp_path / ledger.NAME
+    book = ledger.Ledger(path)
+    commit(book, *(entry(seq) for seq in range(1, 100)))
+    if left_behind == "killed":  # its log is not in the file
+        (tmp_path / "copy").mkdir()
+        for file in tmp_path.glob("ledger*"):
+            shutil.copy(file, tmp_path / "copy")
+        path = tmp_path / "copy" / ledger.NAME
+    book.close()
+    refused: list[errors.ActorqError] = []
+    for size_bytes in (0, 4096, 16384):
+        with no_room(size_bytes):
+            try:
+                ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail).close()
+            except errors.ActorqError as error:
+                refused.append(error)
+    assert refused, "else this shows nothing"
+    assert all("cannot be" in one.what and "make room" in one.todo and "--resume" in one.todo for one in refused)
+    assert not list(path.parent.glob("*.broken-*"))
+    again = ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    assert again.id == book.id and again.totals() == (990, 198)
+    again.close()
+
+
+@pytest.mark.fault(10)
+def test_a_ledger_that_somebody_holds_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ledger.NAME
+    ledger.Ledger(path).close()
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0.05))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(errors.ActorqError, match="locked"):
+        ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    other.close()
+    assert not list(tmp_path.glob("*.broken-*"))
+    with pytest.raises(errors.ActorqError, match="cannot be opened"):
+        ledger.Ledger(tmp_path / "nowhere" / ledger.NAME)
+
+
+def test_a_ledger_of_another_release_is_not_called_broken(tmp_path: Path) -> None:
+    path = tmp_path / ledger.NAME
+    book = ledger.Ledger(path)
+    book._db.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    book.close()
+    with pytest.raises(errors.RunError, match="schema is 99"):
+        ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    assert not list(tmp_path.glob("*.broken-*"))
+
+
+def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / ledger.NAME
+    book = ledger.Ledger(path)
+    commit(book, entry(1))
+    book.close()
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.executescript("ALTER TABLE messages DROP COLUMN digest; DROP TABLE sessions; DROP TABLE conflicts;")
+        old.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
+        old.commit()
+    again = ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    commit(again, entry(2))
+    assert again.id == book.id and again.totals() == (20, 4)
+    assert again.digest("pi", 1, 1) is None and again.digest("pi", 1, 2) == ledger.digest(bytes([2]) * 20)
+    again.close()
+
+
+def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME)
+    assert book.begin_session({3}) == {3}
+    again = ledger.Ledger(tmp_path / ledger.NAME)  # the first one was killed
+    assert again.begin_session({7}) == {3, 7}
+    again.close()
     book.close()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import resource
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import psutil
 import pytest
 from numpy.typing import NDArray
 
 from broker import errors
 from learner import __main__ as main
 from learner.quantize import gate, keras_aware, keras_model, operations
+from learner.quantize import observations as observations_file
 
 Build = Callable[[], Any]
 
@@ -291,6 +296,66 @@ def test_observations_that_do_not_do(
     error = capfd.readouterr().err
     assert code == errors.ConfigError.exit_code
     assert message in error and "to do:" in error
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("lies", ["header", "short", "member"])
+def test_what_a_file_would_become_is_known_before_it_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], lies: str
+) -> None:
+    """That it is 3 GB says the array's header, or the archive's; or the two contradict each other."""
+    path = tmp_path / "observations.npz"
+    claimed = {"short": (65, 8), "member": (64, 8)}.get(lies, (100_000_000, 8))
+    header = io.BytesIO()
+    numpy_format: Any = np.lib.format
+    numpy_format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": claimed})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", header.getvalue() + np.zeros((64, 8), np.float32).tobytes())
+    if lies == "member":  # its uncompressed size, in the directory at the end
+        data = bytearray(path.read_bytes())
+        at = data.index(b"PK\1\2") + 24
+        data[at : at + 4] = (3_200_000_000).to_bytes(4, "little")
+        path.write_bytes(data)
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)
+    now_bytes = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (now_bytes + (1 << 30), limit_bytes[1]))  # what it may not take either
+    try:
+        with pytest.raises(errors.ConfigError, match="should have" if lies == "short" else "are the limit") as caught:
+            observations_file.load(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit_bytes)
+    assert "to do:" in str(caught.value)
+
+
+@pytest.mark.fault(21)
+def test_damaged_archives_are_refused_by_name(tmp_path: Path) -> None:
+    path, rng = tmp_path / "observations.npz", np.random.default_rng(0)
+    np.savez_compressed(path, observations=rng.normal(size=(99, 8)))
+    whole = path.read_bytes()
+    refused = 0
+    for _ in range(1000):
+        data = bytearray(whole)
+        for at in rng.integers(0, len(data), rng.integers(1, 4)):
+            data[at] ^= 1 << int(rng.integers(0, 8))
+        path.write_bytes(data[: rng.integers(len(data) // 2, len(data) + 1)] if rng.random() < 0.2 else data)
+        try:
+            observations_file.load(path)
+        except errors.ConfigError:
+            refused += 1
+    assert refused > 500
+
+
+@pytest.mark.fault(21)
+def test_a_model_that_unpacks_to_more_than_there_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.weights.h5", b"weights")
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\1\2") + 24
+    data[at : at + 4] = (3_200_000_000).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(errors.PolicyError, match="unpack to 3,200 MB"):
+        keras_model.load(path)
 
 
 @pytest.mark.parametrize("content", [None, b"junk"])

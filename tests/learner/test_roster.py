@@ -248,3 +248,110 @@ def test_who_was_told_to_send_seldom_is_not_taken_for_silent() -> None:
     assert found.working()
     found.expire(roster.SILENCE_S + 41.0)
     assert not found.working()
+
+
+class Clock:
+    """Tells a roster of two processes of one name, each of which counts its own heartbeats."""
+
+    def __init__(self) -> None:
+        self.roster, self.said = make()
+        self.now_s = 0.0
+        self._beats: dict[int, int] = {}
+
+    def beat(self, *boots: int, online: bool = True, after_s: float = 0.4) -> None:
+        for boot in boots:
+            self.now_s += after_s
+            self._beats[boot] = self._beats.get(boot, 0) + 1
+            said = fleet_examples.state(session=f"s{boot}", boot=boot, heartbeat=self._beats[boot], online=online)
+            self.roster.observe("a", said, retained=False, now_s=self.now_s)
+            self.roster.expire(self.now_s)
+
+    @property
+    def actor(self) -> roster.Actor:
+        return self.roster.actors["a"]
+
+    def assigned(self) -> messages.Assignment | None:
+        return self.roster.assign(
+            self.actor,
+            steps_left=10,
+            env_steps=0,
+            lockstep_version=0,
+            settings=SETTINGS,
+            exploration=EXPLORATION,
+            now_s=self.now_s,
+        )
+
+
+@pytest.mark.fault(5)
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_a_counter_that_was_reset_is_recognised(goodbye: bool) -> None:
+    clock = Clock()
+    clock.beat(9)
+    if goodbye:
+        clock.beat(9, online=False)
+        clock.beat(2)
+        assert not clock.roster.working(), "it may be late"
+    for _ in range(50):
+        clock.beat(2)
+    assert [(actor.boot, actor.live) for actor in clock.roster.working()] == [(2, True)]
+    assignment = clock.assigned()
+    assert assignment is not None and assignment.boot == 2
+
+
+def test_what_a_socket_held_back_is_no_proof_of_life() -> None:
+    clock = Clock()
+    clock.beat(9, after_s=0.0)
+    clock.beat(9, online=False)
+    clock.beat(*[2] * 50, after_s=0.0)
+    assert not clock.roster.working()
+    clock.beat(2, online=False)
+    clock.beat(9)
+    assert [actor.boot for actor in clock.roster.working()] == [9]
+
+
+@pytest.mark.fault(4)
+@pytest.mark.parametrize("second", [1, 9])
+def test_of_two_that_live_the_later_is_refused_whatever_its_number(second: int) -> None:
+    clock = Clock()
+    clock.beat(5)
+    first = clock.assigned()
+    assert first is not None
+    clock.actor.recorded = 77
+    for _ in range(6):
+        clock.beat(second, 5)
+    assert clock.actor.boot == 5 and clock.actor.live and clock.actor.recorded == 77
+    told = list(clock.roster.rebuffs())
+    assert [(actor_id, refusal.boot) for actor_id, refusal in told] == [("a", second)]
+    assert "another machine goes by the name 'a'" in told[0][1].refused and "actorq-broker enroll" in told[0][1].refused
+    assert sum("two machines" in line for line in clock.said) == 1, "said once"
+    clock.beat(second, 5)
+    assert list(clock.roster.rebuffs()), "told again, as long as it speaks"
+    later = clock.assigned()
+    assert later is None or (later.boot == 5 and later.steps_granted >= first.steps_granted)
+    clock.beat(11, 5, 11)
+    assert clock.actor.boot == 5, "nor does it get the name by starting again"
+    for _ in range(40):
+        clock.beat(11)
+    assert clock.actor.boot == 11, "until the first is gone"
+
+
+def test_a_crashed_process_is_replaced_at_once_and_its_last_words_change_nothing() -> None:
+    clock = Clock()
+    clock.beat(5)
+    clock.beat(6)
+    assert clock.actor.boot == 6
+    clock.beat(5, after_s=0.0)
+    clock.beat(5, after_s=0.0)
+    clock.beat(6)
+    clock.beat(5, online=False)
+    for _ in range(5):
+        clock.beat(6)
+    assert clock.actor.boot == 6 and not list(clock.roster.rebuffs())
+
+
+def test_experience_counts_for_the_process_that_sent_it() -> None:
+    clock = Clock()
+    clock.beat(5, 9)
+    mine, before = clock.actor.process(9), clock.actor.process(5)
+    assert mine is clock.actor and before is not None and before.boot == 5
+    assert clock.actor.process(7) is None

@@ -187,3 +187,119 @@ def test_leaves_offline_behind_when_it_goes(mosquitto: BrokerProcess, fleet: ide
     opened = signing.LearnerVerifier(fleet.sealer.public_key).open(topic, payload)
     assert retained
     assert codec.decode(messages.LearnerState, opened).online is False
+
+
+def said_before(port: int, fleet: identity.Fleet, *, retain: bool = True, **changes: object) -> None:
+    """Publishes a state of another session, under the fleet's key."""
+    values: dict[str, object] = {"online": False, "session": "before", "epoch": 7, "heartbeat": 9}
+    state = messages.LearnerState(**(values | changes))  # type: ignore[arg-type]
+    with plain_client.PlainClient(port, "ghost") as client:
+        sealed = fleet.sealer.seal(TOPICS.learner_state, codec.encode(state))
+        client.publish(TOPICS.learner_state, sealed, retain=retain)
+
+
+def said_at(fleet: identity.Fleet, client: plain_client.PlainClient) -> messages.LearnerState:
+    """What a learner says next, or said last."""
+    opened = signing.LearnerVerifier(fleet.sealer.public_key).open(TOPICS.learner_state, client.next()[1])
+    return codec.decode(messages.LearnerState, opened)
+
+
+@pytest.mark.fault(17)
+@pytest.mark.parametrize("online", [False, True], ids=["goodbye", "left over"])
+def test_a_lost_epoch_is_found_again(
+    online: bool, mosquitto: BrokerProcess, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_SILENCE_S", 0.3)
+    said_before(mosquitto.port, fleet, online=online)
+    said: list[str] = []
+    found = session.Session(settings(mosquitto.address, wait_s=0.1), said.append)
+    actors = roster.Roster(found.id, found.epoch, "", print)
+    with pytest.raises(errors.EnvironmentFailure):
+        found.gather(actors, threading.Event())
+    assert found.epoch == 8 and int((fleet.directory / "epoch").read_text()) == 8
+    actor = actors.observe("pi", fleet_examples.state(), retained=False, now_s=0.0)
+    exploration = config.DqnConfig()
+    assignment = actors.assign(
+        actor,
+        steps_left=1,
+        env_steps=0,
+        lockstep_version=0,
+        settings=settings(mosquitto.address),
+        exploration=exploration,
+        now_s=0.0,
+    )
+    assert assignment is not None and assignment.epoch == 8
+    assert any("heard epoch 7" in line for line in said)
+    with plain_client.PlainClient(mosquitto.port, "reader") as client:
+        client.subscribe(TOPICS.learner_state)
+        assert said_at(fleet, client).epoch == 8
+        for one in found.brokers._all:
+            assert one._client is not None
+            one._client._sock_close()  # as if it were killed: its will says so, and is its own
+        will = said_at(fleet, client)
+        assert (will.online, will.epoch, will.session) == (False, 8, found.id)
+    found.close()
+
+
+@pytest.mark.fault(17)
+def test_a_live_learner_has_the_fleet_though_the_epoch_was_lost(
+    broker_address: str, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.2)
+    (fleet.directory / "epoch").write_text("41\n")
+    first = session.Session(settings(broker_address), print)
+    first.join()
+    (fleet.directory / "epoch").unlink()
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.wait(0.05):
+            first.beat()
+
+    heart = threading.Thread(target=live)
+    heart.start()
+    second = session.Session(settings(broker_address), print)
+    try:
+        with pytest.raises(errors.FleetBusy, match="another learner is live"):
+            second.join()
+    finally:
+        stop.set()
+        heart.join()
+        second.close()
+    third = session.Session(settings(broker_address), print, take_over=True)
+    third.join()
+    assert third.epoch > first.epoch == 42, "what was heard is remembered"
+    with pytest.raises(errors.FleetBusy, match="taken this fleet over"):
+        arrivals(first, 1)
+    first.close()
+    third.close()
+
+
+@pytest.mark.fault(17)
+def test_a_learner_whose_successor_has_left_ends_too(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    """Actors heard a higher epoch meanwhile, and would take nothing more of it: it would stand still for ever."""
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    said_before(mosquitto.port, fleet, epoch=found.epoch + 1, heartbeat=0, retain=False)  # the will of one that waited
+    said_before(mosquitto.port, fleet, epoch=found.epoch + 1)
+    with pytest.raises(errors.FleetBusy, match="taken this fleet over"):
+        arrivals(found, 1)
+    found.close()
+
+
+@pytest.mark.fault(17)
+def test_an_actor_that_is_ahead_is_named_once_and_not_believed(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    said: list[str] = []
+    found = session.Session(settings(mosquitto.address, wait_s=0.5), said.append)
+    mac = signing.ActorMac(fleet.bundle("pi").mac_key)
+    with plain_client.PlainClient(mosquitto.port, "pi") as client:
+        for heartbeat in (1, 2):
+            state = fleet_examples.state(heartbeat=heartbeat, vitals=messages.Vitals(policy_epoch=10**15))
+            topic = TOPICS.actor_state("pi")
+            client.publish(topic, mac.seal(topic, codec.encode(state)), retain=True)
+        with pytest.raises(errors.EnvironmentFailure):
+            found.gather(roster.Roster(found.id, found.epoch, "", print), threading.Event())
+    assert found.epoch == 1
+    (line,) = [line for line in said if "epoch" in line]
+    assert "actor pi" in line and str(10**15) in line and str(fleet.directory / "epoch") in line
+    found.close()

@@ -110,7 +110,13 @@ class Judge:
 
 @contextlib.contextmanager
 def training(
-    port: int, tmp_path: Path, stop: threading.Event, screen_text: io.StringIO | None = None, **changes: Any
+    port: int,
+    tmp_path: Path,
+    stop: threading.Event,
+    screen_text: io.StringIO | None = None,
+    *,
+    resume: bool = False,
+    **changes: Any,
 ) -> Iterator[tuple[training_loop.TrainingLoop, Actor, Judge]]:
     """A loop that has not begun, an actor that sends, and one who may judge."""
     fleet = identity.Fleet.open("lab")
@@ -124,9 +130,15 @@ def training(
         acting.start()
         try:
             actors = here.gather(roster.Roster(here.id, here.epoch, "", print), stop)
-            directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
+            directory = run_directory.RunDirectory(tmp_path / "run", resume=resume)
+            directory.describe(settings)
+            saved = checkpoint.load_newest(directory.checkpoints, print)
             screen, now_s = console.Console(screen_text or io.StringIO()), time.monotonic()
-            yield training_loop.TrainingLoop(settings, directory, here, actors, None, screen, now_s, stop), actor, judge
+            yield (
+                training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, now_s, stop),
+                actor,
+                judge,
+            )
         finally:
             actor.stop.set()
             acting.join()
@@ -158,12 +170,8 @@ def test_a_run_ends_with_the_network_that_was_found_good(
     mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the last word on it comes while an update computes, after which a policy would be due."""
-    wanted: dict[str, Any] = {
-        "evaluate_episodes": 2,
-        "solved_return": 5.0,
-        "publish_period_updates": 1,
-        "samples_per_insert": 64.0,
-    }
+    wanted: dict[str, Any] = {"evaluate_episodes": 2, "solved_return": 5.0}
+    wanted |= {"publish_period_updates": 1, "samples_per_insert": 64.0}
     with training(mosquitto.port, tmp_path, threading.Event(), **wanted) as (loop, _, judge):
         threading.Thread(target=judge.run, daemon=True).start()
         update = loop.algorithm.update
@@ -248,3 +256,28 @@ def test_says_that_there_is_no_score_and_trains_on(
         assert judge.order.max_steps > 0
         assert judge.order.max_s > 0
     assert text.getvalue().count("actor pi gave no score: gave up after 9 steps") == 1, "once, and not with each policy"
+
+
+@pytest.mark.fault(15)
+def test_a_resumed_run_takes_nothing_that_was_recorded_for_another_in_between(
+    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path
+) -> None:
+    mac = signing.ActorMac(identity.Fleet.open("lab").enroll("po").mac_key)
+    topic = TOPICS.experience("po")
+
+    def takes(loop: training_loop.TrainingLoop, epoch: int) -> bool:
+        sent = fleet_examples.experience((8, 4), boot=epoch, assigned_epoch=epoch, epoch=0, version=0)
+        before = loop.ingest.messages
+        loop.intake.take("po", topic, mac.seal(topic, codec.encode(sent)), 0)
+        return loop.ingest.messages > before
+
+    with training(mosquitto.port, tmp_path, threading.Event()) as (loop, _, _):
+        loop.save()
+        loop.intake.close()
+        loop.directory._lock.close()  # it is killed here
+    assert identity.Fleet.open("lab").next_epoch() == 2, "another run begins, and ends"
+    with training(mosquitto.port, tmp_path, threading.Event(), resume=True) as (loop, _, _):
+        assert [takes(loop, epoch) for epoch in (1, 2, 3, 4)] == [True, False, True, False]
+        assert loop.ingest.refused["epoch"] == 2
+        loop.intake.settle(wait=True)
+        loop.intake.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +22,12 @@ PACE = ("--message-steps", "100", "--samples-per-insert", "32", "--max-env-steps
 LEARNING = ("--learning-starts", "200", "--epsilon-decay-steps", "1000", "--hidden", "32", "--no-energy")
 
 
+AHEAD = 10_000_000_000
+"""A boot counter that no clock has reached, as on boards that do not know the time: a lost one begins below it."""
+
+
 def spool(root: Path, actor: str) -> Path:
-    """Directory of an actor's spool."""
+    """Directory of an actor's spool, or of a copied card's."""
     return root / f"spool-{actor}"
 
 
@@ -41,12 +47,16 @@ class Fleet:
         self._keys = identity.Fleet.open(FLEET, root / "home" / "fleets" / FLEET)
         self.brokers = [conftest.BrokerProcess(kind, str(root)) for kind in kinds]
         self.children: dict[str, subprocess.Popen[str]] = {}
+        self.cards: dict[str, str] = {}  # copies, and whose
         self._network = network.Network()
         self.links = {
             name: [self._network.relay(broker.port) for broker in self.brokers] for name in (*ACTORS, "learner")
         }
         for name in ACTORS:
             self._keys.enroll(name, self._addresses(name)).write(root / f"{name}.json")
+            self.counter(name).parent.mkdir(parents=True)
+            self.counter(name).write_text(f"{AHEAD}\n")
+        self.epoch = self._keys.directory / "epoch"
         self.books = books.Books(root / "books", self.run)
 
     def __enter__(self) -> Fleet:
@@ -61,18 +71,37 @@ class Fleet:
                 broker.stop()
 
     def start_actor(self, name: str) -> None:
-        """Starts an actor in the place of the one before."""
-        command = ["edge_actor", "run", "--bundle", str(self.root / f"{name}.json")]
-        command += [*self.books.environment(name), "--spool-dir", str(spool(self.root, name))]
+        """Starts an actor, or a copied card, in the place of the one before."""
+        actor = self.cards.get(name, name)
+        command = ["edge_actor", "run", "--bundle", str(self.root / f"{actor}.json")]
+        command += [*self.books.environment(actor), "--spool-dir", str(spool(self.root, name))]
         command += ["--state-dir", str(self.root / "home" / name), "--connect-timeout-s", "60"]
         self._spawn(name, [*command, "--spool-bytes", str(self._spool_bytes)])
+
+    def counter(self, name: str) -> Path:
+        """Where an actor or a card counts its boots."""
+        return self.root / "home" / name / "boot"
+
+    def copy_card(self, actor: str) -> str:
+        """Copies all that an actor keeps, as it is now; names the copy."""
+        card = f"{actor}+{len(self.cards)}"
+        self.cards[card] = actor
+        for source, copy in (
+            (self.root / "home" / actor, self.root / "home" / card),
+            (spool(self.root, actor), spool(self.root, card)),
+        ):
+            copy.mkdir(mode=0o700)
+            for file in [*source.glob("boot"), *source.glob("*.json"), *source.glob("*.segment")]:
+                with contextlib.suppress(FileNotFoundError):  # what the spool held has a receipt meanwhile
+                    shutil.copy(file, copy)
+        return card
 
     def start_learner(self) -> None:
         """Starts the learner, on the run that there is."""
         brokers = ["--broker", ",".join(self._addresses("learner"))]
         command = ["learner", "train", "--fleet", FLEET, *brokers, "--keep-experience", "--evaluate-episodes", "0"]
         command += ["--checkpoint-period-s", "0.5", "--json"]
-        started = self.run.exists()
+        started = (self.run / "config.toml").exists()
         command += ["--resume", str(self.run)] if started else ["--run-dir", str(self.run), *LEARNING, *PACE]
         self._spawn("learner", command)
 
@@ -92,9 +121,14 @@ class Fleet:
         self.children[name].kill()
         self.children[name].wait()
 
-    def revive(self) -> list[str]:
-        """Starts whatever is down; names it. What ended by itself is the supervisor's (systemd's) to start again."""
+    def revive(self, *, cards: bool = False) -> list[str]:
+        """Starts whatever is down; names it. What ended by itself is the supervisor's (systemd's) to start again.
+
+        Args:
+            cards: Copies too, which are refused sooner or later.
+        """
         down = [name for name, child in self.children.items() if child.poll() is not None]
+        down = [name for name in down if cards or name not in self.cards]
         for broker in self.brokers:
             if broker.process.poll() is not None:
                 broker.restart()

@@ -32,6 +32,9 @@ SCENARIOS = {"mosquitto": ("mosquitto",), "two-mosquittos": ("mosquitto", "mosqu
 SMALL_DISK_MB = 2
 SETTLE_S = 120.0
 PROGRESS_S = 60.0
+CARDS = 3
+"""Copies in all: each is one machine more that has something to hand over at the end."""
+YOUNG_S = 10.0
 _CLONE_NEWNS = 0x20000
 
 
@@ -59,7 +62,24 @@ class Chaos:
             (2, self._kill_all),
             (4, self._cut_link),
             (4, self._stall_link),
+            (2, self._insert_copy),
+            (2, self._reset_counter),
+            (1, self._kill_young_learner),
+            (1, self._lose_epoch),
         ]
+        self._first = [self._insert_copy, self._reset_counter, self._kill_young_learner]  # even if time is short
+
+    def begin(self) -> None:
+        """Starts the learner, and kills it once its run has begun: it must go on, whether anything was saved or not."""
+        fleet = self._fleet
+        fleet.start_learner()
+        conftest.wait_until((fleet.run / "config.toml").exists, "a run", 90.0)
+        self._pause(0.0, 2.0)
+        fleet.kill("learner")
+        self.events["newborn learner killed"] += 1
+        self._say("newborn learner killed")
+        fleet.start_learner()
+        conftest.wait_until(lambda: list(fleet.run.glob("checkpoints/*.npz")), "a checkpoint", 90.0)
 
     def run(self, duration_s: float) -> None:
         """Does harm for so long, then makes everything whole again."""
@@ -69,6 +89,8 @@ class Chaos:
             if time.monotonic() > full_at:
                 full_at = end
                 what = self._fill_disk()
+            elif self._first:
+                what = self._first.pop(0)()
             else:
                 (fault,) = self._rng.choices([f for _, f in self._faults], [w for w, _ in self._faults])
                 what = fault()
@@ -139,6 +161,52 @@ class Chaos:
             link.stall()
         return f"link stalled: {name}"
 
+    def _insert_copy(self) -> str:
+        """A copy of a card is put into another machine, and starts beside the first: same name, bundle and counter."""
+        fleet = self._fleet
+        if len(fleet.cards) < CARDS:
+            card = fleet.copy_card(self._rng.choice(chaos_fleet.ACTORS))
+        else:
+            card = self._rng.choice([*fleet.cards])
+        if card in fleet.children:
+            fleet.kill(card)
+        fleet.start_actor(card)
+        return f"card copied: {card}"
+
+    def _reset_counter(self) -> str:
+        """A boot counter is lost, emptied, set back by one, or ahead of all clocks."""
+        name = self._rng.choice(chaos_fleet.ACTORS)
+        self._fleet.kill(name)
+        counter = self._fleet.counter(name)
+        count = int(counter.read_text()) if counter.exists() else chaos_fleet.AHEAD
+        what = self._rng.choice(["lost", "emptied", "set back", "ahead"])
+        if what == "lost":
+            counter.unlink(missing_ok=True)
+        else:
+            counter.write_text({"emptied": "", "set back": f"{count - 1}", "ahead": f"{chaos_fleet.AHEAD}"}[what])
+        return f"counter reset: {name}, {what}"
+
+    def _kill_young_learner(self) -> str:
+        """Twice: of what was there before, and within its first seconds."""
+        fleet = self._fleet
+        fleet.kill("learner")
+        fleet.start_learner()
+        self._pause(0.5, YOUNG_S)
+        fleet.kill("learner")
+        return "young learner killed"
+
+    def _lose_epoch(self) -> str:
+        """The file is gone when the next learner starts; what the brokers retain tells it."""
+        fleet = self._fleet
+        self._await_progress()
+        before = int(fleet.epoch.read_text())
+        fleet.kill("learner")
+        fleet.epoch.unlink()
+        fleet.start_learner()
+        with contextlib.suppress(AssertionError):
+            conftest.wait_until(lambda: _number(fleet.epoch) > before, "a higher epoch", PROGRESS_S)
+        return "epoch lost"
+
     def _fill_disk(self) -> str:
         """Leaves no byte to the spool of the first actor, while the learner takes nothing."""
         name = chaos_fleet.ACTORS[0]
@@ -151,6 +219,13 @@ class Chaos:
         self._pause(4.0, 6.0)
         ballast.unlink()
         return f"disk full: {name}"
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 @contextlib.contextmanager
@@ -188,16 +263,15 @@ def scenario(name: str, duration_s: float, seed: int) -> dict[str, Any]:
         with small_disk(disk) as mounted, chaos_fleet.Fleet(root, SCENARIOS[name], SMALL_DISK_MB << 19) as fleet:
             for actor in chaos_fleet.ACTORS:
                 fleet.start_actor(actor)
-            fleet.start_learner()
-            conftest.wait_until(lambda: list(fleet.run.glob("checkpoints/*.npz")), "a checkpoint", 90.0)
             chaos = Chaos(fleet, random.Random(seed), say, small_disk=mounted)
+            chaos.begin()
             if not mounted:
                 say("no small disk (that takes root): the spool's disk is not filled")
             chaos.run(duration_s)
             balance, settled_s = _settle(fleet)
             code = fleet.stop("learner")
             if not balance.holds:
-                for who in (*chaos_fleet.ACTORS, "learner"):
+                for who in (*chaos_fleet.ACTORS, *fleet.cards, "learner"):
                     say(f"--- {who}\n{fleet.log_tail(who)}")
             return {
                 "scenario": name,
@@ -215,16 +289,18 @@ def scenario(name: str, duration_s: float, seed: int) -> dict[str, Any]:
 def _settle(fleet: chaos_fleet.Fleet) -> tuple[books.Balance, float]:
     """Waits until all that the dead lives left behind has reached the ledger; the balance, and how long it took."""
     began = time.monotonic()
-    for actor in chaos_fleet.ACTORS:
-        fleet.stop(actor)
+    names = (*chaos_fleet.ACTORS, *fleet.cards)
+    for name in names:
+        if name in fleet.children:
+            fleet.stop(name)
     lives = [life for actor in chaos_fleet.ACTORS for life in fleet.books.lives(actor)]
-    for actor in chaos_fleet.ACTORS:
-        fleet.start_actor(actor)  # its later lives do not count, but it sends what the earlier ones left
+    for name in names:
+        fleet.start_actor(name)  # its later lives do not count, but it sends what the earlier ones left
     while True:
         balance = fleet.books.balance(*lives)
         if balance.lost == 0 or time.monotonic() - began > SETTLE_S:
             return balance, time.monotonic() - began
-        fleet.revive()
+        fleet.revive(cards=True)
         time.sleep(1.0)
 
 

@@ -31,7 +31,12 @@ class Counting(gymnasium.Env[Any, Any]):
     def __init__(self, log: str) -> None:
         self._log = Path(log)
         self.life = sum(1 for path in self._log.glob("life-*"))
-        self._file = self._open("life", os.O_EXCL)
+        while True:
+            try:
+                self._file = self._open("life", os.O_EXCL)
+                break
+            except FileExistsError:  # a second machine of this name starts as well
+                self.life += 1
         self._steps = 0
         self._watch()
 
