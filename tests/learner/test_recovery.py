@@ -97,11 +97,13 @@ def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
             found = update(batch)
             if np.abs(batch.observation).max() > 1e8:
                 spoilt[0] += 1
+                if spoilt[0] > 10:
+                    stop.set()
                 loop.algorithm.restore(
                     {k: v * np.nan if v.dtype == np.float32 else v for k, v in loop.algorithm.state().items()}
                 )
                 return Update(dict.fromkeys(found.metrics, np.nan), found.td_error * np.nan)
-            if spoilt[0] and loop.algorithm.updates >= 640:
+            if (spoilt[0] and loop.algorithm.updates >= 640) or loop.env_steps > 5000:
                 stop.set()
             return found
 
@@ -129,11 +131,15 @@ def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
 def test_a_run_that_diverges_again_and_again_ends_with_what_to_do(
     mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with loops.training(mosquitto.port, tmp_path, threading.Event(), evaluate_episodes=0) as (loop, _, _):
+    stop, calls = threading.Event(), [0]
+    with loops.training(mosquitto.port, tmp_path, stop, evaluate_episodes=0) as (loop, _, _):
         update = loop.algorithm.update
 
         def diverges(batch: replay.Batch) -> Update:
             found = update(batch)
+            calls[0] += 1
+            if calls[0] > 10:
+                stop.set()
             loop.algorithm.restore(
                 {k: v * np.nan if v.dtype == np.float32 else v for k, v in loop.algorithm.state().items()}
             )
