@@ -36,7 +36,8 @@ def test_killed_before_its_first_checkpoint_a_run_goes_on_with_what_its_ledger_h
 ) -> None:
     fleet, run = start_fleet(), run_root / "run"
     fleet.start_actor("pi", ["--env", "CartPole-v1", "--heartbeat-s", "0.3"])
-    limits = ["--run-dir", str(run), "--max-env-steps", "2000", "--evaluate-episodes", "0", "--json"]
+    limits = ["--run-dir", str(run), "--max-env-steps", "2000", "--evaluate-episodes", "0"]
+    limits += ["--solved-return", "inf", "--json"]
     learner = fleet.start_learner([*QUICK, *limits, "--checkpoint-period-s", "1000"])
     brokers.wait_until(lambda: held(run) > 0, "experience is in the ledger", 60.0)
     learner.send_signal(signal.SIGKILL)
