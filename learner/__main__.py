@@ -87,8 +87,8 @@ def _add_quantize(commands: Any) -> None:
         type=Path,
         required=True,
         metavar="OBS.npz",
-        help="observations [N, ...] as the model is fed them, in an array `observations` or the only one; three "
-        "quarters set the ranges, a quarter judges the result",
+        help="observations [N, ...] as the model is fed them, in an array `observations` or the only one, at most "
+        "1 GB in memory (4 bytes a number or more); three quarters set the ranges, a quarter judges the result",
     )
     quantize.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.tflite", help="OUT.json goes beside")
     quantize.add_argument(

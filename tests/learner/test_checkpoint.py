@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from broker import errors
-from learner import checkpoint
+from learner import checkpoint, config
+from learner.algorithms import dqn
+from tests.learner import fleet_examples
 
 
 def save(directory: Path, updates: int) -> Path:
@@ -165,3 +167,23 @@ def test_what_was_passed_over_pushes_nothing_good_out(tmp_path: Path) -> None:
         assert found.meta["updates"] == updates
     kept = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
     assert kept == ["0000000002.npz", "0000000003.npz", "0000000004.npz"]
+
+
+@pytest.mark.fault(18)
+@pytest.mark.parametrize("odd", ["counter below 0", "huge counter", "dtype", "shape", "missing"])
+def test_arrays_that_do_not_fit_end_with_what_to_do(odd: str) -> None:
+    agent = dqn.Dqn(fleet_examples.SPEC, config.DqnConfig(hidden=(4,)), 0)
+    state = agent.state()
+    name = "weights/advantage/0/kernel"
+    changes = {
+        "counter below 0": {"updates": np.array(-5, np.int32)},
+        "huge counter": {"updates": np.array(1 << 40)},
+        "dtype": {name: state[name].astype(np.float64)},
+        "shape": {name: state[name][:1]},
+        "missing": {},
+    }[odd]
+    if odd == "missing":
+        del state[name]
+    with pytest.raises(errors.RunError, match="another network"):
+        agent.restore(state | changes)
+    assert agent.updates == 0

@@ -97,11 +97,13 @@ def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
             found = update(batch)
             if np.abs(batch.observation).max() > 1e8:
                 spoilt[0] += 1
+                if spoilt[0] > 10:
+                    stop.set()
                 loop.algorithm.restore(
                     {k: v * np.nan if v.dtype == np.float32 else v for k, v in loop.algorithm.state().items()}
                 )
                 return Update(dict.fromkeys(found.metrics, np.nan), found.td_error * np.nan)
-            if spoilt[0] and loop.algorithm.updates >= 640:
+            if (spoilt[0] and loop.algorithm.updates >= 640) or loop.env_steps > 5000:
                 stop.set()
             return found
 
@@ -129,11 +131,15 @@ def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
 def test_a_run_that_diverges_again_and_again_ends_with_what_to_do(
     mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with loops.training(mosquitto.port, tmp_path, threading.Event(), evaluate_episodes=0) as (loop, _, _):
+    stop, calls = threading.Event(), [0]
+    with loops.training(mosquitto.port, tmp_path, stop, evaluate_episodes=0) as (loop, _, _):
         update = loop.algorithm.update
 
         def diverges(batch: replay.Batch) -> Update:
             found = update(batch)
+            calls[0] += 1
+            if calls[0] > 10:
+                stop.set()
             loop.algorithm.restore(
                 {k: v * np.nan if v.dtype == np.float32 else v for k, v in loop.algorithm.state().items()}
             )
@@ -169,7 +175,7 @@ def test_numbers_at_the_bound_leave_all_finite(algorithm: Any, settings: Any) ->
         return np.where(rng.random((*shape, 4)) < 0.3, ends, rng.normal(size=(*shape, 4))).astype(np.float32)
 
     actions = np.zeros(shape, np.int32) if discrete else rng.choice([-MAX, MAX], (*shape, 1)).astype(np.float32)
-    reward = rng.choice([-MAX, 0, MAX], shape).astype(np.float32) * settings.n_step
+    reward = rng.choice(np.array([-MAX, 0, MAX]), shape).astype(np.float32) * settings.n_step
     discount, weight = np.full(shape, 0.95, np.float32), np.ones(shape, np.float32)
     batch = replay.Batch(observed(), actions, reward, discount, observed(), weight, np.zeros(shape, np.int64))
     for _ in range(3):
@@ -198,17 +204,15 @@ def test_the_bound_is_1e9_and_the_console_names_an_actor_once(tmp_path: Path) ->
     )
     odd = np.nextafter(MAX, LARGEST)
     verdicts = []
-    for seq, changes in enumerate(
-        [
-            {"observation": np.full((5, 4), MAX, np.float32), "reward": np.full(3, -MAX)},
-            {"observation": np.array([[0, 0, 0, -odd]] * 5, np.float32)},
-            {"reward": np.array([0, 0, odd], np.float32)},
-            {"reward": np.array([0, LARGEST, -LARGEST], np.float32)},
-            {"observation": np.full((5, 4), np.nan, np.float32)},
-            {},
-        ],
-        1,
-    ):
+    odd_ones: list[dict[str, Any]] = [
+        {"observation": np.full((5, 4), MAX, np.float32), "reward": np.full(3, -MAX)},
+        {"observation": np.array([[0, 0, 0, -odd]] * 5, np.float32)},
+        {"reward": np.array([0, 0, odd], np.float32)},
+        {"reward": np.array([0, LARGEST, -LARGEST], np.float32)},
+        {"observation": np.full((5, 4), np.nan, np.float32)},
+        {},
+    ]
+    for seq, changes in enumerate(odd_ones, 1):
         sealed = MAC.seal(TOPIC, codec.encode(fleet_examples.experience(seq=seq, **changes)))
         taken = checks.take("pi", TOPIC, sealed, 5)
         assert taken is not None
