@@ -148,8 +148,8 @@ class Vitals:
     """How an actor is doing; every counter since its process started.
 
     `delegate` names the kernels that the acting policy really runs on (empty before the first policy). `refused`
-    counts refusals by reason. `env_failure` says how the environment failed the last time, of `env_failures`. `swap_pause_ms` is how long the acting loop stood still for the newest policy. `power_w`
-    is what the whole board drew since the last heartbeat, `step_energy_j` that energy per step, both by `power_source`:
+    counts refusals by reason. `env_failure` says how the environment failed the last time, of `env_failures`.
+    `swap_pause_ms` is how long the acting loop stood still for the newest policy. `power_w` is what the whole board drew since the last heartbeat, `step_energy_j` that energy per step, both by `power_source`:
     measured, or `power_modelled` from load. Fields a board cannot read are None.
     """
 
@@ -238,6 +238,7 @@ class Experience:
     lengths, S the number of segments. `terminated` and `truncated` flag the last step; a segment with neither goes on
     in a later message. `episode_return` and `episode_length` count from the episode's start to the segment's end.
     `step` counts the steps this boot recorded before this message; `oldest` is the first seq the actor still holds.
+    Encoded it has `specs.MAX_EXPERIENCE_BYTES` at most, numbers lie within ±`specs.MAX_MAGNITUDE`.
     `assigned_epoch` is that of the assignment they were recorded under: it says which run they belong to, where `epoch`
     may be an older one, because an actor acts on with the policy it has.
     """

@@ -85,9 +85,10 @@ class Actor:
         self._grant, self._burst = pace.Grant(), pace.BurstLength()
         self._metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
         self._reports: collections.deque[messages.Report] = collections.deque()
-        self._load = vitals.Load(settings.heartbeat_s)
-        self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
+        self._load, self._vitals = vitals.Load(settings.heartbeat_s), messages.Vitals()
+        self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s, on_log)
         self._plant: plant.Plant | None = None
+        self._steps_at_failure = 0
         if environment is not None:
             self._prepare(environment)
 
@@ -152,7 +153,7 @@ class Actor:
         """Looks at everything, then acts for one burst or waits."""
         self._listen()
         if self._swap.has_work and self._may_swap() and self._swap_in():
-            self._beat()  # here: the thread would wait milliseconds for its turn
+            self._heartbeat.beat()  # here: the thread would wait milliseconds for its turn
         self._send()
         if self._metronome is None:
             self._turn_flat_out()
@@ -207,10 +208,11 @@ class Actor:
             else:
                 until_end, acting = self._swap.has_work, self._acting
                 rollout.burst(self._plant.environment, acting, self._explorer, record, rows, until_end=until_end)
-        except Exception as error:  # whatever an environment raises: it is counted, said, and tried again
+        except (Exception, SystemExit) as error:  # whatever an environment raises: counted, said, and tried again
             record.cut()
             self._recorder.flush()
-            self._plant.rebuild(error, self._told_to_stop, self._inbox.wake)
+            worked, self._steps_at_failure = self._recorder.steps > self._steps_at_failure, self._recorder.steps
+            self._plant.rebuild(error, worked, self._told_to_stop, self._inbox.wake)
             if self._metronome is not None:
                 self._metronome.restart()
 
@@ -396,4 +398,8 @@ class Actor:
         delegate = self._acting.delegate if self._acting else ""
         counters = (self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load)
         born = vitals.birth(self._plant.environment, str(self._runtime), delegate, self._settings.rate_hz)
-        return self._presence.online(born, vitals.take(*counters, delegate))
+        try:
+            self._vitals = vitals.take(*counters, delegate)
+        except Exception as error:  # the network thread asks too, and a state of before is better than no connection
+            self._heartbeat.failed(error)
+        return self._presence.online(born, self._vitals)

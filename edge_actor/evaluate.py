@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import messages, specs
-from edge_actor import env, policy
+from edge_actor import answers, env, policy
 
 _TIMED_ROWS = 2000
 """Observations kept for timing: enough for a 99th percentile."""
@@ -92,14 +92,15 @@ def _play(
     act: policy.Act, environment: env.Environment, episodes: int, seed: int, stop: Callable[[], bool]
 ) -> tuple[messages.FloatArray, int, list[NDArray[Any]]] | None:
     """Returns [episodes], steps, and the first observations [1, *shape] that were acted on; None if `stop` said so."""
-    step, to_env = environment.step, environment.to_env
+    step, reset = answers.clipped(environment.step), answers.clipped(environment.reset)
+    to_env = environment.to_env
     observation_spec = environment.spec.observation
     row = np.zeros((1, *observation_spec.shape), observation_spec.dtype)
     seen: list[NDArray[Any]] = []
     returns: list[float] = []
     steps = 0
     for episode in range(episodes):
-        row[0] = environment.reset(seed=seed + episode)[0]
+        row[0] = answers.finite(reset(seed=seed + episode)[0], observation_spec)
         total, over = 0.0, False
         while not over:
             if stop():
@@ -107,9 +108,9 @@ def _play(
             if len(seen) < _TIMED_ROWS:
                 seen.append(row.copy())
             observation, reward, terminated, truncated, _ = step(to_env(act(row)))
-            row[0] = observation
-            total += float(reward)
-            over = terminated or truncated
+            row[0] = answers.finite(observation, observation_spec)
+            total += answers.reward(reward)
+            over = answers.over(terminated) | answers.over(truncated)
             steps += 1
         returns.append(total)
     return np.array(returns, np.float32), steps, seen

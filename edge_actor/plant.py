@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from broker import errors, messages
-from edge_actor import config, env, trajectory
+from edge_actor import answers, config, env, failure, trajectory
 
-_RETRY_FIRST_S, _RETRY_LIMIT_S = 0.1, 10.0
+_RETRY_FIRST_S, _RETRY_LIMIT_S = 0.02, 10.0
+"""Pause before the environment is made anew, and what it grows to while it fails without a step in between."""
+_SAID_S = 1.0
+"""Of failures in quick succession one is said so often; all are counted."""
 
 
 class Plant:
@@ -27,6 +31,7 @@ class Plant:
     Attributes:
         environment: The present one; another after a failure.
         failures: Times that it failed.
+        failure: How it did the last time, in a line.
         running: False until `begin`, and again after `stop_episode`.
     """
 
@@ -35,7 +40,10 @@ class Plant:
     ) -> None:
         self.environment = environment
         self.failures = 0
+        self.failure = ""
         self.running = False
+        self._pause_s = _RETRY_FIRST_S
+        self._said_at = -math.inf
         self._settings = settings
         self._on_log = on_log
         self._seeded = False
@@ -53,7 +61,8 @@ class Plant:
             entropy = [self._settings.seed, *((assignment.seed, assignment.slot) if assignment else ())]
             seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
             self._seeded = True
-        record.start(self.environment.reset(seed=seed)[0])
+        reset = answers.clipped(self.environment.reset) if record.clips else self.environment.reset
+        record.start(reset(seed=seed)[0])
         self.running = True
 
     def stop_episode(self) -> None:
@@ -66,11 +75,17 @@ class Plant:
             return
         try:
             self.environment.step(self.environment.to_env(self._safe_action))
-        except Exception as error:  # it may be the environment that failed
-            self._on_log(f"the safe action failed: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # it may be the environment that failed
+            self._on_log(f"the safe action failed: {failure.text(error)}")
 
-    def rebuild(self, error: Exception, stopping: Callable[[], bool], wake: threading.Event) -> None:
+    def rebuild(self, error: BaseException, worked: bool, stopping: Callable[[], bool], wake: threading.Event) -> None:
         """After a failure: makes the environment anew, as often as it takes, with growing pauses.
+
+        Args:
+            error: What it raised.
+            worked: Whether it took a step since the last failure: then the pause is short again.
+            stopping: Asked all the time.
+            wake: Ends a wait.
 
         Raises:
             SpecError: It came back with other spaces.
@@ -78,20 +93,20 @@ class Plant:
         name, spec, n_envs = self.environment.name, self.environment.spec, self._settings.envs
         self.act_safely()
         self.running = False
-        delay_s = _RETRY_FIRST_S
+        if worked:
+            self._pause_s = _RETRY_FIRST_S
+        self._close()
         while not stopping():
-            self.failures += 1
-            self._on_log(f"the environment failed: {type(error).__name__}: {error}; making it anew")
-            until = time.monotonic() + delay_s
+            self._count(error)
+            until = time.monotonic() + self._pause_s
             while not stopping() and (left := until - time.monotonic()) > 0:
                 wake.wait(left)
                 wake.clear()
-            delay_s = min(2 * delay_s, _RETRY_LIMIT_S)
+            self._pause_s = min(2 * self._pause_s, _RETRY_LIMIT_S)
             try:
-                self.environment.close()
                 made = env.make(name, n_envs, self._settings.env_arguments)
-            except Exception as failure:
-                error = failure
+            except (Exception, SystemExit) as again:
+                error = again
                 continue
             if made.spec != spec:
                 raise errors.SpecError(
@@ -105,10 +120,20 @@ class Plant:
     def close(self) -> None:
         """Leaves it safe, and closed."""
         self.act_safely()
+        self._close()
+
+    def _count(self, error: BaseException) -> None:
+        self.failures += 1
+        self.failure = failure.text(error)
+        if time.monotonic() - self._said_at > _SAID_S:
+            self._said_at = time.monotonic()
+            self._on_log(f"the environment failed, {self.failures} times by now: {self.failure}; making it anew")
+
+    def _close(self) -> None:
         try:
             self.environment.close()
-        except Exception as error:
-            self._on_log(f"the environment did not close: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:
+            self._on_log(f"the environment did not close: {failure.text(error)}")
 
     def _parse(self, text: str) -> Any:
         spec, n_envs = self.environment.spec.action, self.environment.n_envs

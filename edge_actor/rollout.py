@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_actor import env, exploration, policy, trajectory
+from broker import errors
+from edge_actor import answers, env, exploration, policy, trajectory
 
 
 def burst(
@@ -30,7 +31,7 @@ def burst(
         environment: One environment or several.
         acting: Chooses the actions that are not explored; None acts uniformly at random.
         explorer: Random rows.
-        record: Where the steps go. If the environment raises, all steps before are in it.
+        record: Where the steps go. If the environment raises or answers nonsense, all steps before are in it.
         rows: At least 1.
         until_end: Stop at the end of an episode, where there is only one environment.
     """
@@ -90,6 +91,9 @@ def _one(
     until_end: bool = False,
 ) -> None:
     step, reset, to_env = environment.step, environment.reset, environment.to_env
+    if record.clips:
+        step, reset = answers.clipped(step), answers.clipped(reset)
+    array, shape, dtype, fitted, over = np.ndarray, record.shape, record.dtype, answers.observation, answers.over
     first, nothing = record.used, environment.no_action
     ended = bool(record.ended[0])
     ends: list[tuple[int, bool, bool]] = []
@@ -101,7 +105,7 @@ def _one(
     try:
         for row, cell, drawn in rows:
             if ended:
-                cell[...] = reset()[0]
+                cell[...] = fitted(reset()[0], shape, record.spec.observation.dtype)
                 if drawn is None:
                     skip()
                 took(nothing)
@@ -109,24 +113,29 @@ def _one(
                 ended = False
                 continue
             action = act(row) if drawn is None else drawn
-            cell[...], reward, terminated, truncated, _ = step(to_env(action))
+            seen, reward, terminated, truncated, _ = step(to_env(action))
+            if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
+                seen = fitted(seen, shape, record.spec.observation.dtype)
+            cell[...] = seen
+            if terminated is not False or truncated is not False:
+                terminated, truncated = over(terminated), over(truncated)
+                ended = terminated or truncated
             took(action)
             gained(reward)
-            if terminated or truncated:
+            if ended:
                 ends.append((len(rewards) - 1, terminated, truncated))
-                ended = True
                 if until_end:
                     break
     finally:
         window = slice(first, first + len(rewards))
         if rewards:
             record.action[window, 0] = actions
-            record.reward[window, 0] = rewards
+            record.reward[window, 0] = answers.rewards(rewards)
         record.terminated[window] = record.truncated[window] = False
         for row_index, terminated, truncated in ends:
             record.terminated[first + row_index] = terminated
             record.truncated[first + row_index] = truncated
-        record.advance(len(rewards))
+        record.advance(len(rewards), rewards)
 
 
 def _several(
@@ -138,6 +147,9 @@ def _several(
     until_end: bool = False,
 ) -> None:
     step, to_env = environment.step, environment.to_env
+    if record.clips:
+        step = answers.clipped(step)
+    array, shape, dtype, each = np.ndarray, record.shape, record.dtype, (record.n_envs,)
     first = record.used
     done = 0
     window = slice(first, first + len(draws))
@@ -154,7 +166,12 @@ def _several(
     try:
         for row, cell, action, reward, terminated, truncated, drawn in rows:
             chosen = act(row) if drawn is None else drawn
-            cell[...], reward[...], terminated[...], truncated[...], _ = step(to_env(chosen))
+            seen, gained, over, cut, _ = step(to_env(chosen))
+            if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
+                seen = answers.observation(seen, shape, record.spec.observation.dtype)
+            if not np.shape(gained) == np.shape(over) == np.shape(cut) == each:
+                raise errors.EnvironmentFailure(f"rewards and ends must have the shape {each}")
+            cell[...], reward[...], terminated[...], truncated[...] = seen, gained, over, cut
             action[...] = chosen
             done += 1
     finally:
