@@ -149,7 +149,8 @@ class Vitals:
 
     `delegate` names the kernels that the acting policy really runs on (empty before the first policy). `refused`
     counts refusals by reason. `env_failure` says how the environment failed the last time, of `env_failures`.
-    `swap_pause_ms` is how long the acting loop stood still for the newest policy. `power_w` is what the whole board drew since the last heartbeat, `step_energy_j` that energy per step, both by `power_source`:
+    `swap_pause_ms` is how long the acting loop stood still for the newest policy. `power_w` is what the whole board
+    drew since the last heartbeat, `step_energy_j` that energy per step, both by `power_source`:
     measured, or `power_modelled` from load. Fields a board cannot read are None.
     """
 

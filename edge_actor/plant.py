@@ -96,8 +96,8 @@ class Plant:
         if worked:
             self._pause_s = _RETRY_FIRST_S
         self._close()
+        self._count(error)
         while not stopping():
-            self._count(error)
             until = time.monotonic() + self._pause_s
             while not stopping() and (left := until - time.monotonic()) > 0:
                 wake.wait(left)
@@ -106,7 +106,7 @@ class Plant:
             try:
                 made = env.make(name, n_envs, self._settings.env_arguments)
             except (Exception, SystemExit) as again:
-                error = again
+                self._count(again)
                 continue
             if made.spec != spec:
                 raise errors.SpecError(

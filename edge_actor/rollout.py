@@ -130,7 +130,8 @@ def _one(
         window = slice(first, first + len(rewards))
         if rewards:
             record.action[window, 0] = actions
-            record.reward[window, 0] = answers.rewards(rewards)
+            with np.errstate(over="ignore"):  # what becomes infinite is found there too
+                record.reward[window, 0] = answers.rewards(rewards)
         record.terminated[window] = record.truncated[window] = False
         for row_index, terminated, truncated in ends:
             record.terminated[first + row_index] = terminated
