@@ -88,7 +88,6 @@ class Actor:
         self._load, self._vitals = vitals.Load(settings.heartbeat_s), messages.Vitals()
         self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s, on_log)
         self._plant: plant.Plant | None = None
-        self._steps_at_failure = 0
         if environment is not None:
             self._prepare(environment)
 
@@ -211,8 +210,7 @@ class Actor:
         except (Exception, SystemExit) as error:  # whatever an environment raises: counted, said, and tried again
             record.cut()
             self._recorder.flush()
-            worked, self._steps_at_failure = self._recorder.steps > self._steps_at_failure, self._recorder.steps
-            self._plant.rebuild(error, worked, self._told_to_stop, self._inbox.wake)
+            self._plant.rebuild(error, self._recorder.steps, self._told_to_stop, self._inbox.wake)
             if self._metronome is not None:
                 self._metronome.restart()
 

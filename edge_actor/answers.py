@@ -104,7 +104,7 @@ def shown(answer: Any) -> str:
     try:
         said = repr(answer)
     except Exception:  # of a class that somebody wrote
-        said = f"a {type(answer).__name__}"
+        said = f"an object of type {type(answer).__name__}"
     return said if len(said) <= 60 else f"{said[:57]}..."
 
 

@@ -105,7 +105,10 @@ class Commander:
             reassembly.check(order.manifest, order.model.data, environment.spec, clock.now_s())
             acting = build(order.manifest, order.model.tobytes())
             score = evaluate.run(acting, environment, order.episodes, order.seed, stop)
-        except Exception as error:  # a broken environment included: the learner must hear of it, the actor goes on
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a broken environment included: the learner must hear of it, the actor goes on
             return messages.Report(order.command_id, order.kind, error=failure.text(error))
         if score is None:
             return None
@@ -129,7 +132,7 @@ class Commander:
     def _forget(self) -> None:
         environment, self._environment = self._environment, None
         if environment is not None:
-            with contextlib.suppress(Exception):  # it may be the environment that is broken
+            with contextlib.suppress(Exception, SystemExit):  # it may be the environment that is broken
                 environment.close()
 
     def _refuse(self, order: messages.Command, what: str) -> messages.Report | None:

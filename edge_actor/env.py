@@ -117,7 +117,7 @@ def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None)
             where=name,
             todo=f"{folder}install it beside actorq-fleet in this machine's virtual environment",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise errors.EnvironmentFailure(
             f"the environment cannot be made: {failure.text(error)}",
             where=name,

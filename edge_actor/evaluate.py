@@ -18,6 +18,8 @@ from edge_actor import answers, env, policy
 
 _TIMED_ROWS = 2000
 """Observations kept for timing: enough for a 99th percentile."""
+_TIMED_BYTES = 16_000_000
+"""Fewer of them where they are large."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +98,7 @@ def _play(
     to_env = environment.to_env
     observation_spec = environment.spec.observation
     row = np.zeros((1, *observation_spec.shape), observation_spec.dtype)
+    most_seen = min(_TIMED_ROWS, max(1, _TIMED_BYTES // row.nbytes))
     seen: list[NDArray[Any]] = []
     returns: list[float] = []
     steps = 0
@@ -105,7 +108,7 @@ def _play(
         while not over:
             if stop():
                 return None
-            if len(seen) < _TIMED_ROWS:
+            if len(seen) < most_seen:
                 seen.append(row.copy())
             observation, reward, terminated, truncated, _ = step(to_env(act(row)))
             row[0] = answers.finite(observation, observation_spec)

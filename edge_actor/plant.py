@@ -43,6 +43,7 @@ class Plant:
         self.failure = ""
         self.running = False
         self._pause_s = _RETRY_FIRST_S
+        self._failed_after = 0  # steps
         self._said_at = -math.inf
         self._settings = settings
         self._on_log = on_log
@@ -78,12 +79,12 @@ class Plant:
         except (Exception, SystemExit) as error:  # it may be the environment that failed
             self._on_log(f"the safe action failed: {failure.text(error)}")
 
-    def rebuild(self, error: BaseException, worked: bool, stopping: Callable[[], bool], wake: threading.Event) -> None:
+    def rebuild(self, error: BaseException, steps: int, stopping: Callable[[], bool], wake: threading.Event) -> None:
         """After a failure: makes the environment anew, as often as it takes, with growing pauses.
 
         Args:
             error: What it raised.
-            worked: Whether it took a step since the last failure: then the pause is short again.
+            steps: Taken by now in this boot. If it took some since the last failure, the pause is short again.
             stopping: Asked all the time.
             wake: Ends a wait.
 
@@ -93,10 +94,11 @@ class Plant:
         name, spec, n_envs = self.environment.name, self.environment.spec, self._settings.envs
         self.act_safely()
         self.running = False
-        if worked:
+        if steps > self._failed_after:
             self._pause_s = _RETRY_FIRST_S
+        self._failed_after = steps
         self._close()
-        self._count(error)
+        self._count(f"step {steps + 1}: {failure.text(error)}")
         while not stopping():
             until = time.monotonic() + self._pause_s
             while not stopping() and (left := until - time.monotonic()) > 0:
@@ -106,7 +108,7 @@ class Plant:
             try:
                 made = env.make(name, n_envs, self._settings.env_arguments)
             except (Exception, SystemExit) as again:
-                self._count(again)
+                self._count(failure.text(again))
                 continue
             if made.spec != spec:
                 raise errors.SpecError(
@@ -122,9 +124,9 @@ class Plant:
         self.act_safely()
         self._close()
 
-    def _count(self, error: BaseException) -> None:
+    def _count(self, text: str) -> None:
         self.failures += 1
-        self.failure = failure.text(error)
+        self.failure = failure.line(text)
         if time.monotonic() - self._said_at > _SAID_S:
             self._said_at = time.monotonic()
             self._on_log(f"the environment failed, {self.failures} times by now: {self.failure}; making it anew")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from broker import codec, errors, messages, specs
-from edge_actor import answers, board, config, env, evaluate, failure, heartbeat, plant, rollout, trajectory
+from edge_actor import answers, board, config, env, evaluate, failure, plant, rollout, trajectory, vitals
+from tests import conftest
 from tests.edge_actor import test_acting_loop, toys
 from tests.edge_actor.test_acting_loop import site  # noqa: F401  its fixture
 
@@ -125,22 +126,23 @@ def test_arrays_of_every_kind_are_observations() -> None:
 
 
 @pytest.mark.fault(7)
-def test_a_heartbeat_survives_what_goes_wrong_in_it() -> None:
-    beats, enough = [0], threading.Event()
-    lines: list[str] = []
+def test_the_heartbeat_survives_what_goes_wrong_in_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    calls = [0]
+    take = vitals.take
 
-    def beat() -> None:
-        beats[0] += 1
-        if beats[0] == 5:
-            enough.set()
-        raise ValueError("Out of range float values are not JSON compliant")
+    def failing(*arguments: Any) -> messages.Vitals:
+        calls[0] += 1
+        if 1 < calls[0] < 6:
+            raise ValueError("Out of range float values are not JSON compliant")
+        return take(*arguments)
 
-    made = heartbeat.Heartbeat(beat, 0.001, lines.append)
-    made.start()
-    assert enough.wait(10.0), "it stopped beating"
-    made.close()
-    assert made.failures >= 5
-    assert len(lines) == 1, "and it says so once"
+    monkeypatch.setattr(vitals, "take", failing)
+    running = site.start()
+    conftest.wait_until(lambda: len(site.learner.states) > 8, "it beats on")
+    assert [line for line in running.lines if "Out of range" in line] == [
+        "heartbeat, trouble number 1: ValueError: Out of range float values are not JSON compliant"
+    ]
+    assert running.actor._link.connections == 1
 
 
 @pytest.mark.fault(7)
@@ -174,7 +176,7 @@ def test_an_actor_meets_every_oddity_and_goes_on(site: Site) -> None:  # noqa: F
         ("OldGym", "expected 5, got 4) (step must answer observation, reward, terminated, truncated, info"),
         ("OldReset", "an observation has shape (), the space says (2,)"),
         ("Leaving", "SystemExit: 3"),
-        ("Odd", "a reward is nan, not a number within ±1e+09"),
+        ("Odd", ": a reward is nan, not a number within ±1e+09"),
     ],
 )
 def test_the_vitals_say_how_the_environment_fails(site: Site, name: str, words: str) -> None:  # noqa: F811
@@ -205,12 +207,12 @@ def test_pauses_grow_only_while_it_fails_at_once() -> None:
     tried = plant.Plant(made, config.ActorConfig(env=made.name), lines.append)
     wake = threading.Event()
     pauses = []
-    for worked in (False, False, False, True, True, False):
-        tried.rebuild(OSError("the wheel came off"), worked, lambda: False, wake)
+    for steps in (0, 0, 0, 5, 9, 9):
+        tried.rebuild(OSError("the wheel came off"), steps, lambda: False, wake)
         pauses.append(tried._pause_s / plant._RETRY_FIRST_S)
     assert pauses == [2, 4, 8, 2, 2, 4]
     assert tried.failures == 6
-    assert tried.failure == "OSError: the wheel came off"
+    assert tried.failure == "step 10: OSError: the wheel came off"
     assert len(lines) < 6, "and not all of them are said"
 
 
@@ -226,7 +228,7 @@ def test_an_environment_that_does_not_close_is_made_anew_all_the_same() -> None:
     )  # fmt: skip
     tried = plant.Plant(stuck, config.ActorConfig(env=made.name), lambda line: None)
     tries = iter([False] * 50)
-    tried.rebuild(OSError("gone"), True, lambda: next(tries, True), threading.Event())
+    tried.rebuild(OSError("gone"), 1, lambda: next(tries, True), threading.Event())
     assert tried.environment is not stuck
     assert tried.failures == 1
 
