@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from broker import codec, errors, messages, specs
-from edge_actor import config, env, journal, spool, trajectory
+from edge_actor import env, journal, spool, trajectory
 from tests.edge_actor import test_acting_loop, test_spool, toys
 from tests.edge_actor.test_acting_loop import site  # noqa: F401  its fixture
 
 pytestmark = pytest.mark.fault(6)
 Site = test_acting_loop.Site
+LIMIT_BYTES = 8_000_000
 TWO = specs.ActionSpec("discrete", n=2)
 ARM = specs.ActionSpec("continuous", shape=(7,), low=(-1.0,) * 7, high=(1.0,) * 7)
 SPECS = {
@@ -48,8 +49,9 @@ def filled(spec: specs.EnvSpec, n_envs: int, episode_rows: int) -> tuple[traject
 def test_a_full_message_is_bounded_whatever_was_asked_for(name: str, n_envs: int, episode_rows: int) -> None:
     spec = SPECS[name]
     record, body = filled(spec, n_envs, episode_rows)
+    assert len(body) <= LIMIT_BYTES == specs.MAX_EXPERIENCE_BYTES
     assert len(body) <= spec.experience_bytes(record.capacity, n_envs)
-    assert len(body) <= max(trajectory._MESSAGE_BYTES, spec.experience_bytes(1, n_envs)) <= specs.MAX_EXPERIENCE_BYTES
+    assert len(body) <= max(trajectory._MESSAGE_BYTES, spec.experience_bytes(1, n_envs))
     assert codec.decode(messages.Experience, body).step == 2**63 - 1
 
 
@@ -77,12 +79,12 @@ def test_a_birth_fits_its_header() -> None:
         third = float(np.float32(-1 / 3e5))
         return specs.ActionSpec("continuous", shape=(size,), low=(third,) * size, high=(-third,) * size)
 
-    spec = specs.EnvSpec(specs.ObservationSpec((4,)), of(specs.MAX_ACTION_ELEMENTS))
+    spec = specs.EnvSpec(specs.ObservationSpec((4,)), of(1024))
     birth = messages.Birth("x" * 200, spec, 1, "board", "3.11", "runtime", "XNNPACK", 0.0)
     state = messages.ActorState(True, "s", 1, 1, birth, messages.Vitals(env_failure="x" * 300))
     assert codec.decode(messages.ActorState, codec.encode(state)) == state
     with pytest.raises(errors.SpecError, match="elements"):
-        of(specs.MAX_ACTION_ELEMENTS + 1)
+        of(1025)
 
 
 def test_screens_flat_out_arrive_over_one_connection(site: Site) -> None:  # noqa: F811
@@ -103,7 +105,7 @@ def test_what_an_earlier_release_left_and_no_broker_takes_is_dropped_and_counted
                for field in dataclasses.fields(test_spool.taken()) if field.name != "finished"},
         )
     )  # fmt: skip
-    files.append(1, 1, 1, 70, bytes(specs.MAX_EXPERIENCE_BYTES + 1))
+    files.append(1, 1, 1, 70, bytes(LIMIT_BYTES + 1))
     files.append(1, 2, 1, 10, small)
     files.close()
     lines: list[str] = []
@@ -120,7 +122,3 @@ def test_what_an_earlier_release_left_and_no_broker_takes_is_dropped_and_counted
     assert len(outbox) == 0
     outbox.close()
     assert not list(tmp_path.glob("*.segment")), "nothing of it is left"
-
-
-def test_settings_have_room_for_a_message() -> None:
-    assert config.ActorConfig(env="x").spool_bytes >= 4 * specs.MAX_EXPERIENCE_BYTES

@@ -119,6 +119,13 @@ class OddOnes(Odd):
         OddOnes.made += 1
 
 
+class Stuck(Odd):
+    """Cannot be closed."""
+
+    def close(self) -> None:
+        raise OSError("busy")
+
+
 class OldGym(Countdown):
     """Answers as Gym did before Gymnasium."""
 
