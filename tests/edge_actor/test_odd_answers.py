@@ -200,7 +200,6 @@ def test_a_failure_is_one_printable_line() -> None:
     assert text.startswith("AssertionError: no message, at ") and "toys.py" in text
 
 
-@pytest.mark.fault(7)
 def test_pauses_grow_only_while_it_fails_at_once() -> None:
     made = env.make(f"{HERE}:Odd")
     lines: list[str] = []
@@ -217,20 +216,11 @@ def test_pauses_grow_only_while_it_fails_at_once() -> None:
 
 
 @pytest.mark.fault(7)
-def test_an_environment_that_does_not_close_is_made_anew_all_the_same() -> None:
-    made = env.make(f"{HERE}:Odd")
-
-    def close() -> None:
-        raise OSError("busy")
-
-    stuck = env.Environment(
-        made.name, made.spec, 1, False, made.step, made.reset, close, made.to_env, made.no_action
-    )  # fmt: skip
-    tried = plant.Plant(stuck, config.ActorConfig(env=made.name), lambda line: None)
-    tries = iter([False] * 50)
-    tried.rebuild(OSError("gone"), 1, lambda: next(tries, True), threading.Event())
-    assert tried.environment is not stuck
-    assert tried.failures == 1
+def test_an_environment_that_does_not_close_is_made_anew_all_the_same(site: Site) -> None:  # noqa: F811
+    running = site.start(env=f"{HERE}:Stuck", env_kwargs='{"what": "reward huge", "at": 40}')
+    site.assign(steps_granted=100, message_steps=10)
+    site.learner.await_steps(100)
+    assert any("did not close" in line for line in running.lines)
 
 
 @pytest.mark.fault(7)
