@@ -207,9 +207,9 @@ class Actor:
             else:
                 until_end, acting = self._swap.has_work, self._acting
                 rollout.burst(self._plant.environment, acting, self._explorer, record, rows, until_end=until_end)
+            self._plant.look(record)
         except (Exception, SystemExit) as error:  # whatever an environment raises: counted, said, and tried again
-            record.cut()
-            self._recorder.flush()
+            self._recorder.flush(cut=True)
             self._plant.rebuild(error, self._recorder.steps, self._told_to_stop, self._inbox.wake)
             if self._metronome is not None:
                 self._metronome.restart()
@@ -284,8 +284,7 @@ class Actor:
         if order.kind == "bench":
             self._commander.bench(order, self._respond)
         elif order.kind == "evaluate" and self._settings.one_env:
-            self._recorder.trajectory.cut()
-            self._recorder.flush()
+            self._recorder.flush(cut=True)
             self._plant.stop_episode()
             self._respond(self._commander.evaluate(order, self._builder(1), self._plant.environment, self._paced_stop))
         elif self._metronome is None:
@@ -396,8 +395,5 @@ class Actor:
         delegate = self._acting.delegate if self._acting else ""
         counters = (self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load)
         born = vitals.birth(self._plant.environment, str(self._runtime), delegate, self._settings.rate_hz)
-        try:
-            self._vitals = vitals.take(*counters, delegate)
-        except Exception as error:  # the network thread asks too, and a state of before is better than no connection
-            self._heartbeat.failed(error)
+        self._vitals = self._heartbeat.attempt(lambda: vitals.take(*counters, delegate), self._vitals)
         return self._presence.online(born, self._vitals)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from edge_actor import failure
+
+T = TypeVar("T")
 
 
 class Heartbeat:
@@ -39,17 +42,18 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Beats in the caller's thread."""
-        try:
-            self._beat()
-        except Exception as error:
-            self.failed(error)
+        self.attempt(self._beat, None)
 
-    def failed(self, error: Exception) -> None:
-        """Counts what went wrong in a beat, a sensor say, and says it once: we must not be taken for dead."""
-        self.failures += 1
-        if (text := failure.text(error)) != self._said:
-            self._said = text
-            self._on_log(f"heartbeat, trouble number {self.failures}: {text}")
+    def attempt(self, make: Callable[[], T], otherwise: T) -> T:
+        """What `make` makes, or `otherwise` if it fails, which is counted and said once."""
+        try:
+            return make()
+        except Exception as error:  # of a sensor, say; the learner must not take us for dead
+            self.failures += 1
+            if (text := failure.text(error)) != self._said:
+                self._said = text
+                self._on_log(f"heartbeat, trouble number {self.failures}: {text}")
+            return otherwise
 
     def close(self) -> None:
         self._stopping = True

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from broker import errors, messages
+from broker import errors, messages, specs
 from edge_actor import answers, config, env, failure, trajectory
 
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.02, 10.0
@@ -47,7 +47,7 @@ class Plant:
         self._said_at = -math.inf
         self._settings = settings
         self._on_log = on_log
-        self._seeded = False
+        self._seeded = self._clips = False
         self._safe_action = self._parse(settings.safe_action) if settings.safe_action else None
 
     @property
@@ -65,6 +65,12 @@ class Plant:
         reset = answers.clipped(self.environment.reset) if record.clips else self.environment.reset
         record.start(reset(seed=seed)[0])
         self.running = True
+
+    def look(self, record: trajectory.Trajectory) -> None:
+        """Says once that observations are clipped."""
+        if record.clips and not self._clips:
+            self._clips = True
+            self._on_log(f"the environment observes more than {specs.MAX_MAGNITUDE:g}: clipped from now on")
 
     def stop_episode(self) -> None:
         """Someone else used the environment: the next step begins anew."""

@@ -170,7 +170,7 @@ def _several(
             seen, gained, over, cut, _ = step(to_env(chosen))
             if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
                 seen = answers.observation(seen, shape, record.spec.observation.dtype)
-            if not np.shape(gained) == np.shape(over) == np.shape(cut) == each:
+            if not gained.shape == over.shape == cut.shape == each:
                 raise errors.EnvironmentFailure(f"rewards and ends must have the shape {each}")
             cell[...], reward[...], terminated[...], truncated[...] = seen, gained, over, cut
             action[...] = chosen
