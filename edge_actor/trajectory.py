@@ -134,7 +134,9 @@ class Trajectory:
         """
         first = self.used
         reward, observation = self.reward[first : first + rows], self._observation[first + 1 : first + 1 + rows]
-        odd_reward = ~(np.abs(reward) <= specs.MAX_MAGNITUDE).all(1)
+        odd_reward = np.zeros(rows, bool)
+        if not np.vdot(reward, reward) <= specs.MAX_MAGNITUDE**2:  # one pass, which NaN and infinity do not pass
+            odd_reward = ~(np.abs(reward) <= specs.MAX_MAGNITUDE).all(1)
         odd_observation = self._odd_observations(observation)
         if odd_observation is None and not odd_reward.any():
             self._take_in(rows)
@@ -158,7 +160,7 @@ class Trajectory:
         if self.spec.observation.dtype != "float32":
             return None
         flat = rows.reshape(-1)
-        if np.vdot(flat, flat) <= specs.MAX_MAGNITUDE**2:  # one pass, which NaN and infinity do not pass
+        if np.vdot(flat, flat) <= specs.MAX_MAGNITUDE**2:
             return None
         finite = np.isfinite(rows)
         if (np.abs(rows, where=finite, out=np.zeros_like(rows)) > specs.MAX_MAGNITUDE).any():
