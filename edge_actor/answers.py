@@ -62,10 +62,29 @@ def rewards(answers: Sequence[Any]) -> NDArray[np.float64]:
     return np.array([np.nan if number is None else number for number in numbers], np.float64)
 
 
+def fitted(answer: Any, spec: specs.ObservationSpec) -> NDArray[Any]:
+    """As `observation`, in the dtype of the spec."""
+    found = observation(answer, spec.shape, spec.dtype)
+    with np.errstate(over="ignore"):  # what becomes infinite is found as that
+        return found.astype(spec.dtype, copy=False)
+
+
+def fitting(step: Callable[[Any], Any], spec: specs.ObservationSpec) -> Callable[[Any], Any]:
+    """An environment's `step`, of which observations are `fitted`."""
+    array, shape, dtype = np.ndarray, spec.shape, np.dtype(spec.dtype)
+
+    def answer(action: Any) -> Any:
+        seen, reward, terminated, truncated, info = step(action)
+        if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
+            seen = fitted(seen, spec)
+        return seen, reward, terminated, truncated, info
+
+    return answer
+
+
 def finite(answer: Any, spec: specs.ObservationSpec) -> NDArray[Any]:
-    """As `observation`, and finite in `spec`'s dtype."""
-    with np.errstate(over="ignore"):
-        found = observation(answer, spec.shape, spec.dtype).astype(spec.dtype, copy=False)
+    """As `fitted`, and finite."""
+    found = fitted(answer, spec)
     if not np.isfinite(found).all():
         raise _failure(f"an observation is not finite: {shown(answer)}")
     return found

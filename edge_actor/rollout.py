@@ -93,7 +93,11 @@ def _one(
     step, reset, to_env = environment.step, environment.reset, environment.to_env
     if record.clips:
         step, reset = answers.clipped(step), answers.clipped(reset)
-    array, shape, dtype, fitted, over = np.ndarray, record.shape, record.dtype, answers.observation, answers.over
+    fitted, over = functools.partial(answers.fitted, spec=record.spec.observation), answers.over
+    cells: Sequence[Any] = record.views
+    whole: Any = slice(None)
+    if not cells or record.dtype != record.spec.observation.dtype:
+        step, cells, whole = answers.fitting(step, record.spec.observation), record.cells, ...
     first, nothing = record.used, environment.no_action
     ended = bool(record.ended[0])
     ends: list[tuple[int, bool, bool]] = []
@@ -101,11 +105,11 @@ def _one(
     rewards: list[Any] = []
     took, gained = actions.append, rewards.append
     last = first + len(draws)
-    rows = zip(record.rows[first:last], record.cells[first + 1 : last + 1], draws, strict=True)
+    rows = zip(record.rows[first:last], cells[first + 1 : last + 1], draws, strict=True)
     try:
         for row, cell, drawn in rows:
             if ended:
-                cell[...] = fitted(reset()[0], shape, record.spec.observation.dtype)
+                cell[whole] = fitted(reset()[0])
                 if drawn is None:
                     skip()
                 took(nothing)
@@ -114,16 +118,20 @@ def _one(
                 continue
             action = act(row) if drawn is None else drawn
             seen, reward, terminated, truncated, _ = step(to_env(action))
-            if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
-                seen = fitted(seen, shape, record.spec.observation.dtype)
-            cell[...] = seen
-            if terminated is not False or truncated is not False:
-                terminated, truncated = over(terminated), over(truncated)
-                ended = terminated or truncated
+            try:
+                cell[whole] = seen
+            except (TypeError, ValueError):  # of a memoryview: it is not exactly what it should be
+                cell[whole] = fitted(seen)
+            if terminated is False and truncated is False:
+                took(action)
+                gained(reward)
+                continue
+            terminated, truncated = over(terminated), over(truncated)
             took(action)
             gained(reward)
-            if ended:
+            if terminated or truncated:
                 ends.append((len(rewards) - 1, terminated, truncated))
+                ended = True
                 if until_end:
                     break
     finally:

@@ -56,6 +56,8 @@ class Trajectory:
     Attributes:
         rows: Views [N, *observation.shape], one per row and one behind: network input and record in one.
         cells: With one environment, the same as views [*observation.shape].
+        views: The same as memoryviews, where observations have one dimension: to those nothing is assigned but what has
+            the same shape and type, and in less time than to an array.
         action, reward, terminated, truncated: [T, N, ...], filled by rollout.py. Discrete actions are intp here. Each
             has a list of its rows beside it, as slicing an array makes a view each time.
         log_prob: [T, N]; given out if `sampled`, which a stochastic head sets.
@@ -271,6 +273,8 @@ class Trajectory:
         self._observation: NDArray[Any] = np.zeros((rows + 1, n, *observation.shape), observation.dtype)
         self.rows = list(self._observation)
         self.cells = [row[0] for row in self.rows]
+        flat = n == 1 and len(observation.shape) == 1
+        self.views = [memoryview(cell) for cell in self.cells] if flat else []
         discrete = action.kind == "discrete"
         self.action: NDArray[Any] = np.zeros((rows, n, *action.shape), np.intp if discrete else np.float32)
         self.reward = np.zeros((rows, n), np.float32)
