@@ -239,6 +239,7 @@ class Experience:
     lengths, S the number of segments. `terminated` and `truncated` flag the last step; a segment with neither goes on
     in a later message. `episode_return` and `episode_length` count from the episode's start to the segment's end.
     `step` counts the steps this boot recorded before this message; `oldest` is the first seq the actor still holds.
+    Encoded it has `specs.MAX_EXPERIENCE_BYTES` at most, numbers lie within ±`specs.MAX_MAGNITUDE`.
     `assigned_epoch` is that of the assignment they were recorded under: it says which run they belong to, where `epoch`
     may be an older one, because an actor acts on with the policy it has.
     """

@@ -18,9 +18,17 @@ Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
 HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
+MAX_ACTION_ELEMENTS = 1024
+"""Of a continuous action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
+MAX_EXPERIENCE_BYTES = 8_000_000
+"""The largest message of experience, without its seal: a fifth of what a broker carries, and of what the learner holds
+back at once. An environment of which one step does not fit (two observations and an action) cannot be carried."""
+EXPERIENCE_HEADER_BYTES = 4096
+"""More than a message of experience has beside its arrays."""
 MAX_MAGNITUDE = 1e9
-"""Of any number in observations, rewards and bounds of actions. Training computes in float32, which ends at 3.4e38: so
-a return of a thousand such rewards can still be squared, and the norm of its gradient be taken."""
+"""Of a reward, an element of an observation, and a bound of an action. Far above what is measured in any sensible unit,
+and so far below float32's 3e38 that squares, products and sums over a batch stay finite. Observations are clipped to
+it, as there are sensors that answer the largest float where nothing is; a reward beyond it is a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class ActionSpec:
         elif self.kind == "continuous":
             _check_shape(self.shape, "action", rank_min=1)
             size = math.prod(self.shape)
+            if size > MAX_ACTION_ELEMENTS:
+                raise errors.SpecError(f"an action of {size} elements is not carried, {MAX_ACTION_ELEMENTS} at most")
             if len(self.low) != size or len(self.high) != size:
                 raise errors.SpecError("action bounds must have one value per element of the action")
             if not all(-MAX_MAGNITUDE <= lo < hi <= MAX_MAGNITUDE for lo, hi in zip(self.low, self.high, strict=True)):
@@ -90,6 +100,21 @@ class EnvSpec:
 
     observation: ObservationSpec
     action: ActionSpec
+
+    def __post_init__(self) -> None:
+        bytes_ = self.experience_bytes(1)
+        if bytes_ > MAX_EXPERIENCE_BYTES:
+            raise errors.SpecError(
+                f"one step of {self.describe()} makes a message of {bytes_} bytes, of {MAX_EXPERIENCE_BYTES} at most",
+                todo="wrap the environment so that it observes less: smaller frames, uint8, fewer of them",
+            )
+
+    def experience_bytes(self, rows: int, n_envs: int = 1) -> int:
+        """Most bytes of a message of `rows` steps of `n_envs` environments each: every step may be an episode."""
+        observation_bytes = self.observation.size * (1 if self.observation.dtype == "uint8" else 4)
+        action_bytes = 4 if self.action.kind == "discrete" else 4 * self.action.size
+        step_bytes = action_bytes + 8 + 18  # with reward and log-probability; what there is of each segment
+        return EXPERIENCE_HEADER_BYTES + n_envs * ((rows + 1) * observation_bytes + rows * step_bytes)
 
     @property
     def fingerprint(self) -> str:

@@ -88,8 +88,8 @@ class Actor:
         self._grant, self._burst = pace.Grant(), pace.BurstLength()
         self._metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
         self._reports: collections.deque[messages.Report] = collections.deque()
-        self._load = vitals.Load(settings.heartbeat_s)
-        self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
+        self._load, self._vitals = vitals.Load(settings.heartbeat_s), messages.Vitals()
+        self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s, on_log)
         self._plant: plant.Plant | None = None
         if made is not None:
             self._prepare(made)
@@ -169,7 +169,7 @@ class Actor:
         """Looks at everything, then acts for one burst or waits."""
         self._listen()
         if self._swap.has_work and self._may_swap() and self._swap_in():
-            self._beat()  # here: the thread would wait milliseconds for its turn
+            self._heartbeat.beat()  # here: the thread would wait milliseconds for its turn
         self._send()
         if self._metronome is None:
             self._turn_flat_out()
@@ -224,10 +224,10 @@ class Actor:
             else:
                 until_end, acting = self._swap.has_work, self._acting
                 rollout.burst(self._plant.environment, acting, self._explorer, record, rows, until_end=until_end)
-        except Exception as error:  # whatever an environment raises: it is counted, said, and tried again
-            record.cut()
-            self._recorder.flush()
-            self._plant.rebuild(error, self._told_to_stop, self._inbox.wake)
+            self._plant.look(record)
+        except (Exception, SystemExit) as error:  # whatever an environment raises: counted, said, and tried again
+            self._recorder.flush(cut=True)
+            self._plant.rebuild(error, self._recorder.steps, self._told_to_stop, self._inbox.wake)
             if self._metronome is not None:
                 self._metronome.restart()
 
@@ -314,8 +314,7 @@ class Actor:
         if order.kind == "bench":
             self._commander.bench(order, self._respond)
         elif order.kind == "evaluate" and self._settings.one_env:
-            self._recorder.trajectory.cut()
-            self._recorder.flush()
+            self._recorder.flush(cut=True)
             self._plant.stop_episode()
             self._respond(self._commander.evaluate(order, self._builder(1), self._plant.environment, self._paced_stop))
         elif self._metronome is None:
@@ -436,4 +435,5 @@ class Actor:
         delegate = self._acting.delegate if self._acting else ""
         counters = (self._recorder, self._spool, self._swap, self._plant, self._metronome, self._inbox, self._load)
         born = vitals.birth(self._plant.environment, str(self._runtime), delegate, self._settings.rate_hz)
-        return self._presence.online(born, vitals.take(*counters, delegate))
+        self._vitals = self._heartbeat.attempt(lambda: vitals.take(*counters, delegate), self._vitals)
+        return self._presence.online(born, self._vitals)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable
 
 import numpy as np
 
 from broker import errors, messages
-from edge_actor import clock, env, evaluate, policy, reassembly
+from edge_actor import clock, env, evaluate, failure, policy, reassembly
 from edge_actor.bench import order as bench_order
 
 Build = Callable[[messages.Manifest, bytes], policy.Policy]
@@ -56,7 +57,10 @@ class Commander:
             try:
                 if self._environment is None:
                     self._environment = make()
-                return self.evaluate(order, build, self._environment, stop)
+                report = self.evaluate(order, build, self._environment, stop)
+                if report is not None and report.error:
+                    self._forget()  # whatever is wrong with it, the next evaluation begins with another one
+                return report
             except errors.ActorqError as error:
                 return self._refuse(order, error.what)
 
@@ -103,9 +107,8 @@ class Commander:
             reassembly.check(order.manifest, order.model.data, environment.spec, clock.now_s())
             acting = build(order.manifest, order.model.tobytes())
             score = evaluate.run(acting, environment, order.episodes, order.seed, stop, _limits(order))
-        except Exception as error:  # a broken environment included: the learner must hear of it, the actor goes on
-            what = error.what if isinstance(error, errors.ActorqError) else f"{type(error).__name__}: {error}"
-            return messages.Report(order.command_id, order.kind, error=what)
+        except (Exception, SystemExit) as error:  # a broken environment's too: the learner hears of it, and we go on
+            return messages.Report(order.command_id, order.kind, error=failure.text(error))
         if score is None:
             return None
         return messages.Report(
@@ -123,8 +126,13 @@ class Commander:
     def close(self) -> None:
         self._benchmark.stop()
         with self._lock:
-            if self._environment is not None:
-                self._environment.close()
+            self._forget()
+
+    def _forget(self) -> None:
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            with contextlib.suppress(Exception, SystemExit):  # it may be the environment that is broken
+                environment.close()
 
     def _refuse(self, order: messages.Command, what: str) -> messages.Report | None:
         return messages.Report(order.command_id, order.kind, error=what) if self._is_new(order) else None

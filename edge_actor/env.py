@@ -5,6 +5,11 @@ MultiDiscrete and MultiBinary are flattened to one float32 vector by Gymnasium's
 in the order of its sorted keys (`spaces.Dict` sorts them, unless it is made of an OrderedDict, whose order stays), of a
 Tuple in its order, Discrete one-hot.
 
+Actions are one Discrete choice or one Box of floats. MultiDiscrete, MultiBinary, a Box of integers, and Dict and Tuple
+of those and of Discrete become one choice among all their combinations, the last part changing fastest, where there are
+not too many. A Dict or Tuple of float Boxes becomes one Box, of its parts in their order. Choices mixed with floats are
+not carried.
+
 `dm_control/DOMAIN-TASK-v0` are DeepMind Control's, by way of shimmy (setup.cfg, extra `mujoco`).
 
 Several copies use the environment's native vector entry point where it has one that resets on the next step, else
@@ -14,11 +19,13 @@ Gymnasium's SyncVectorEnv, told to reset on the next step.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +35,16 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import FlattenObservation as FlattenObservations
+from numpy.typing import NDArray
 
 from broker import errors, specs
-from edge_actor import quick_spaces
+from edge_actor import failure, packages, quick_spaces
 
 _FLATTENED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _OWN = "gymnasium.envs."
+_MOST_COMBINATIONS = 1024
+"""Of the parts of an action: a network has an output for each."""
+_WRAPPED = "in a file of your own, and name that: --env FILE.py:make, where make() returns the wrapped environment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +85,29 @@ def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None)
         SpecError: Its spaces cannot be carried.
     """
     try:
-        made = _make(name, n_envs, dict(arguments or {}))
-    except errors.ActorqError:
+        return _carried(name, _make(name, n_envs, dict(arguments or {})), n_envs)
+    except errors.ActorqError as error:
+        error.where = error.where or name
         raise
     except gymnasium.error.UnregisteredEnv as error:
         raise _unknown(name, error) from error
     except ImportError as error:
+        path = name.rpartition(":")[0]
+        folder = f"{Path(path).resolve().parent} was searched too; else " if path.endswith(".py") else ""
         raise errors.EnvironmentFailure(
-            f"the environment needs a package that cannot be imported: {error}",
+            f"the environment needs a package that cannot be imported: {failure.line(str(error)) or 'no message'}",
             where=name,
-            todo="install it beside actorq-fleet in this machine's virtual environment",
+            todo=f"{folder}install it beside actorq-fleet in this machine's virtual environment",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise errors.EnvironmentFailure(
-            f"the environment cannot be made: {type(error).__name__}: {error}",
+            f"the environment cannot be made: {failure.text(error)}",
             where=name,
             todo="check env and env_kwargs; -v shows the traceback",
         ) from error
+
+
+def _carried(name: str, made: Any, n_envs: int) -> Environment:
     if isinstance(made, VectorEnv):
         quick_spaces.quicken(made)
         return _adapt(name, made, made.single_observation_space, made.single_action_space, n_envs)
@@ -152,6 +169,7 @@ def _make_registered(
             env_id, num_envs=n_envs, vectorization_mode=gymnasium.VectorizeMode.VECTOR_ENTRY_POINT, **arguments
         )
         if native.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP:
+            _check_members(native.single_observation_space)
             is_flat = not isinstance(native.single_observation_space, _FLATTENED)
             return native if is_flat else FlattenObservations(native)
         native.close()
@@ -165,6 +183,7 @@ def _sync(makers: list[Callable[[], gymnasium.Env[Any, Any]]]) -> SyncVectorEnv:
 def _flat(made: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     quick_spaces.quicken(made)
     space = made.observation_space
+    _check_members(space)
     if isinstance(space, _FLATTENED) or (isinstance(space, spaces.Box) and space.shape == ()):
         return gymnasium.wrappers.FlattenObservation(made)
     return made
@@ -181,18 +200,22 @@ def _load(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and typing look their module up there
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # for its neighbours; last, so that no file there takes the place of a package
     spec.loader.exec_module(module)
     return module
 
 
 def _unknown(name: str, error: Exception) -> errors.EnvironmentFailure:
-    close = difflib.get_close_matches(name.rpartition(":")[2], gymnasium.registry, n=3, cutoff=0.5)
-    return errors.EnvironmentFailure(
-        f"unknown environment {name!r}: {error}",
-        where="env",
-        todo=(f"did you mean {' or '.join(close)}? " if close else "")
-        + "Environments of your own: module:EnvId or FILE.py:Class",
-    )
+    env_id = name.rpartition(":")[2]
+    todo = "" if ":" in name else packages.registering(env_id)
+    if not todo:
+        close = difflib.get_close_matches(env_id, gymnasium.registry, n=3, cutoff=0.5)
+        todo = (
+            f"did you mean {' or '.join(close)}? " if close else ""
+        ) + "Environments of your own: module:EnvId or FILE.py:Class"
+    return errors.EnvironmentFailure(f"unknown environment {name!r}: {error}", where="env", todo=todo)
 
 
 def _adapt(name: str, made: Any, observation: spaces.Space[Any], action: spaces.Space[Any], n_envs: int) -> Environment:
@@ -211,13 +234,34 @@ def _adapt(name: str, made: Any, observation: spaces.Space[Any], action: spaces.
     )
 
 
+def _check_members(space: spaces.Space[Any], path: str = "") -> None:
+    """Raises SpecError where a Dict or Tuple has a member that cannot be flattened, and names it."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        members = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, member in members:
+            _check_members(member, f"{path}[{key!r}]")
+    elif path and not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        kind = type(space)
+        wrapper = (
+            "minigrid.wrappers.ImgObsWrapper, which leaves the image,"
+            if kind.__module__.partition(".")[0] == "minigrid"
+            else "gymnasium.wrappers.FilterObservation with the keys that shall stay"
+        )
+        raise errors.SpecError(
+            f"the observation's member {path} is a {kind.__name__}, which is not carried",
+            todo=f"leave it out: wrap the environment with {wrapper} {_WRAPPED}",
+        )
+
+
 def _observation(space: spaces.Space[Any]) -> specs.ObservationSpec:
     if not isinstance(space, spaces.Box):
         raise errors.SpecError(
             f"observation space {type(space).__name__} is not carried",
             where=str(space),
-            todo="wrap the environment so that it observes a Box, Dict, Tuple or Discrete space",
+            todo=f"wrap the environment so that it observes a Box, Dict, Tuple or Discrete space, {_WRAPPED}",
         )
+    if 0 in space.shape:
+        raise errors.SpecError("the observation has no elements", where=str(space))
     return specs.ObservationSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
 
 
@@ -229,15 +273,126 @@ def _action(space: spaces.Space[Any], n_envs: int) -> tuple[Callable[[Any], Any]
             return (lambda chosen: start + chosen) if start else (lambda chosen: chosen), spec
         # Gymnasium checks numpy integers faster than Python's: 0.4 us of CartPole's 7
         return list(np.arange(space.start, space.start + space.n, dtype=space.dtype)).__getitem__, spec
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.shape:
         low, high, dtype = space.low, space.high, space.dtype
         spec = specs.ActionSpec(
             "continuous", shape=tuple(space.shape), low=tuple(low.ravel().tolist()), high=tuple(high.ravel().tolist())
         )
         minimum, maximum = np.minimum, np.maximum  # half the time of np.clip
         return lambda chosen: minimum(maximum(chosen, low), high).astype(dtype, copy=False), spec
-    raise errors.SpecError(
-        f"action space {type(space).__name__} is not carried",
-        where=str(space),
-        todo="wrap the environment so that it takes a Discrete or a float Box action",
-    )
+    leaves = _leaves(space)
+    if leaves and all(_is_float(leaf) for _, leaf in leaves):
+        return _joined(space, [leaf for _, leaf in leaves])
+    for path, leaf in leaves:
+        if _is_float(leaf) or _choices(leaf) == 0:
+            raise errors.SpecError(
+                f"action space {_named(space, path, leaf)} is not carried"
+                + (" beside parts that are choices" if _is_float(leaf) else ""),
+                where=str(space),
+                todo="wrap the environment so that it takes choices alone, or floats with bounds alone, " + _WRAPPED,
+            )
+    combinations = math.prod(_choices(leaf) for _, leaf in leaves)
+    if not leaves or combinations > _MOST_COMBINATIONS:
+        raise errors.SpecError(
+            f"action space {type(space).__name__} has {combinations if combinations < 10**9 else 'more than 1e9'} "
+            f"combinations, {_MOST_COMBINATIONS} at most are carried",
+            where=str(space),
+            todo=f"wrap the environment so that it takes fewer, {_WRAPPED}",
+        )
+    table = _values(space, np.arange(combinations))
+    return functools.partial(_looked_up, table), specs.ActionSpec("discrete", n=combinations)
+
+
+def _leaves(space: spaces.Space[Any], path: str = "") -> list[tuple[str, spaces.Space[Any]]]:
+    """The parts of a Dict or Tuple with where they are, in order; another space is its only part."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, part in space.spaces.items() for leaf in _leaves(part, f"{path}[{key!r}]")]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for key, part in enumerate(space.spaces) for leaf in _leaves(part, f"{path}[{key}]")]
+    return [(path, space)]
+
+
+def _named(space: spaces.Space[Any], path: str, leaf: spaces.Space[Any]) -> str:
+    return f"{type(space).__name__} with the part {path}, a {leaf}," if path else type(leaf).__name__
+
+
+def _is_float(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
+def _choices(space: spaces.Space[Any]) -> int:
+    """How many values a part has; 0 if they cannot be counted."""
+    return math.prod(values.stop - values.start for values in _each(space))  # len() ends at 2**63
+
+
+def _each(space: spaces.Space[Any]) -> list[range]:
+    """The values of each element of a part; one that is empty stands for a space that has no such list."""
+    if isinstance(space, spaces.Discrete):
+        return [range(int(space.start), int(space.start + space.n))]
+    if isinstance(space, spaces.MultiDiscrete):
+        starts = space.start.ravel().tolist()
+        return [range(start, start + n) for start, n in zip(starts, space.nvec.ravel().tolist(), strict=True)]
+    if isinstance(space, spaces.MultiBinary):
+        return [range(2)] * math.prod(space.shape)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        bounds = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
+        return [range(low, high + 1) for low, high in bounds]
+    return [range(0)]
+
+
+def _values(space: spaces.Space[Any], index: NDArray[np.intp]) -> Any:
+    """The actions with these numbers [P]: arrays [P, *shape], in a dict or tuple where the space is one."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = list(space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces)
+        sizes = [math.prod(_choices(leaf) for _, leaf in _leaves(part)) for part in parts]
+        values = [_values(*pair) for pair in zip(parts, _digits(index, sizes), strict=True)]
+        return dict(zip(space.spaces, values, strict=True)) if isinstance(space, spaces.Dict) else tuple(values)
+    each = _each(space)
+    digits = _digits(index, [len(values) for values in each])
+    columns = [np.array(values, space.dtype)[digit] for values, digit in zip(each, digits, strict=True)]
+    return np.stack(columns, 1).reshape(len(index), *(space.shape or ()))
+
+
+def _digits(index: NDArray[np.intp], sizes: list[int]) -> list[NDArray[np.intp]]:
+    """`index` [P] as numbers whose digits have these many values each, the last one changing fastest."""
+    digits = []
+    for size in reversed(sizes):
+        index, digit = np.divmod(index, size)
+        digits.append(digit)
+    return digits[::-1]
+
+
+def _looked_up(table: Any, chosen: Any) -> Any:
+    """Of a table of actions those that were chosen, which the environment may keep and change."""
+    if isinstance(table, dict):
+        return {key: _looked_up(part, chosen) for key, part in table.items()}
+    if isinstance(table, tuple):
+        return tuple(_looked_up(part, chosen) for part in table)
+    return table[chosen].copy()
+
+
+def _joined(space: spaces.Space[Any], leaves: list[Any]) -> tuple[Callable[[Any], Any], specs.ActionSpec]:
+    """One Box of floats for all parts, and how to take it apart; several environments have a dimension more."""
+    low = np.concatenate([leaf.low.ravel() for leaf in leaves]).astype(np.float64)
+    high = np.concatenate([leaf.high.ravel() for leaf in leaves]).astype(np.float64)
+    spec = specs.ActionSpec("continuous", shape=low.shape, low=tuple(low.tolist()), high=tuple(high.tolist()))
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1].tolist()
+
+    def to_env(chosen: Any) -> Any:
+        parts = np.split(np.minimum(np.maximum(chosen, low), high), ends, axis=-1)
+        lead = chosen.shape[:-1]
+        arrays = [
+            part.reshape((*lead, *leaf.shape)).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)
+        ]
+        return _put_together(space, iter(arrays))
+
+    return to_env, spec
+
+
+def _put_together(space: spaces.Space[Any], parts: Iterator[Any]) -> Any:
+    """A Dict or Tuple of its parts in their order."""
+    if isinstance(space, spaces.Dict):
+        return {key: _put_together(part, parts) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_put_together(part, parts) for part in space.spaces)
+    return next(parts)

@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import errors, messages, specs
-from edge_actor import env, policy
+from edge_actor import answers, env, policy
 
 _TIMED_ROWS = 2000
 """Observations kept for timing: enough for a 99th percentile."""
+_TIMED_BYTES = 16_000_000
+"""Fewer of them where they are large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +120,17 @@ def _play(
     limits: Limits,
 ) -> tuple[messages.FloatArray, int, list[NDArray[Any]]] | None:
     """Returns [episodes], steps, and the first observations [1, *shape] that were acted on; None if `stop` said so."""
-    step, to_env, clock = environment.step, environment.to_env, time.monotonic
+    step, reset = answers.clipped(environment.step), answers.clipped(environment.reset)
+    to_env, clock = environment.to_env, time.monotonic
     observation_spec = environment.spec.observation
     row = np.zeros((1, *observation_spec.shape), observation_spec.dtype)
+    most_seen = min(_TIMED_ROWS, max(1, _TIMED_BYTES // row.nbytes))
     seen: list[NDArray[Any]] = []
     returns: list[float] = []
     steps = 0
     max_steps, max_s, began = limits.max_steps or math.inf, limits.max_s or math.inf, clock()
     for episode in range(episodes):
-        row[0] = environment.reset(seed=seed + episode)[0]
+        row[0] = answers.finite(reset(seed=seed + episode)[0], observation_spec)
         total, over = 0.0, False
         while not over:
             if stop():
@@ -137,12 +141,12 @@ def _play(
                     where=environment.name,
                     todo="let its episodes end (Gymnasium's TimeLimit truncates them), or raise the limits",
                 )
-            if len(seen) < _TIMED_ROWS:
+            if len(seen) < most_seen:
                 seen.append(row.copy())
             observation, reward, terminated, truncated, _ = step(to_env(act(row)))
-            row[0] = observation
-            total += float(reward)
-            over = terminated or truncated
+            row[0] = answers.finite(observation, observation_spec)
+            total += answers.reward(reward)
+            over = answers.over(terminated) | answers.over(truncated)
             steps += 1
         returns.append(total)
     return np.array(returns, np.float32), steps, seen

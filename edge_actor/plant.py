@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from broker import errors, messages
-from edge_actor import config, env, trajectory
+from broker import errors, messages, specs
+from edge_actor import answers, config, env, failure, trajectory
 
-_FAILURE_LENGTH = 300
-_RETRY_FIRST_S, _RETRY_LIMIT_S = 0.1, 10.0
+_RETRY_FIRST_S, _RETRY_LIMIT_S = 0.02, 10.0
+"""Pause before the environment is made anew, and what it grows to while it fails without a step in between."""
+_SAID_S = 1.0
+"""Of failures in quick succession one is said so often; all are counted."""
 
 
 class Plant:
@@ -28,7 +31,7 @@ class Plant:
     Attributes:
         environment: The present one; another after a failure.
         failures: Times that it failed.
-        failure: How, the last time; for the learner's people.
+        failure: How it did the last time, in a line.
         running: False until `begin`, and again after `stop_episode`.
     """
 
@@ -39,9 +42,12 @@ class Plant:
         self.failures = 0
         self.failure = ""
         self.running = False
+        self._pause_s = _RETRY_FIRST_S
+        self._failed_after = 0  # steps
+        self._said_at = -math.inf
         self._settings = settings
         self._on_log = on_log
-        self._seeded = False
+        self._seeded = self._clips = False
         self._safe_action = self._parse(settings.safe_action) if settings.safe_action else None
 
     @property
@@ -56,8 +62,15 @@ class Plant:
             entropy = [self._settings.seed, *((assignment.seed, assignment.slot) if assignment else ())]
             seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
             self._seeded = True
-        record.start(self.environment.reset(seed=seed)[0])
+        reset = answers.clipped(self.environment.reset) if record.clips else self.environment.reset
+        record.start(reset(seed=seed)[0])
         self.running = True
+
+    def look(self, record: trajectory.Trajectory) -> None:
+        """Says once that observations are clipped."""
+        if record.clips and not self._clips:
+            self._clips = True
+            self._on_log(f"the environment observes more than {specs.MAX_MAGNITUDE:g}: clipped from now on")
 
     def stop_episode(self) -> None:
         """Someone else used the environment: the next step begins anew."""
@@ -69,11 +82,17 @@ class Plant:
             return
         try:
             self.environment.step(self.environment.to_env(self._safe_action))
-        except Exception as error:  # it may be the environment that failed
-            self._on_log(f"the safe action failed: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # it may be the environment that failed
+            self._on_log(f"the safe action failed: {failure.text(error)}")
 
-    def rebuild(self, error: Exception, stopping: Callable[[], bool], wake: threading.Event) -> None:
+    def rebuild(self, error: BaseException, steps: int, stopping: Callable[[], bool], wake: threading.Event) -> None:
         """After a failure: makes the environment anew, as often as it takes, with growing pauses.
+
+        Args:
+            error: What it raised.
+            steps: Taken by now in this boot. If it took some since the last failure, the pause is short again.
+            stopping: Asked all the time.
+            wake: Ends a wait.
 
         Raises:
             SpecError: It came back with other spaces.
@@ -81,21 +100,21 @@ class Plant:
         name, spec, n_envs = self.environment.name, self.environment.spec, self._settings.envs
         self.act_safely()
         self.running = False
-        delay_s = _RETRY_FIRST_S
+        if steps > self._failed_after:
+            self._pause_s = _RETRY_FIRST_S
+        self._failed_after = steps
+        self._close()
+        self._count(f"step {steps + 1}: {failure.text(error)}")
         while not stopping():
-            self.failures += 1
-            self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_LENGTH]
-            self._on_log(f"the environment failed: {type(error).__name__}: {error}; making it anew")
-            until = time.monotonic() + delay_s
+            until = time.monotonic() + self._pause_s
             while not stopping() and (left := until - time.monotonic()) > 0:
                 wake.wait(left)
                 wake.clear()
-            delay_s = min(2 * delay_s, _RETRY_LIMIT_S)
+            self._pause_s = min(2 * self._pause_s, _RETRY_LIMIT_S)
             try:
-                self.environment.close()
                 made = env.make(name, n_envs, self._settings.env_arguments)
-            except Exception as failure:
-                error = failure
+            except (Exception, SystemExit) as again:
+                self._count(failure.text(again))
                 continue
             if made.spec != spec:
                 raise errors.SpecError(
@@ -109,10 +128,20 @@ class Plant:
     def close(self) -> None:
         """Leaves it safe, and closed."""
         self.act_safely()
+        self._close()
+
+    def _count(self, text: str) -> None:
+        self.failures += 1
+        self.failure = failure.line(text)
+        if time.monotonic() - self._said_at > _SAID_S:
+            self._said_at = time.monotonic()
+            self._on_log(f"the environment failed, {self.failures} times by now: {self.failure}; making it anew")
+
+    def _close(self) -> None:
         try:
             self.environment.close()
-        except Exception as error:
-            self._on_log(f"the environment did not close: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:
+            self._on_log(f"the environment did not close: {failure.text(error)}")
 
     def _parse(self, text: str) -> Any:
         spec, n_envs = self.environment.spec.action, self.environment.n_envs

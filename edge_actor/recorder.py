@@ -73,10 +73,12 @@ class Recorder:
         if ages and time.monotonic() - self._flushed_at > period_s:
             self.flush()
 
-    def flush(self) -> None:
-        """Makes a message of what is there; all of it was chosen by one policy."""
+    def flush(self, *, cut: bool = False) -> None:
+        """Makes a message of what is there; all of it was chosen by one policy. With `cut` its episodes end there."""
         self._flushed_at = time.monotonic()
         record = self.trajectory
+        if cut:
+            record.cut()
         if not record.used:
             return
         self.steps += record.steps

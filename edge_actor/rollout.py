@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_actor import env, exploration, policy, trajectory
+from broker import errors
+from edge_actor import answers, env, exploration, policy, trajectory
 
 
 def burst(
@@ -30,7 +31,7 @@ def burst(
         environment: One environment or several.
         acting: Chooses the actions that are not explored; None acts uniformly at random.
         explorer: Random rows.
-        record: Where the steps go. If the environment raises, all steps before are in it.
+        record: Where the steps go. If the environment raises or answers nonsense, all steps before are in it.
         rows: At least 1.
         until_end: Stop at the end of an episode, where there is only one environment.
     """
@@ -90,6 +91,13 @@ def _one(
     until_end: bool = False,
 ) -> None:
     step, reset, to_env = environment.step, environment.reset, environment.to_env
+    if record.clips:
+        step, reset = answers.clipped(step), answers.clipped(reset)
+    fitted, over = functools.partial(answers.fitted, spec=record.spec.observation), answers.over
+    cells: Sequence[Any] = record.views
+    whole: Any = slice(None)
+    if not cells or record.dtype != record.spec.observation.dtype:
+        step, cells, whole = answers.fitting(step, record.spec.observation), record.cells, ...
     first, nothing = record.used, environment.no_action
     ended = bool(record.ended[0])
     ends: list[tuple[int, bool, bool]] = []
@@ -97,11 +105,11 @@ def _one(
     rewards: list[Any] = []
     took, gained = actions.append, rewards.append
     last = first + len(draws)
-    rows = zip(record.rows[first:last], record.cells[first + 1 : last + 1], draws, strict=True)
+    rows = zip(record.rows[first:last], cells[first + 1 : last + 1], draws, strict=True)
     try:
         for row, cell, drawn in rows:
             if ended:
-                cell[...] = reset()[0]
+                cell[whole] = fitted(reset()[0])
                 if drawn is None:
                     skip()
                 took(nothing)
@@ -109,7 +117,16 @@ def _one(
                 ended = False
                 continue
             action = act(row) if drawn is None else drawn
-            cell[...], reward, terminated, truncated, _ = step(to_env(action))
+            seen, reward, terminated, truncated, _ = step(to_env(action))
+            try:
+                cell[whole] = seen
+            except (TypeError, ValueError):  # of a memoryview: it is not exactly what it should be
+                cell[whole] = fitted(seen)
+            if terminated is False and truncated is False:
+                took(action)
+                gained(reward)
+                continue
+            terminated, truncated = over(terminated), over(truncated)
             took(action)
             gained(reward)
             if terminated or truncated:
@@ -121,12 +138,13 @@ def _one(
         window = slice(first, first + len(rewards))
         if rewards:
             record.action[window, 0] = actions
-            record.reward[window, 0] = rewards
+            with np.errstate(over="ignore"):  # what becomes infinite is found there too
+                record.reward[window, 0] = answers.rewards(rewards)
         record.terminated[window] = record.truncated[window] = False
         for row_index, terminated, truncated in ends:
             record.terminated[first + row_index] = terminated
             record.truncated[first + row_index] = truncated
-        record.advance(len(rewards))
+        record.advance(len(rewards), rewards)
 
 
 def _several(
@@ -138,6 +156,9 @@ def _several(
     until_end: bool = False,
 ) -> None:
     step, to_env = environment.step, environment.to_env
+    if record.clips:
+        step = answers.clipped(step)
+    array, shape, dtype, each = np.ndarray, record.shape, record.dtype, (record.n_envs,)
     first = record.used
     done = 0
     window = slice(first, first + len(draws))
@@ -154,7 +175,12 @@ def _several(
     try:
         for row, cell, action, reward, terminated, truncated, drawn in rows:
             chosen = act(row) if drawn is None else drawn
-            cell[...], reward[...], terminated[...], truncated[...], _ = step(to_env(chosen))
+            seen, gained, over, cut, _ = step(to_env(chosen))
+            if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
+                seen = answers.observation(seen, shape, record.spec.observation.dtype)
+            if not gained.shape == over.shape == cut.shape == each:
+                raise errors.EnvironmentFailure(f"rewards and ends must have the shape {each}")
+            cell[...], reward[...], terminated[...], truncated[...] = seen, gained, over, cut
             action[...] = chosen
             done += 1
     finally:

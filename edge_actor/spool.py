@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from broker import codec, errors, messages
+from broker import codec, errors, messages, specs
 from edge_actor import config, journal, trajectory, window
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -68,7 +68,8 @@ class Spool:
         self._files = files
         self._on_log = on_log
         self._window = window.Window(clock)
-        self._held = collections.deque(_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records)
+        found = [_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records]
+        self._held = collections.deque(held for held in found if held.size_bytes <= specs.MAX_EXPERIENCE_BYTES)
         self._newest: tuple[_Held | None, bytes] = (None, b"")  # its body need not be read back
         self._unwritten_bytes = 0
         self._failing = False
@@ -80,6 +81,8 @@ class Spool:
         self._ledger = ""
         self.steps = 0
         self.steps_dropped = 0
+        if too_large := [held for held in found if held.size_bytes > specs.MAX_EXPERIENCE_BYTES]:
+            self._discard(too_large)
         if self._held:
             steps = sum(held.steps for held in self._held)
             on_log(f"the spool holds {len(self._held)} messages of earlier boots, {steps} steps")
@@ -216,6 +219,17 @@ class Spool:
         if held.record is not None:
             self._files.release(held.record)
         self.steps_dropped += held.steps
+
+    def _discard(self, too_large: list[_Held]) -> None:
+        """Of an earlier release: no broker takes them, and each attempt would end the connection."""
+        self.steps_dropped += sum(held.steps for held in too_large)
+        for held in too_large:
+            if held.record is not None:
+                self._files.release(held.record)
+        self._on_log(
+            f"{len(too_large)} messages of the spool have more than {specs.MAX_EXPERIENCE_BYTES} bytes and can never "
+            f"be sent: dropped, {self.steps_dropped} steps"
+        )
 
     def _keep(self, oldest: int, steps: int, body: bytes) -> _Held:
         """Writes a message down; in memory it stays only while no file can be written."""

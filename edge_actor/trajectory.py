@@ -11,16 +11,19 @@ the next episode have a row, dummies separate the episodes, and a segment is sim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import messages, specs
+from broker import errors, messages, specs
+from edge_actor import answers
 
-_BUFFER_BYTES = 64 << 20
-"""Most that observations may take in memory; with large frames a message holds fewer steps than was asked for."""
+_MESSAGE_BYTES = 2_000_000
+"""Of a message, unless one row takes more; with large frames it holds fewer steps than was asked for. Small, as a slow
+Wi-Fi carries it whole before the learner sees any of it, and memory is held for as much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,18 +56,28 @@ class Trajectory:
     Attributes:
         rows: Views [N, *observation.shape], one per row and one behind: network input and record in one.
         cells: With one environment, the same as views [*observation.shape].
+        views: The same as memoryviews, where observations have one dimension: to those nothing is assigned but what has
+            the same shape and type, and in less time than to an array.
         action, reward, terminated, truncated: [T, N, ...], filled by rollout.py. Discrete actions are intp here. Each
             has a list of its rows beside it, as slicing an array makes a view each time.
         log_prob: [T, N]; given out if `sampled`, which a stochastic head sets.
         used: Rows filled. ended: Environments whose next step only resets [N].
         steps: Real steps in the rows, without dummies. recorded: Those that a flush will give out.
         recording: Whether steps are recorded; change it only after a flush.
+        dtype: Of the observations as the environment gives them, by the first one.
+        clips: Whether rollout.py is to clip observations, since one was beyond specs.MAX_MAGNITUDE.
+
+    Raises:
+        SpecError: One row of so many environments does not fit into a message.
     """
 
     def __init__(self, spec: specs.EnvSpec, n_envs: int, message_steps: int) -> None:
         self.spec = spec
         self.n_envs = n_envs
         self.recording = True
+        self.clips = False
+        self.dtype = np.dtype(spec.observation.dtype)
+        self.shape = spec.observation.shape if n_envs == 1 else (n_envs, *spec.observation.shape)
         self._record_fraction = 1.0
         self.ended = np.zeros(n_envs, bool)
         self._return = np.zeros(n_envs)  # of the episode in progress, up to the last flush
@@ -94,15 +107,70 @@ class Trajectory:
         return self.capacity - self.used
 
     def start(self, observation: Any) -> None:
-        """Begins new episodes everywhere, from observations [N, *shape] ([*shape] for one). Only when empty."""
-        self._observation[0] = observation
+        """Begins new episodes everywhere, from observations [N, *shape] ([*shape] for one). Only when empty.
+
+        Raises:
+            EnvironmentFailure: They are not what the spec says, or not finite.
+        """
+        first = answers.observation(observation, self.shape, self.spec.observation.dtype)
+        with np.errstate(over="ignore"):
+            self._observation[0] = first
+        if self._odd_observations(self._observation[:1]) is not None:
+            raise errors.EnvironmentFailure(f"an observation of reset is not finite: {answers.shown(first)}")
+        self.dtype = first.dtype
         self._episode += self._length > 0
         self.ended[:] = False
         self._return[:] = 0.0
         self._length[:] = 0
 
-    def advance(self, rows: int) -> None:
-        """Takes in `rows` rows that were just filled: marks dummies, and what is recorded."""
+    def advance(self, rows: int, rewards: Sequence[Any] = ()) -> None:
+        """Takes in `rows` rows that were just filled: checks them, marks dummies, and what is recorded.
+
+        Args:
+            rows: How many.
+            rewards: As the environment gave them, for the error.
+
+        Raises:
+            EnvironmentFailure: An observation or a reward is not finite, or a reward too large. The rows before it are
+                taken in, the others are not.
+        """
+        first = self.used
+        reward, observation = self.reward[first : first + rows], self._observation[first + 1 : first + 1 + rows]
+        odd_reward = np.zeros(rows, bool)
+        if not np.vdot(reward, reward) <= specs.MAX_MAGNITUDE**2:  # one pass, which NaN and infinity do not pass
+            odd_reward = ~(np.abs(reward) <= specs.MAX_MAGNITUDE).all(1)
+        odd_observation = self._odd_observations(observation)
+        if odd_observation is None and not odd_reward.any():
+            self._take_in(rows)
+            return
+        odd = odd_reward if odd_observation is None else odd_reward | odd_observation
+        at = int(odd.argmax())
+        if odd_reward[at]:
+            given = answers.shown(rewards[at] if rewards else reward[at])
+            what = f"a reward is {given}, not a number within ±{specs.MAX_MAGNITUDE:g}"
+        else:
+            what = f"an observation is not finite: {answers.shown(observation[at])}"
+        self._take_in(at)
+        raise errors.EnvironmentFailure(what)
+
+    def _odd_observations(self, rows: NDArray[Any]) -> NDArray[np.bool_] | None:
+        """Which of these rows are not finite; None if all are.
+
+        Finite observations that are too large are clipped, and `clips` asks for that in all steps to come: the policy
+        has seen those of this burst as they were.
+        """
+        if self.spec.observation.dtype != "float32":
+            return None
+        flat = rows.reshape(-1)
+        if np.vdot(flat, flat) <= specs.MAX_MAGNITUDE**2:
+            return None
+        finite = np.isfinite(rows)
+        if (np.abs(rows, where=finite, out=np.zeros_like(rows)) > specs.MAX_MAGNITUDE).any():
+            self.clips = True
+            np.clip(rows, -specs.MAX_MAGNITUDE, specs.MAX_MAGNITUDE, out=rows, where=finite)
+        return None if finite.all() else ~finite.reshape(len(rows), -1).all(1)
+
+    def _take_in(self, rows: int) -> None:
         first, self.used = self.used, self.used + rows
         window = slice(first, self.used)
         ends = self.terminated[window] | self.truncated[window]
@@ -191,12 +259,22 @@ class Trajectory:
     def _allocate(self, message_steps: int) -> None:
         self._message_steps = message_steps
         n, observation, action = self.n_envs, self.spec.observation, self.spec.action
-        row_bytes = n * observation.size * np.dtype(observation.dtype).itemsize
-        rows: int = max(1, min(-(-message_steps // n), _BUFFER_BYTES // row_bytes))
+        fixed_bytes, one_bytes = self.spec.experience_bytes(0, n), self.spec.experience_bytes(1, n)
+        if one_bytes > specs.MAX_EXPERIENCE_BYTES:
+            raise errors.SpecError(
+                f"one step of {n} environments makes a message of {one_bytes} bytes, "
+                f"of {specs.MAX_EXPERIENCE_BYTES} at most",
+                where=self.spec.describe(),
+                todo="run fewer at once: --envs",
+            )
+        most = (_MESSAGE_BYTES - fixed_bytes) // (one_bytes - fixed_bytes)
+        rows: int = max(1, min(-(-message_steps // n), most))
         self.capacity = rows
         self._observation: NDArray[Any] = np.zeros((rows + 1, n, *observation.shape), observation.dtype)
         self.rows = list(self._observation)
         self.cells = [row[0] for row in self.rows]
+        flat = n == 1 and len(observation.shape) == 1
+        self.views = [memoryview(cell) for cell in self.cells] if flat else []
         discrete = action.kind == "discrete"
         self.action: NDArray[Any] = np.zeros((rows, n, *action.shape), np.intp if discrete else np.float32)
         self.reward = np.zeros((rows, n), np.float32)

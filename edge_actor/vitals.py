@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
+import math
 import platform
 import time
+from typing import Any
 
 import psutil
 
@@ -117,13 +120,13 @@ def take(
     load: Load,
     delegate: str,
 ) -> messages.Vitals:
-    """Every counter there is, and the kernels that the acting policy runs on."""
+    """Every counter there is, and the kernels that the acting policy runs on. A figure that is not finite is none."""
     load.look()
     energy = load.energy
     energy.take(record.steps)
     epoch, version = record.order
     newest_epoch, newest_version = policies.announced
-    return messages.Vitals(
+    told = messages.Vitals(
         policy_epoch=epoch,
         policy_version=version,
         policy_lag=max(0, newest_version - (version if epoch == newest_epoch else 0)),
@@ -150,3 +153,8 @@ def take(
         power_modelled=energy.modelled,
         refused=dict(collections.Counter(said.refused) + collections.Counter(policies.refused)),
     )
+    figures: dict[str, Any] = {field.name: getattr(told, field.name) for field in dataclasses.fields(told)}
+    for name, value in figures.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            figures[name] = None
+    return messages.Vitals(**figures)

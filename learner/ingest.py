@@ -143,6 +143,11 @@ class Ingest:
         if experience is not None:
             try:
                 self._check(experience, version)
+                if len(body) > specs.MAX_EXPERIENCE_BYTES:
+                    raise errors.DecodeError(
+                        f"{len(body)} bytes, more than the {specs.MAX_EXPERIENCE_BYTES} of a message of experience",
+                        reason="too_large",
+                    )
                 self.messages += 1
             except errors.DecodeError as error:
                 failure = error

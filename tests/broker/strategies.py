@@ -19,7 +19,7 @@ def _env_specs() -> st.SearchStrategy[specs.EnvSpec]:
     shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
     observations = st.builds(specs.ObservationSpec, shapes, st.sampled_from(specs.OBSERVATION_DTYPES))
     discrete = st.builds(specs.ActionSpec, st.just("discrete"), n=st.integers(2, 1 << 16))
-    bounds = st.tuples(st.floats(-1e30, 0.0), st.floats(0.0, 1e30, exclude_min=True))
+    bounds = st.tuples(st.floats(-specs.MAX_MAGNITUDE, 0.0), st.floats(0.0, specs.MAX_MAGNITUDE, exclude_min=True))
     continuous = st.lists(bounds, min_size=1, max_size=5).map(
         lambda pairs: specs.ActionSpec(
             "continuous", shape=(len(pairs),), low=tuple(p[0] for p in pairs), high=tuple(p[1] for p in pairs)

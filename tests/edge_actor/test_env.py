@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -126,11 +127,110 @@ def test_wrong_arguments_are_an_error_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "space"), [("Text", "observation space Text"), ("ManyActions", "action space MultiDiscrete")]
+    ("name", "space"),
+    [
+        ("Text", "observation space Text"),
+        ("Arcade", "action space MultiBinary has 4096 combinations, 1024 at most"),
+        ("Mixed", r"action space Dict with the part \['grip'\], a Box\(.*, is not carried beside"),
+        ("Chatter", "action space Text is not carried"),
+    ],
 )
 def test_spaces_that_cannot_be_carried_are_named(name: str, space: str) -> None:
     with pytest.raises(errors.SpecError, match=space):
         env.make(f"{HERE}:{name}")
+
+
+@pytest.mark.fault(26)
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_a_member_that_cannot_be_carried_is_named_with_what_to_do(n_envs: int) -> None:
+    with pytest.raises(errors.SpecError, match=r"member \['task'\]\[1\] is a Mission") as caught:
+        env.make(f"{HERE}:Grid", n_envs)
+    assert "FilterObservation" in caught.value.todo
+    assert "--env FILE.py:make" in caught.value.todo
+    assert caught.value.where == f"{HERE}:Grid"
+
+
+@pytest.mark.fault(26)
+def test_minigrid_s_own_wrapper_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toys.Mission, "__module__", "minigrid.core.mission")
+    with pytest.raises(errors.SpecError) as caught:
+        env.make("tests.edge_actor.toys:Grid-v0")
+    assert "minigrid.wrappers.ImgObsWrapper" in caught.value.todo
+
+
+@pytest.mark.fault(26)
+def test_the_wrapped_environment_of_a_file_is_taken_as_the_error_says(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import gymnasium\nfrom tests.edge_actor import toys\n"
+        "def make():\n    return gymnasium.wrappers.FilterObservation(toys.Grid(), ['image'])\n"
+    )
+    assert env.make(f"{file}:make").spec.observation.size == 7 * 7 * 3
+
+
+@pytest.mark.fault(26)
+def test_an_error_without_a_message_has_its_place() -> None:
+    with pytest.raises(errors.EnvironmentFailure, match=r"AssertionError: no message, at .*toys\.py:\d+ in __init__"):
+        env.make(f"{HERE}:Speechless")
+
+
+def package(directory: Path, name: str, source: str) -> None:
+    """Installs a package that needs Gymnasium, and must not be imported."""
+    (directory / name).mkdir()
+    (directory / name / "__init__.py").write_text("raise AssertionError('it was imported')")
+    (directory / name / "ids.py").write_text(source)
+    info = directory / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: gymnasium>=1.0\n"
+    )
+    (info / "RECORD").write_text(f"{name}/__init__.py,,\n{name}/ids.py,,\n")
+
+
+@pytest.mark.fault(27)
+def test_the_installed_package_that_registers_an_environment_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, "crane_sim", "register(id='Crane-v3', entry_point='crane_sim.crane:Crane')")
+    package(tmp_path, "highway_env", "")
+    monkeypatch.syspath_prepend(tmp_path)
+    for env_id, module in (("Crane-v3", "crane_sim"), ("highway-v0", "highway_env")):
+        with pytest.raises(errors.EnvironmentFailure) as caught:
+            env.make(env_id)
+        assert f"--env {module}:{env_id}" in caught.value.todo
+        assert "pip" not in caught.value.todo
+
+
+@pytest.mark.fault(27)
+def test_a_well_known_package_that_is_missing_is_named() -> None:
+    with pytest.raises(errors.EnvironmentFailure) as caught:
+        env.make("PyFlyt/QuadX-Hover-v4")
+    assert "pip install PyFlyt" in caught.value.todo
+    assert "--env PyFlyt.gym_envs:PyFlyt/QuadX-Hover-v4" in caught.value.todo
+
+
+@pytest.mark.fault(32)
+def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "winch_parts.py").write_text("LENGTHS = (2,)")
+    (tmp_path / "nturl2path.py").write_text("raise AssertionError('the standard library comes first')")
+    (tmp_path / "winch.py").write_text(
+        "import nturl2path\nimport winch_parts\nfrom tests.edge_actor import toys\n"
+        "class Winch(toys.Countdown):\n"
+        "    def __init__(self):\n        super().__init__(winch_parts.LENGTHS)\n"
+    )
+    monkeypatch.chdir(tmp_path.parent)
+    made = env.make(f"{tmp_path.name}/winch.py:Winch")
+    made.reset()
+    assert [made.step(0)[2], made.step(0)[2]] == [False, True]
+
+
+@pytest.mark.fault(32)
+def test_a_neighbour_that_is_missing_is_looked_for_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "lift.py").write_text("import lift_parts_that_are_nowhere")
+    with pytest.raises(errors.EnvironmentFailure, match="lift_parts_that_are_nowhere") as caught:
+        env.make(f"{tmp_path / 'lift.py'}:Lift")
+    assert str(tmp_path) in caught.value.todo
 
 
 def test_the_network_may_name_gymnasium_s_own_environments_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker import errors, messages, specs
+from broker import codec, errors, messages, specs
 from edge_actor import __main__ as command_line
 from edge_actor import command, env, evaluate, policy
 from tests.edge_actor import fake_learner, toys
@@ -132,6 +133,28 @@ def test_a_broken_environment_is_reported() -> None:
     report = command.Commander(3).evaluate(order(), build, flaky, lambda: False)
     assert report is not None
     assert "is for spec" in report.error
+
+
+@pytest.mark.fault(7)
+@pytest.mark.parametrize("odd", [float("nan"), 1e39, None, "leaves"])
+def test_an_odd_reward_is_reported_and_the_next_evaluation_begins_with_another_environment(odd: Any) -> None:
+    def step(action: Any) -> Any:
+        if odd == "leaves":
+            raise SystemExit(4)
+        return CARTPOLE.step(action)[0], odd, False, False, {}
+
+    closed: list[str] = []
+    broken = dataclasses.replace(CARTPOLE, step=step, close=lambda: closed.append("broken"))
+    made = iter([broken, CARTPOLE])
+    commander = command.Commander(3)
+    report = commander.answer(order(), build, lambda: next(made), lambda: False)
+    assert report is not None
+    assert report.error
+    codec.encode(report)  # it can be sent
+    report = commander.answer(order(command_id="c2"), build, lambda: next(made), lambda: False)
+    assert report is not None
+    assert report.error == ""
+    assert closed == ["broken"]
 
 
 def test_the_command_line_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:

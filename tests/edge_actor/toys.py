@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 from typing import Any
 
 import gymnasium
@@ -52,6 +53,122 @@ class Flaky(Countdown):
         return super().step(action)
 
 
+class Ragged:
+    """Fails at whatever is done with it."""
+
+    def __array__(self, *arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("no array of mine")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words either")
+
+
+ODD: dict[str, tuple[str, Any]] = {
+    "reward nan": ("reward", float("nan")),
+    "reward inf": ("reward", float("-inf")),
+    "reward 1e39": ("reward", 1e39),
+    "reward 2e9": ("reward", np.float64(2e9)),
+    "reward huge": ("reward", 10**400),
+    "reward None": ("reward", None),
+    "reward text": ("reward", "3.5"),
+    "reward two": ("reward", np.ones(2)),
+    "reward complex": ("reward", 1j),
+    "reward ragged": ("reward", Ragged()),
+    "observation nan": ("observation", np.array([0, np.nan], np.float32)),
+    "observation inf": ("observation", np.array([0, np.inf], np.float32)),
+    "observation 1e39": ("observation", np.array([0, 1e39])),
+    "observation None": ("observation", None),
+    "observation short": ("observation", np.ones(1, np.float32)),
+    "observation single": ("observation", np.float32(1)),
+    "observation long": ("observation", np.ones((2, 2), np.float32)),
+    "observation text": ("observation", np.array(["1", "2"])),
+    "observation objects": ("observation", np.array([1, None], object)),
+    "observation complex": ("observation", np.array([1j, 2])),
+    "observation uneven": ("observation", [[1.0], [2.0, 3.0]]),
+    "observation ragged": ("observation", Ragged()),
+    "terminated text": ("terminated", "no"),
+    "terminated nan": ("terminated", float("nan")),
+    "truncated two": ("truncated", np.array([True, False])),
+    "truncated 7": ("truncated", 7),
+}
+
+
+class Odd(Countdown):
+    """Answers something odd (of ODD) at its step number `at`, counted from 1; sound are three steps an episode."""
+
+    def __init__(self, what: str = "reward nan", at: int = 3) -> None:
+        super().__init__((3,), "Tt")
+        self.odd, self.at, self.taken = ODD[what], at, 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        answer = dict(zip(names, super().step(action), strict=True))
+        self.taken += 1
+        if self.taken == self.at:
+            answer[self.odd[0]] = self.odd[1]
+        return tuple(answer.values())
+
+
+class OddOnes(Odd):
+    """Is made with one oddity of ODD after another."""
+
+    made = 0
+
+    def __init__(self, at: int = 50) -> None:
+        super().__init__(list(ODD)[OddOnes.made % len(ODD)], at)
+        OddOnes.made += 1
+
+
+class Stuck(Odd):
+    """Cannot be closed."""
+
+    def close(self) -> None:
+        raise OSError("busy")
+
+
+class OldGym(Countdown):
+    """Answers as Gym did before Gymnasium."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class OldReset(Countdown):
+    """Answers with an observation alone, as Gym did."""
+
+    def reset(self, **arguments: Any) -> Any:
+        return super().reset(**arguments)[0]
+
+
+class Leaving(Countdown):
+    """Ends the process, or so it thinks."""
+
+    def step(self, action: Any) -> Any:
+        raise SystemExit(3)
+
+
+class Frames(Countdown):
+    """Observes a screen, as Atari has it."""
+
+    observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    screen = np.zeros((210, 160, 3), np.uint8)
+
+    def reset(self, **arguments: Any) -> Any:
+        return self.screen, super().reset(**arguments)[1]
+
+    def step(self, action: Any) -> Any:
+        return self.screen, *super().step(action)[1:]
+
+
+class Panorama(Frames):
+    """Observes what no message can hold twice."""
+
+    def __init__(self, elements: int = 12_000_000) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(-1, 1, (elements,), np.float32)
+
+
 class Robot(gymnasium.Env[Any, Any]):
     """Continuous actions in [-1, 2] x [0, 1]; keeps what it was given."""
 
@@ -91,10 +208,54 @@ class Text(Robot):
     observation_space = spaces.Text(5)  # type: ignore[assignment]
 
 
-class ManyActions(Robot):
+class Chatter(Robot):
     """Takes what cannot be carried."""
 
-    action_space = spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
+    action_space = spaces.Text(5)  # type: ignore[assignment]
+
+
+class Arcade(Robot):
+    """Has twelve buttons, which make too many choices."""
+
+    action_space = spaces.MultiBinary(12)  # type: ignore[assignment]
+
+
+class Mixed(Robot):
+    """Takes a choice and a float at once."""
+
+    action_space = spaces.Dict(  # type: ignore[assignment]
+        {"gear": spaces.Discrete(3), "grip": spaces.Box(-1, 1, (1,), np.float32)}
+    )
+
+
+class Taker(Robot):
+    """Takes actions of a space of one's choice, and refuses all that lie outside."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.action_space = ACTIONS[kind]  # type: ignore[assignment]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        answer = super().step(copy.deepcopy(action))
+        for part in action.values() if isinstance(action, dict) else [action]:
+            if isinstance(part, np.ndarray):
+                part[...] = 0  # it is the environment's own
+        return answer
+
+
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "multi": spaces.MultiDiscrete([3, 2], start=[0, 5]),
+    "grid": spaces.MultiDiscrete(np.array([[2, 2], [1, 3]])),
+    "buttons": spaces.MultiBinary(4),
+    "steps": spaces.Box(np.array([-1, 0]), np.array([1, 2]), dtype=np.int64),
+    "pair": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiBinary(2))),
+    "named": spaces.Dict({"turn": spaces.Discrete(3), "go": spaces.Dict({"left": spaces.MultiDiscrete([2, 2])})}),
+    "floats": spaces.Dict(
+        {"arm": spaces.Box(-2, 2, (2, 2), np.float64), "leg": spaces.Tuple((spaces.Box(0, 1, (), np.float32),))}
+    ),
+    "angle": spaces.Box(-3, 3, (), np.float32),
+}
 
 
 class Unbounded(Robot):
@@ -109,6 +270,35 @@ class Ordered(Robot):
     observation_space = spaces.Dict(
         collections.OrderedDict(b=spaces.Discrete(2), a=spaces.Box(-1, 1, (2,), np.float64))
     )
+
+
+class Mission(spaces.Space[str]):
+    """Words, as MiniGrid has them: no space that Gymnasium can flatten."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "go to the door"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+
+class Grid(Robot):
+    """Observes an image, and words beside it."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (7, 7, 3), np.uint8), task=spaces.Tuple((spaces.Discrete(4), Mission((), str)))
+    )
+
+
+class Speechless(Robot):
+    """Cannot be made, and does not say why."""
+
+    def __init__(self) -> None:
+        assert not isinstance(self, Robot)
 
 
 class Broken(Robot):
@@ -134,3 +324,4 @@ class Offset(Countdown):
 
 if "Countdown-v0" not in gymnasium.registry:  # loaded again by tests that name this file
     gymnasium.register("Countdown-v0", Countdown)  # type: ignore[arg-type]  # its protocol demands **kwargs
+    gymnasium.register("Grid-v0", Grid)  # type: ignore[arg-type]

@@ -229,6 +229,27 @@ def test_refuses_what_replay_cannot_hold(desk: Desk) -> None:
     assert taken.entry.verdict == "too_long"
 
 
+@pytest.mark.fault(6)
+def test_refuses_a_message_of_more_bytes_than_any_actor_makes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk.ingest, "_fits", lambda steps, segments: True)
+    taken = desk.offer(fleet_examples.experience(lengths=(400_000,)))
+    assert taken is not None
+    assert taken.entry.verdict == "too_large"
+    assert taken.entry.body is None
+    assert desk.ingest.steps_refused == 400_000
+    assert desk.receipts == [messages.Receipt("ledger", 1, 1)], "else its actor would send it for ever"
+
+
+@pytest.mark.fault(6)
+def test_no_birth_has_a_spec_of_which_one_step_is_too_large() -> None:
+    spec = specs.EnvSpec(specs.ObservationSpec((12,)), fleet_examples.SPEC.action)
+    birth = messages.Birth("x", spec, 1, "board", "3.11", "runtime", "XNNPACK", 0.0)
+    object.__setattr__(spec.observation, "shape", (12_000_000,))  # as a rogue would write it
+    with pytest.raises(errors.DecodeError, match="one step of obs") as caught:
+        codec.decode(messages.ActorState, codec.encode(messages.ActorState(True, "s", 1, 1, birth)))
+    assert caught.value.reason == "field"
+
+
 def test_refuses_what_is_not_sealed_by_the_actor_without_reading_it(desk: Desk) -> None:
     body = codec.encode(fleet_examples.experience())
     forged = signing.ActorMac(b"x" * 32).seal(TOPIC, body)
