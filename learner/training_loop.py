@@ -266,6 +266,9 @@ class TrainingLoop:
             while self.scoring.busy and time.monotonic() < deadline and not self._stop.is_set():
                 self._drain(0.1)
                 self._tick()
+            if (found := self.scoring.unconfirmed) is not None and found.policy is newest and self.solved is None:
+                if self.last_score is None or self.last_score.policy is not newest:  # better than no score at all
+                    self.last_score = found
 
     # -- what arrives -----------------------------------------------------------------------------------------------
 
@@ -325,6 +328,10 @@ class TrainingLoop:
         self.last_score = score
         if score.confirming and score.mean("published") >= self.settings.solved_return:
             self.solved = score
+            if score.alone:
+                self._screen.say(
+                    f"{score.by} alone says that the policy is good: no other actor was there to confirm it"
+                )
 
     # -- what goes out ----------------------------------------------------------------------------------------------
 
