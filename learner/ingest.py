@@ -46,6 +46,7 @@ class Ingest:
         letters: Where refused messages go.
         fits: Whether replay has room for so many steps in so many segments at all.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
+        may_send: Whether an actor's boot was granted so many steps under an assignment of an epoch.
 
     Attributes:
         refused: Messages that did not enter replay, by reason.
@@ -63,6 +64,7 @@ class Ingest:
         letters: dead_letters.DeadLetters,
         fits: Callable[[int, int], bool],
         max_policy_lag: int = 0,
+        may_send: Callable[[str, int, int, int], bool] = lambda actor_id, boot, assigned_epoch, steps: True,
     ) -> None:
         self._macs = macs
         self._spec = spec
@@ -72,6 +74,7 @@ class Ingest:
         self._durable = dict(marks)
         self._letters = letters
         self._fits = fits
+        self._may_send = may_send
         self._due: set[tuple[str, int]] = set()  # boots that shall get a receipt
         self.refused: Counter[str] = Counter()
         self.messages = 0
@@ -109,7 +112,7 @@ class Ingest:
             return None
         if experience is not None:
             try:
-                self._check(experience, version)
+                self._check(actor_id, experience, version)
                 self.messages += 1
             except errors.DecodeError as error:
                 failure = error
@@ -164,7 +167,7 @@ class Ingest:
         self._marks[key] = ledger.Mark(place.seq, place.step + place.steps)
         return True
 
-    def _check(self, experience: messages.Experience, version: int) -> None:
+    def _check(self, actor_id: str, experience: messages.Experience, version: int) -> None:
         """Raises DecodeError unless the arrays fit each other, the spec, this run and replay."""
         if experience.oldest < 1 or experience.oldest > experience.seq:
             raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
@@ -181,6 +184,8 @@ class Ingest:
         check_arrays(experience, self._spec)
         if not self._fits(len(experience.reward), len(experience.length)):
             raise errors.DecodeError("longer than replay is", reason="too_long")
+        if not self._may_send(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward)):
+            raise errors.DecodeError("more steps than were granted", reason="grant")
 
     def _lag(self, experience: messages.Experience, version: int) -> float:
         return version - experience.version if experience.epoch == self._epochs[1] else math.inf

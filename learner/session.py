@@ -111,7 +111,7 @@ class Session:
         return arrivals
 
     def gather(self, found: roster.Roster, stop: threading.Event) -> roster.Roster:
-        """Joins, and waits until enough actors are alive; the first one's spec becomes the fleet's.
+        """Joins, and waits until enough actors with one spec are alive, which becomes the fleet's.
 
         Raises:
             EnvironmentFailure: They did not come in time.
@@ -128,14 +128,14 @@ class Session:
             for arrival in arrivals:
                 if isinstance(arrival.message, messages.ActorState):
                     found.observe(arrival.actor_id, arrival.message, retained=arrival.retained, now_s=time.monotonic())
-            if len(found.working()) >= settings.actors:
+            if found.decided and len(found.working()) >= settings.actors:
                 return found
             if stop.is_set():
                 raise Stopped
             if time.monotonic() > deadline:
                 raise errors.EnvironmentFailure(
                     f"{len(found.working())} of {settings.actors} actors came within {settings.wait_s:g} s",
-                    where=f"fleet {settings.fleet!r} at {self.brokers.address}",
+                    where=f"fleet {settings.fleet!r} at {self.brokers.address}{found.refusals}",
                     todo="start actors with `actorq-actor run`, and look at what they say",
                 )
             self.beat()

@@ -15,7 +15,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -104,7 +104,11 @@ class TrainingLoop:
             dead_letters.DeadLetters(directory.path / dead_letters.NAME),
             self.replay.fits,
             train.max_policy_lag,
+            actors.may_send,
         )
+        self._owed_before = directory.owed_steps() if saved else 0
+        self._owed = -1  # noted, of this session
+        actors.expect_earlier(self._owed_before)
         self.intake = intake.Intake(self.ingest, book, self.replay, screen.say)
         book.on_commit = here.wake
         here.announce(self.spec.fingerprint, version)
@@ -266,9 +270,9 @@ class TrainingLoop:
             while self.scoring.busy and time.monotonic() < deadline and not self._stop.is_set():
                 self._drain(0.1)
                 self._tick()
-            if (found := self.scoring.unconfirmed) is not None and found.policy is newest and self.solved is None:
-                if self.last_score is None or self.last_score.policy is not newest:  # better than no score at all
-                    self.last_score = found
+            found, last = self.scoring.unconfirmed, self.last_score
+            if found is not None and found.policy is newest and (last is None or last.policy is not newest):
+                self.last_score = found  # better than none at all
 
     # -- what arrives -----------------------------------------------------------------------------------------------
 
@@ -311,18 +315,15 @@ class TrainingLoop:
 
     def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
         experience = self.intake.take(actor_id, topic, payload, self.publisher.version)
-        actor = self.roster.actors.get(actor_id)
-        if experience is None or actor is None:
-            return
-        if actor.boot == experience.boot and experience.assigned_epoch == self.session.epoch:
-            actor.recorded += len(experience.reward)  # refused or not, they used up its grant
+        if experience is not None:  # refused or not, they used up its grant
+            self.roster.take(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward))
 
     def _take_report(self, actor_id: str, report: messages.Report) -> None:
         if not self.scoring.awaits(report, actor_id):
             self.session.refused["report.unasked"] += 1
             return
         if report.error:
-            self._screen.say(f"an actor could not {report.kind}: {report.error}")
+            self._screen.say(f"an actor could not {report.kind[:40]}: {report.error[:500]}")
         if (score := self.scoring.take(report)) is None:
             return
         self.last_score = score
@@ -355,7 +356,14 @@ class TrainingLoop:
         else:
             self.limiter.widen(self.roster.grant_s, self.progress.env_steps_per_s)
             goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
-        given = self.roster.assign_due(
+        given = list(self._due_assignments(goal, lockstep_version, now))
+        self._note_owed(given)
+        self.session.retain_all((self.session.topics.assignment(id_), assignment) for id_, assignment in given)
+
+    def _due_assignments(
+        self, goal: int, lockstep_version: int, now: float
+    ) -> Iterator[tuple[str, messages.Assignment]]:
+        return self.roster.assign_due(
             steps_left=goal - self.env_steps - self.intake.pending_steps,
             env_steps=self.env_steps,
             lockstep_version=lockstep_version,
@@ -363,7 +371,16 @@ class TrainingLoop:
             exploration=self.algorithm_settings,
             now_s=now,
         )
-        self.session.retain_all((self.session.topics.assignment(id_), assignment) for id_, assignment in given)
+
+    def _note_owed(self, given: list[tuple[str, messages.Assignment]]) -> None:
+        """Before anybody is granted more than ever: the session after this one must know what may still come.
+
+        In powers of two, so that it is written a few times in all.
+        """
+        owed = max((self.roster.owed_steps(actor_id) for actor_id, _ in given), default=0) + self.intake.pending_steps
+        if given and owed > self._owed:
+            self._owed = 1 << owed.bit_length()
+            self.directory.note_owed_steps(self._owed_before + self._owed)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

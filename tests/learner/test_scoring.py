@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -171,17 +172,16 @@ def test_a_failed_or_short_answer_is_no_score() -> None:
 
 
 def course(
-    answers: dict[str, Callable[[messages.Command], float | None]], policies: int, *, confirm: bool = False
+    answers: Mapping[str, Callable[[messages.Command], float | None]], policies: int, *, confirm: bool = False
 ) -> list[scoring.Score]:
     """Scores of so many policies, by actors that answer with a mean return, or fail (None)."""
     recorder = Recorder()
-    found, done, now_s = scoring.Scoring(recorder, SETTINGS, "session"), [], 0.0
+    found, done, clock = scoring.Scoring(recorder, SETTINGS, "session"), list[scoring.Score](), itertools.count()
     actors = [roster.Actor(name, slot, boot=1) for slot, name in enumerate(answers)]
     for _ in range(policies):
         found.begin(POLICY, confirm=confirm)
-        while found.busy:
-            now_s += 1.0
-            found.advance(actors, now_s)
+        while True:
+            found.advance(actors, float(next(clock)))
             if not found.busy:
                 break
             mean = answers[recorder.sent[-1][0]](recorder.sent[-1][1])
