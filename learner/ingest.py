@@ -47,6 +47,7 @@ class Ingest:
         fits: Whether replay has room for so many steps in so many segments at all.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
         may_send: Whether an actor's boot was granted so many steps under an assignment of an epoch.
+        judge: Told of each message, by topic and size, that it brought so many steps, or (None) that it was refused.
 
     Attributes:
         refused: Messages that did not enter replay, by reason.
@@ -65,6 +66,7 @@ class Ingest:
         fits: Callable[[int, int], bool],
         max_policy_lag: int = 0,
         may_send: Callable[[str, int, int, int], bool] = lambda actor_id, boot, assigned_epoch, steps: True,
+        judge: Callable[[str, int, int | None], None] = lambda topic, size_bytes, steps: None,
     ) -> None:
         self._macs = macs
         self._spec = spec
@@ -74,8 +76,9 @@ class Ingest:
         self._durable = dict(marks)
         self._letters = letters
         self._fits = fits
-        self._may_send = may_send
+        self._may_send, self._judge = may_send, judge
         self._due: set[tuple[str, int]] = set()  # boots that shall get a receipt
+        self._invented: dict[str, dict[int, None]] = {}  # boots new in this session, of which all was refused
         self.refused: Counter[str] = Counter()
         self.messages = 0
         self.steps_refused = 0
@@ -108,17 +111,23 @@ class Ingest:
         except errors.MessageError as error:
             self._refuse(error, topic, payload)
             return None
+        is_new = (actor_id, place.boot) not in self._marks
         if not self._is_next(actor_id, place):
             return None
         if experience is not None:
             try:
                 self._check(actor_id, experience, version)
                 self.messages += 1
+                self._judge(topic, len(payload), place.steps)
             except errors.DecodeError as error:
                 failure = error
         if failure is not None:
             self._refuse(failure, topic, payload)
             self.steps_refused += place.steps
+            if is_new:
+                self._remember(actor_id, place.boot)
+        elif actor_id in self._invented:
+            self._invented[actor_id].pop(place.boot, None)
         entry = ledger.Entry(
             actor_id=actor_id,
             boot=place.boot,
@@ -136,6 +145,8 @@ class Ingest:
         """Takes note that the ledger has these."""
         for entry in entries:
             key = entry.actor_id, entry.boot
+            if key not in self._marks:  # forgotten meanwhile
+                continue
             self._durable[key] = ledger.Mark(entry.seq, entry.step + entry.steps)
             self._due.add(key)
 
@@ -149,7 +160,19 @@ class Ingest:
 
     def _refuse(self, error: errors.MessageError, topic: str, payload: bytes) -> None:
         self.refused[error.reason] += 1
+        self._judge(topic, len(payload), None)
         self._letters.add(topic, error.reason, error.what, payload)
+
+    def _remember(self, actor_id: str, boot: int) -> None:
+        """Forgets an earlier boot of which nothing was ever taken, where an actor has too many (as the ledger does)."""
+        boots = self._invented.setdefault(actor_id, {})
+        boots[boot] = None
+        if len(boots) > ledger.BOOTS_KEPT:
+            key = actor_id, next(iter(boots))
+            del boots[key[1]]
+            for known in (self._marks, self._durable):
+                known.pop(key, None)
+            self._due.discard(key)
 
     def _is_next(self, actor_id: str, place: _Place) -> bool:
         """Whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again."""

@@ -5,6 +5,7 @@ arrived since the one before; it runs on a thread of its own, because it waits f
 
     meta      id of this ledger, schema, and what was counted before it began
     messages  one row for ever: (actor, boot, seq), steps, bytes, time, and the verdict: `ok` or why it was refused
+              (of each boot's refused ones the newest REFUSED_KEPT; the others are one row, `N refused`)
     payloads  the encoded messages that replay still holds; all of them with --keep-experience
 
 Rows have integer ids in order of arrival, which is the order of replay. With payloads in their own table, forgetting
@@ -13,6 +14,7 @@ some touches no other row: 9.5 k messages of 27 KB a second were committed, 6.6 
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import itertools
@@ -30,6 +32,10 @@ _TIDY_S = 0.5
 """Between two moves of what was committed from the log into the file: each takes 3 ms. SQLite by itself moves 4000
 pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
 OK = "ok"
+REFUSED_KEPT = 32
+BOOTS_KEPT = 64
+"""Of each actor's boots of which nothing but refused messages came; an actor that lies can invent as many as it likes.
+What is forgotten of a boot was refused, and would be again."""
 _SCHEMA_VERSION = "1"
 _TOGETHER = 64, 16, 4, 1
 """Rows of one statement; few kinds, so that they stay prepared. After each one this thread waits for Python's lock:
@@ -71,6 +77,15 @@ class Mark(NamedTuple):
     steps: int = 0
 
 
+class _Refused:
+    """Rows of one boot's refused messages, as of this session: ids, steps and bytes, and of those that became one."""
+
+    def __init__(self, *, is_known: bool) -> None:
+        self.is_known = is_known  # something of its boot was taken
+        self.rows: collections.deque[tuple[int, int, int]] = collections.deque()
+        self.merged = (0, 0, 0, 0)  # the same, and how many they are
+
+
 class Ledger:
     """An open ledger. One commit is under way at most.
 
@@ -97,6 +112,7 @@ class Ledger:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
+        self._refused: dict[str, dict[int, _Refused]] = {}  # by actor and boot, the one that was heard last at the end
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
         fresh = not path.exists()
@@ -199,12 +215,40 @@ class Ledger:
             _insert(db, "payloads", bodies)
             if not self._keep and forget_before > self._forgotten:
                 db.execute("DELETE FROM payloads WHERE id < ?", (forget_before,))
+            for id_, entry in zip(ids, entries, strict=True):
+                if entry.verdict != OK:
+                    self._merge(id_, entry)
+                elif self._refused and (boot := self._refused.get(entry.actor_id, {}).get(entry.boot)):
+                    boot.is_known = True
             db.execute("COMMIT")
         except sqlite3.Error:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
         self._forgotten = max(self._forgotten, forget_before)
+
+    def _merge(self, id_: int, entry: Entry) -> None:
+        """Keeps rows of refused messages few, however many come."""
+        db, boots = self._db, self._refused.setdefault(entry.actor_id, {})
+        boot = boots.pop(entry.boot, None)
+        if boot is None:
+            key = entry.actor_id, entry.boot, OK
+            known = db.execute("SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict = ? LIMIT 1", key)
+            boot = _Refused(is_known=known.fetchone() is not None)
+        boots[entry.boot] = boot
+        boot.rows.append((id_, entry.steps, entry.size_bytes))
+        if len(boot.rows) > REFUSED_KEPT:
+            old, (first, steps, size, count) = boot.rows.popleft(), boot.merged
+            boot.merged = (first or old[0], steps + old[1], size + old[2], count + 1)
+            if first:
+                db.execute("DELETE FROM messages WHERE id = ?", (old[0],))
+            first, steps, size, count = boot.merged
+            changed = steps, size, f"{count} refused", first
+            db.execute("UPDATE messages SET steps = ?, bytes = ?, verdict = ? WHERE id = ?", changed)
+        invented = [number for number, one in boots.items() if not one.is_known] if len(boots) > BOOTS_KEPT else []
+        for number in invented[:-BOOTS_KEPT]:
+            del boots[number]
+            db.execute("DELETE FROM messages WHERE actor = ? AND boot = ?", (entry.actor_id, number))
 
     def _tidy(self) -> None:
         with contextlib.suppress(sqlite3.Error):  # it stays in the log, which is as good, until the next time

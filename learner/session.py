@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from broker import codec, errors, identity, messages, signing, topics
+from broker import address, codec, errors, identity, messages, signing, topics
 from learner import brokers, config, inbox, roster
 
 HEARTBEAT_S = 2.0
@@ -65,7 +65,11 @@ class Session:
         self._settings = settings
         self._say = say
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
-        self._inbox = inbox.Inbox()
+        addresses = settings.broker or self.fleet.brokers
+        # Without TLS whoever is on this machine may write at any topic: nobody shall pay for that
+        vouched = all(address.Address.parse(where).tls for where in addresses)
+        self._inbox = inbox.Inbox(self._bucket_of if vouched else None, min(64, settings.message_steps))
+        self._floods: set[str] = set()
         self._came = False  # a message, the last time we looked
         self._claimed = False
         self._take_over = take_over
@@ -77,7 +81,7 @@ class Session:
         self._announced_at = 0.0
         state_topic = self.topics.learner_state
         self.brokers = brokers.Brokers(
-            settings.broker or self.fleet.brokers,
+            addresses,
             f"actorq-{settings.fleet}-learner",
             username=identity.LEARNER_USER,
             password=self.fleet.password,
@@ -193,6 +197,7 @@ class Session:
         """
         if self._rival is not None:
             raise self._busy(self._rival)
+        self._count_left_out()
         while (raw := self._next(wait_s)) is not None:
             wait_s = 0.0
             arrival = self._open(*raw)
@@ -215,6 +220,27 @@ class Session:
             raw = self._inbox.get(wait_s)
         self._came = raw is not None
         return raw
+
+    def judge(self, topic: str, size_bytes: int, steps: int | None) -> None:
+        """As Inbox.judge."""
+        self._inbox.judge(topic, size_bytes, steps)
+
+    def _bucket_of(self, topic: str) -> tuple[str, str] | None:
+        """The topic itself, if its actor is enrolled; others share one."""
+        leaf = topic.rpartition("/")[2]
+        if leaf not in inbox.LIMITS or topic == self.topics.learner_state:
+            return None
+        with contextlib.suppress(errors.MessageError):
+            if self.topics.actor_id(topic) in self.macs:
+                return topic, leaf
+        return leaf, leaf
+
+    def _count_left_out(self) -> None:
+        for (topic, leaf), count in self._inbox.take_left_out().items():
+            self.refused["rate" if leaf == "experience" else f"{leaf}.rate"] += count
+            if topic not in self._floods:
+                self._floods.add(topic)
+                self._say(f"more comes at {topic} than anybody asked for: the rest is left unread, counted as `rate`")
 
     def wake(self) -> None:
         """Ends the wait of `drain`, now or the next one. From any thread."""
@@ -240,6 +266,7 @@ class Session:
             return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
         except errors.MessageError as error:
             self.refused[f"{leaf}.{error.reason}"] += 1
+            self._inbox.judge(topic, len(payload), None)
             return None
 
     def _mac(self, actor_id: str) -> signing.ActorMac:

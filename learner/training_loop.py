@@ -105,6 +105,7 @@ class TrainingLoop:
             self.replay.fits,
             train.max_policy_lag,
             actors.may_send,
+            here.judge,
         )
         self._owed_before = directory.owed_steps() if saved else 0
         self._owed = -1  # noted, of this session
@@ -321,6 +322,7 @@ class TrainingLoop:
     def _take_report(self, actor_id: str, report: messages.Report) -> None:
         if not self.scoring.awaits(report, actor_id):
             self.session.refused["report.unasked"] += 1
+            self.session.judge(self.session.topics.report(actor_id), 0, None)
             return
         if report.error:
             self._screen.say(f"an actor could not {report.kind[:40]}: {report.error[:500]}")

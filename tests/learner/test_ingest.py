@@ -240,6 +240,20 @@ def test_what_goes_beyond_a_grant_is_refused_but_receipted(tmp_path: Path) -> No
     assert desk.receipts == [messages.Receipt("ledger", 7, 2)]
 
 
+@pytest.mark.fault(16)
+def test_boots_that_were_invented_are_forgotten_and_no_others(desk: Desk) -> None:
+    assert desk.accepts(boot=1)
+    for boot in range(2, 3000):
+        assert not desk.accepts(boot=boot, fingerprint="0" * 16)
+        assert desk.receipts == [messages.Receipt("ledger", boot, 1)] or boot == 2
+    assert len(desk.ingest._marks) == len(desk.ingest._durable) == ledger.BOOTS_KEPT + 1
+    assert desk.accepts(boot=2999, seq=2), "one of which something is taken after all stays"
+    for boot in range(3000, 3100):
+        assert not desk.accepts(boot=boot, fingerprint="0" * 16)
+    assert not desk.accepts(boot=1, seq=1) and not desk.accepts(boot=2999, seq=2)
+    assert desk.ingest.refused["duplicate"] == 2
+
+
 def test_refuses_what_replay_cannot_hold(desk: Desk) -> None:
     taken = desk.offer(fleet_examples.experience(lengths=(11,)))
     assert taken is not None
