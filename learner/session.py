@@ -26,6 +26,12 @@ HEARTBEAT_S = 2.0
 _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
 _ENROLMENT_PERIOD_S = 0.1  # how long a revoked actor may still be heard
 _TICK_S = 2.5  # longer than any file system's clock takes to tell two changes apart
+_EXCESS = 500
+"""Messages beyond what its tokens pay for, after which nothing more of an actor is subscribed to for a while: to read
+packets only to leave them out took all of a core, and what nobody subscribes to the broker throws away by itself."""
+_DEAF_S, _DEAFEST_S = 30.0, 600.0
+"""For how long: the first time, and at most. It is doubled each time."""
+_LEAVES = ("state", "experience", "report")
 _SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
 
 
@@ -69,7 +75,10 @@ class Session:
         # Without TLS whoever is on this machine may write at any topic: nobody shall pay for that
         vouched = all(address.Address.parse(where).tls for where in addresses)
         self._inbox = inbox.Inbox(self._bucket_of if vouched else None, min(64, settings.message_steps))
-        self._floods: set[str] = set()
+        self._vouched = vouched
+        self._excess: Counter[str] = Counter()  # by actor, since it was last deaf to it
+        self._deaf: dict[str, tuple[float, float]] = {}  # by actor: until when, and for how long that was
+        self._followed: frozenset[str] = frozenset()
         self._came = False  # a message, the last time we looked
         self._claimed = False
         self._take_over = take_over
@@ -92,8 +101,10 @@ class Session:
             on_log=say,
         )
         self.brokers.subscribe(state_topic, self._hear_learner)
-        for leaf in ("state", "experience", "report"):
-            self.brokers.subscribe(self.topics.every_actor(leaf), self._inbox.put)
+        for leaf in _LEAVES:
+            listen = self.brokers.route if vouched else self.brokers.subscribe
+            listen(self.topics.every_actor(leaf), self._inbox.put)
+        self._follow()
 
     def join(self) -> list[Arrival]:
         """Connects and claims the fleet; returns what arrived meanwhile.
@@ -238,9 +249,26 @@ class Session:
     def _count_left_out(self) -> None:
         for (topic, leaf), count in self._inbox.take_left_out().items():
             self.refused["rate" if leaf == "experience" else f"{leaf}.rate"] += count
-            if topic not in self._floods:
-                self._floods.add(topic)
-                self._say(f"more comes at {topic} than anybody asked for: the rest is left unread, counted as `rate`")
+            if "/" in topic:
+                self._excess[self.topics.actor_id(topic)] += count
+        for actor_id in [one for one, count in self._excess.items() if count >= _EXCESS]:
+            del self._excess[actor_id]
+            deaf_s = min(_DEAFEST_S, 2 * self._deaf[actor_id][1] if actor_id in self._deaf else _DEAF_S)
+            self._deaf[actor_id] = time.monotonic() + deaf_s, deaf_s
+            self._say(
+                f"actor {actor_id} sends more than it was asked for (`rate`): nobody listens to it for {deaf_s:g} s"
+            )
+        self._follow()
+
+    def _follow(self) -> None:
+        """Listens to each enrolled actor by itself, where the broker vouches for topics; to who floods not at all."""
+        if not self._vouched:
+            return
+        now = time.monotonic()
+        heard = frozenset(name for name in self.macs if now >= self._deaf.get(name, (0.0, 0.0))[0])
+        if heard != self._followed:
+            self._followed = heard
+            self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in _LEAVES])
 
     def wake(self) -> None:
         """Ends the wait of `drain`, now or the next one. From any thread."""
