@@ -21,6 +21,18 @@ from tests.system.conftest import QUICK
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto]
 
 
+def connected(port: int, bundle: identity.Bundle) -> plain_client.PlainClient:
+    """As soon as the broker has heard of it."""
+    made: list[plain_client.PlainClient] = []
+
+    def is_let_in() -> bool:
+        made.append(plain_client.PlainClient(port, "liar", "liar", bundle.password, bundle.tls()))
+        return made[-1].reason == "Success"
+
+    conftest.wait_until(is_let_in, "the broker lets it in", 20.0)
+    return made[-1]
+
+
 @pytest.mark.fault(16)
 def test_one_that_floods_is_not_listened_to_and_the_others_are(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
@@ -28,7 +40,6 @@ def test_one_that_floods_is_not_listened_to_and_the_others_are(
     fleet, run = start_fleet("mosquitto", tls=True), run_root / "run"
     fleet.start_actor("pi", ["--env", "CartPole-v1"])
     keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
-    bundle = keys.enroll("liar", fleet.addresses)
     topic = topics.Topics(fleet.name).experience("liar")
     budget = ["--max-env-steps", "100000000", "--solved-return", "inf", "--evaluate-episodes", "0", "--json"]
     learner = fleet.start_learner([*QUICK, "--run-dir", str(run), *budget])
@@ -43,9 +54,10 @@ def test_one_that_floods_is_not_listened_to_and_the_others_are(
             return int(book.execute("SELECT count(*) FROM messages WHERE actor = 'pi'").fetchone()[0])
 
     conftest.wait_until(lambda: metrics()["updates"], "it learns", 60.0)
+    bundle = keys.enroll("liar", fleet.addresses)  # while it learns: it is listened to, and then no longer
     junk = [signing.ActorMac(bundle.mac_key).seal(topic, bytes(500)), bytes(500)]
     port = int(fleet.broker["port"])
-    with plain_client.PlainClient(port, "liar", "liar", bundle.password, bundle.tls()) as liar:
+    with connected(port, bundle) as liar:
         for index in range(5000):
             liar.publish(topic, junk[index % 2], wait=index % 500 == 499)
         conftest.wait_until(lambda: metrics()["messages_refused"] > inbox.LIMITS["experience"].burst, "counted", 30.0)
