@@ -70,7 +70,7 @@ def _flooded(kind: str) -> Iterator[dict[str, Any]]:
         report = json.loads(site.line(swarm))
         site.stop_learner(learner)
     explain = (
-        f"{HONEST} actors at {RATE:g} steps/s over TLS; {TURNS} floods of {PHASE_S:g} s, {sent} packets, by a client on "
+        f"{HONEST} actors at {RATE:g} steps/s over TLS; {TURNS} floods of {PHASE_S:g} s, {sent} packets by a client on "
         f"{client_cores} cores; honest steps/s, updates/s: with {_rounded(flooded)}, without {_rounded(alone)}; "
         f"{refused:.0f} messages refused or left unread; memory in MB, before and after each flood: {memory}; rows of "
         f"refused messages in the ledger: {rows}; of {report['sent']} honest messages "
