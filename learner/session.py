@@ -264,6 +264,7 @@ class Session:
         """Listens to each enrolled actor by itself, where the broker vouches for topics; to who floods not at all."""
         if not self._vouched:
             return
+        self._follow_enrolment()  # nothing comes of who has just been enrolled, to look for its key
         now = time.monotonic()
         heard = frozenset(name for name in self.macs if now >= self._deaf.get(name, (0.0, 0.0))[0])
         if heard != self._followed:

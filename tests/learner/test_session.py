@@ -201,7 +201,6 @@ def test_who_floods_is_not_listened_to_for_a_while(fleet: identity.Fleet, monkey
     flood()
     list(found.drain(0.0))
     assert followed[-1] == {"late"} and "for 0.4 s" in said[-1]
-    found.close()
 
 
 def test_where_anybody_may_write_at_any_topic_nobody_pays_for_it(fleet: identity.Fleet) -> None:
@@ -209,4 +208,3 @@ def test_where_anybody_may_write_at_any_topic_nobody_pays_for_it(fleet: identity
     for _ in range(5000):
         found._inbox.put(TOPICS.experience("pi"), b"junk", False)
     assert len(list(found.drain(0.0))) == 5000
-    found.close()
