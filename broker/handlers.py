@@ -14,15 +14,14 @@ class Handlers:
 
     def __init__(self) -> None:
         self._all: list[tuple[str, Handler]] = []
-
-    @property
-    def filters(self) -> list[str]:
+        self.filters: list[str] = []
         """What to subscribe to."""
-        return [topic_filter for topic_filter, _ in self._all]
 
-    def add(self, topic_filter: str, handler: Handler) -> None:
+    def add(self, topic_filter: str, handler: Handler, *, subscribed: bool = True) -> None:
         """Hands what matches a filter to `handler(topic, payload, retained)`."""
         self._all.append((topic_filter, handler))
+        if subscribed:
+            self.filters.append(topic_filter)
 
     def handle(self, topic: str, payload: bytes, retained: bool) -> list[str]:
         """Hands a message to all whose filter it matches; a line for people about each that failed.

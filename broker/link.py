@@ -86,7 +86,8 @@ class Link:
         self._on_connect, self._on_log = on_connect or (lambda: None), on_log or (lambda line: None)
         self._handlers = handlers.Handlers()
         self._outbox = outbox.Outbox(last=will[0] if will else "")
-        self._muted = False
+        self._muted = self._subscribes = False
+        self._followed: frozenset[str] = frozenset()
         self.refusals = {str(one): refusal.SILENCE for one in self._addresses}
         self._said: dict[str, str] = {}  # by address, the kind of refusal that was logged since the last connection
         self._lock = threading.RLock()
@@ -119,6 +120,22 @@ class Link:
             self._handlers.add(topic_filter, handler)
             if self._client is not None and self._ready.is_set():
                 self._client.subscribe(topic_filter, qos=1)
+
+    def route(self, topic_filter: str, handler: Handler) -> None:
+        """As `subscribe`, of those topics alone that `follow` names."""
+        with self._lock:
+            self._handlers.add(topic_filter, handler, subscribed=False)
+
+    def follow(self, wanted: Iterable[str]) -> None:
+        """Subscribes to these topics, and no longer to those named before; for filters that `route` has."""
+        with self._lock:
+            before, self._followed = self._followed, frozenset(wanted)
+            if self._client is None or not self._subscribes:
+                return
+            if new := [(topic, 1) for topic in sorted(self._followed - before)]:
+                self._client.subscribe(new)
+            if gone := sorted(before - self._followed):
+                self._client.unsubscribe(gone)
 
     def start(self) -> None:
         """Starts the network thread and its watchdog."""
@@ -252,6 +269,7 @@ class Link:
         with self._lock:
             self._ready.clear()
             self._client, self.refusals[str(where)] = None, found
+            self._subscribes = False
             self._outbox.lose()
             self._drained.notify_all()
         if not self._stopping.is_set() and self._said.get(str(where)) != found.kind:
@@ -323,7 +341,7 @@ class Link:
         client.on_log = self._heard  # paho's log alone says that a certificate is refused, or a packet
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
-        client.on_unsubscribe = lambda *_: self._bear()
+        client.on_unsubscribe = lambda *_: None if self._ready.is_set() else self._bear()
         client.on_publish = self._published
         client.on_message = self._message
         return client
@@ -337,7 +355,8 @@ class Link:
             self._refusal = f"refused: {reason}"
             client.disconnect()
             return
-        filters = [(topic_filter, 1) for topic_filter in self._handlers.filters]
+        self._subscribes = True
+        filters = [(topic_filter, 1) for topic_filter in (*self._handlers.filters, *sorted(self._followed))]
         if not filters:
             self._bear()
             return

@@ -12,13 +12,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import specs
+from broker import errors, specs
 
 SCHEMA_VERSION = 6
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
 """The largest policy, its header (64 KB), its seal and its topic, with room to spare: more is neither sent nor read."""
+
+MAX_NAME_CHARS = 1000
+"""Of each text in a birth certificate: they go into file names, tables and the learner's console."""
+MAX_ENVS = 4096
+"""Environments of one actor at once."""
 
 FloatArray = NDArray[np.float32]
 
@@ -141,6 +146,16 @@ class Birth:
     runtime: str
     delegate: str
     rate_hz: float
+
+    def __post_init__(self) -> None:
+        texts = (self.env_id, self.board, self.python, self.runtime, self.delegate)
+        if any(len(text) > MAX_NAME_CHARS for text in texts):
+            raise errors.SpecError(
+                f"a birth certificate has texts of at most {MAX_NAME_CHARS} characters",
+                todo="give the environment a shorter name or path",
+            )
+        if not 1 <= self.n_envs <= MAX_ENVS:
+            raise errors.SpecError(f"{self.n_envs} environments at once; an actor has 1 to {MAX_ENVS}")
 
 
 @dataclass(frozen=True, slots=True)

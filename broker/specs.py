@@ -17,7 +17,8 @@ from broker import errors
 Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
 HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
 OBSERVATION_DTYPES = ("float32", "uint8")
-_MAX_ELEMENTS = 1 << 24
+_MAX_ELEMENTS = 1 << 20
+"""Of an observation: 640 x 480 in colour, and some. What an actor says decides how much memory a learner asks for."""
 MAX_ACTION_ELEMENTS = 1024
 """Of a continuous action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
 MAX_EXPERIENCE_BYTES = 8_000_000
@@ -69,10 +70,8 @@ class ActionSpec:
             if not 2 <= self.n <= 1 << 16:
                 raise errors.SpecError(f"a discrete action needs 2 to 65536 choices, not {self.n}")
         elif self.kind == "continuous":
-            _check_shape(self.shape, "action", rank_min=1)
+            _check_shape(self.shape, "action", rank_min=1, limit=MAX_ACTION_ELEMENTS)
             size = math.prod(self.shape)
-            if size > MAX_ACTION_ELEMENTS:
-                raise errors.SpecError(f"an action of {size} elements is not carried, {MAX_ACTION_ELEMENTS} at most")
             if len(self.low) != size or len(self.high) != size:
                 raise errors.SpecError("action bounds must have one value per element of the action")
             if not all(-MAX_MAGNITUDE <= lo < hi <= MAX_MAGNITUDE for lo, hi in zip(self.low, self.high, strict=True)):
@@ -150,6 +149,11 @@ def check_head(head: str, action: ActionSpec) -> Head:
     return next(h for h in HEADS if h == head)
 
 
-def _check_shape(shape: tuple[int, ...], what: str, rank_min: int) -> None:
-    if len(shape) < rank_min or len(shape) > 4 or any(d < 1 for d in shape) or math.prod(shape) > _MAX_ELEMENTS:
+def _check_shape(shape: tuple[int, ...], what: str, rank_min: int, limit: int = _MAX_ELEMENTS) -> None:
+    if len(shape) < rank_min or len(shape) > 4 or any(d < 1 for d in shape):
         raise errors.SpecError(f"{what} shape {shape} is not carried", todo="flatten it to 1 to 4 dimensions")
+    if math.prod(shape) > limit:
+        raise errors.SpecError(
+            f"{what} shape {shape} is not carried: {math.prod(shape)} elements",
+            todo=f"make it smaller, or flatten it to 1 to 4 dimensions of at most {limit} elements together",
+        )

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from broker import errors
+from broker import errors, messages
 from broker.settings import setting
 
 ENV_PREFIX = "ACTORQ_ACTOR_"
@@ -68,6 +68,10 @@ class ActorConfig:
                 problems.append(f"{name} must not be negative: {getattr(self, name)}")
         if self.runtime not in RUNTIMES:
             problems.append(f"runtime {self.runtime!r} is none of {', '.join(RUNTIMES)}")
+        if self.envs > messages.MAX_ENVS:
+            problems.append(f"envs must be at most {messages.MAX_ENVS}, not {self.envs}")
+        if len(self.env) > messages.MAX_NAME_CHARS:
+            problems.append(f"env must have at most {messages.MAX_NAME_CHARS} characters, not {len(self.env)}")
         if self.one_env and self.envs != 1:
             problems.append(f"one_env says that there is one environment, envs = {self.envs} that there are more")
         if self.max_policy_age_s and not self.safe_action:

@@ -107,7 +107,7 @@ def birth(environment: env.Environment, runtime: str, delegate: str, rate_hz: fl
 
 @functools.cache
 def _board() -> str:
-    return board.model() or f"{platform.system()} {platform.machine()}"
+    return (board.model() or f"{platform.system()} {platform.machine()}")[: messages.MAX_NAME_CHARS]
 
 
 def take(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from broker import address, link, refusal
@@ -63,6 +63,16 @@ class Brokers:
         """As Link.subscribe; the handler is called on several threads."""
         for one in self._all:
             one.subscribe(topic_filter, handler)
+
+    def route(self, topic_filter: str, handler: link.Handler) -> None:
+        """As Link.route; the handler is called on several threads."""
+        for one in self._all:
+            one.route(topic_filter, handler)
+
+    def follow(self, wanted: Collection[str]) -> None:
+        """As Link.follow, at every broker."""
+        for one in self._all:
+            one.follow(wanted)
 
     def start(self) -> None:
         """Connects, and waits until one broker has answered; briefly for the others.

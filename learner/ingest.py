@@ -49,6 +49,8 @@ class Ingest:
         fits: Whether replay has room for so many steps in so many segments at all.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
         say: Takes one line for people: of each actor the first refusal for each reason.
+        may_send: Whether an actor's boot was granted so many steps under an assignment of an epoch.
+        judge: Told of each message, by topic and size, that it brought so many steps, or (None) that it was refused.
 
     Attributes:
         refused: Messages that did not enter replay, by reason.
@@ -67,6 +69,8 @@ class Ingest:
         fits: Callable[[int, int], bool],
         max_policy_lag: int = 0,
         say: Callable[[str], None] = lambda line: None,
+        may_send: Callable[[str, int, int, int], bool] = lambda actor_id, boot, assigned_epoch, steps: True,
+        judge: Callable[[str, int, int | None], None] = lambda topic, size_bytes, steps: None,
     ) -> None:
         self._macs = macs
         self._spec = spec
@@ -80,7 +84,9 @@ class Ingest:
         self._durable = dict(marks)
         self._letters = letters
         self._fits = fits
+        self._may_send, self._judge = may_send, judge
         self._due: set[tuple[str, int]] = set()  # boots that shall get a receipt
+        self._invented: dict[str, dict[int, None]] = {}  # boots new in this session, of which all was refused
         self.refused: Counter[str] = Counter()
         self.messages = 0
         self.steps_refused = 0
@@ -134,6 +140,7 @@ class Ingest:
         except errors.MessageError as error:
             self._refuse(error, topic, payload)
             return None
+        is_new = (actor_id, place.boot) not in self._marks
         try:
             if not self._is_next(actor_id, place, body):
                 return None
@@ -142,13 +149,14 @@ class Ingest:
             return None
         if experience is not None:
             try:
-                self._check(experience, version)
+                self._check(actor_id, experience, version)
                 if len(body) > specs.MAX_EXPERIENCE_BYTES:
                     raise errors.DecodeError(
                         f"{len(body)} bytes, more than the {specs.MAX_EXPERIENCE_BYTES} of a message of experience",
                         reason="too_large",
                     )
                 self.messages += 1
+                self._judge(topic, len(payload), place.steps)
             except errors.DecodeError as error:
                 failure = error
         if failure is not None:
@@ -160,6 +168,10 @@ class Ingest:
                     f"what {actor_id} sends is refused ({failure.reason}): {failure.what}; "
                     f"{place.steps} steps so far, the rest is counted in messages_refused"
                 )
+            if is_new:
+                self._remember(actor_id, place.boot)
+        elif actor_id in self._invented:
+            self._invented[actor_id].pop(place.boot, None)
         entry = ledger.Entry(
             actor_id=actor_id,
             boot=place.boot,
@@ -180,6 +192,8 @@ class Ingest:
         for entry in entries:
             key = entry.actor_id, entry.boot
             self._settling.pop((*key, entry.seq), None)
+            if key not in self._marks:  # forgotten meanwhile
+                continue
             self._durable[key] = ledger.Mark(entry.seq, entry.step + entry.steps)
             self._due.add(key)
 
@@ -195,7 +209,19 @@ class Ingest:
 
     def _refuse(self, error: errors.MessageError, topic: str, payload: bytes) -> None:
         self.refused[error.reason] += 1
+        self._judge(topic, len(payload), None)
         self._letters.add(topic, error.reason, error.what, payload)
+
+    def _remember(self, actor_id: str, boot: int) -> None:
+        """Forgets an earlier boot of which nothing was ever taken, where an actor has too many (as the ledger does)."""
+        boots = self._invented.setdefault(actor_id, {})
+        boots[boot] = None
+        if len(boots) > ledger.BOOTS_KEPT:
+            key = actor_id, next(iter(boots))
+            del boots[key[1]]
+            for known in (self._marks, self._durable):
+                known.pop(key, None)
+            self._due.discard(key)
 
     def _is_next(self, actor_id: str, place: _Place, body: memoryview) -> bool:
         """Whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again.
@@ -235,7 +261,7 @@ class Ingest:
             f"number {seq} of boot {key[1]} was here before, with another content", reason="conflict"
         )
 
-    def _check(self, experience: messages.Experience, version: int) -> None:
+    def _check(self, actor_id: str, experience: messages.Experience, version: int) -> None:
         """Raises DecodeError unless the arrays fit each other, the spec, this run and replay."""
         if experience.oldest < 1 or experience.oldest > experience.seq:
             raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
@@ -251,6 +277,8 @@ class Ingest:
         check_arrays(experience, self._spec)
         if not self._fits(len(experience.reward), len(experience.length)):
             raise errors.DecodeError("longer than replay is", reason="too_long")
+        if not self._may_send(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward)):
+            raise errors.DecodeError("more steps than were granted", reason="grant")
 
     def _lag(self, experience: messages.Experience, version: int) -> float:
         return version - experience.version if experience.epoch == self._epoch else math.inf

@@ -6,7 +6,7 @@ arrived since the one before; it runs on a thread of its own, because it waits f
     meta      id of this ledger, schema, and what was counted before it began
     sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's
     messages  one row for ever: (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok` or why it
-              was refused
+              was refused (of each boot's refused ones the newest REFUSED_KEPT; the others are one row, `N refused`)
     conflicts the first number of a boot that came with two contents, if one did: from there on it gets no receipt
     payloads  the encoded messages that replay still holds; all of them with --keep-experience
 
@@ -16,6 +16,7 @@ some touches no other row: 9.5 k messages of 27 KB a second were committed, 6.6 
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import hashlib
@@ -42,6 +43,10 @@ _DIGEST_BYTES = 8
 _OLDEST = re.compile(rb'"oldest":"[0-9]+"')
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """Of SQLite's codes those that say that the file is no sound ledger; a full disk, say, is no fault of the file."""
+REFUSED_KEPT = 32
+BOOTS_KEPT = 64
+"""Of each actor's boots of which nothing but refused messages came; an actor that lies can invent as many as it likes.
+What is forgotten of a boot was refused, and would be again."""
 _TOGETHER = 64, 16, 4, 1
 """Rows of one statement; few kinds, so that they stay prepared. After each one this thread waits for Python's lock:
 with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."""
@@ -103,6 +108,15 @@ class Mark(NamedTuple):
     steps: int = 0
 
 
+class _Refused:
+    """Rows of one boot's refused messages, as of this session: ids, steps and bytes, and of those that became one."""
+
+    def __init__(self, *, is_known: bool) -> None:
+        self.is_known = is_known  # something of its boot was taken
+        self.rows: collections.deque[tuple[int, int, int]] = collections.deque()
+        self.merged = (0, 0, 0, 0)  # the same, and how many they are
+
+
 class Ledger:
     """An open ledger. One commit is under way at most.
 
@@ -130,6 +144,7 @@ class Ledger:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
+        self._refused: dict[str, dict[int, _Refused]] = {}  # by actor and boot, the one that was heard last at the end
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
         fresh = not path.exists()
@@ -302,12 +317,40 @@ class Ledger:
             _insert(db, "payloads", bodies)
             if not self._keep and forget_before > self._forgotten:
                 db.execute("DELETE FROM payloads WHERE id < ?", (forget_before,))
+            for id_, entry in zip(ids, entries, strict=True):
+                if entry.verdict != OK:
+                    self._merge(id_, entry)
+                elif self._refused and (boot := self._refused.get(entry.actor_id, {}).get(entry.boot)):
+                    boot.is_known = True
             db.execute("COMMIT")
         except sqlite3.Error:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
         self._forgotten = max(self._forgotten, forget_before)
+
+    def _merge(self, id_: int, entry: Entry) -> None:
+        """Keeps rows of refused messages few, however many come."""
+        db, boots = self._db, self._refused.setdefault(entry.actor_id, {})
+        boot = boots.pop(entry.boot, None)
+        if boot is None:
+            key = entry.actor_id, entry.boot, OK
+            known = db.execute("SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict = ? LIMIT 1", key)
+            boot = _Refused(is_known=known.fetchone() is not None)
+        boots[entry.boot] = boot
+        boot.rows.append((id_, entry.steps, entry.size_bytes))
+        if len(boot.rows) > REFUSED_KEPT:
+            old, (first, steps, size, count) = boot.rows.popleft(), boot.merged
+            boot.merged = (first or old[0], steps + old[1], size + old[2], count + 1)
+            if first:
+                db.execute("DELETE FROM messages WHERE id = ?", (old[0],))
+            first, steps, size, count = boot.merged
+            changed = steps, size, f"{count} refused", first
+            db.execute("UPDATE messages SET steps = ?, bytes = ?, verdict = ? WHERE id = ?", changed)
+        invented = [number for number, one in boots.items() if not one.is_known] if len(boots) > BOOTS_KEPT else []
+        for number in invented[:-BOOTS_KEPT]:
+            del boots[number]
+            db.execute("DELETE FROM messages WHERE actor = ? AND boot = ?", (entry.actor_id, number))
 
     def _tidy(self) -> None:
         with contextlib.suppress(sqlite3.Error):  # it stays in the log, which is as good, until the next time

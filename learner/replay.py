@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from broker import errors, specs
@@ -29,6 +30,9 @@ from learner import config, priorities
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
+
+_SHARE = 0.9
+"""Of the memory that is left, which replay may take."""
 
 
 class Segments(Protocol):
@@ -96,8 +100,11 @@ class Replay:
         self.n_step = n_step
         self.gamma = gamma
         # Room for one extra observation per 8 steps, plus one segment: shorter segments evict a little early.
-        self._slots = capacity + capacity // 8 + 1
-        self._observation = np.zeros((self._slots, *spec.observation.shape), spec.observation.dtype)
+        self._slots = _slots(capacity)
+        try:
+            self._observation = np.zeros((self._slots, *spec.observation.shape), spec.observation.dtype)
+        except (MemoryError, ValueError) as error:  # a limit, or more than there are addresses
+            raise _too_large(spec, capacity, 0) from error
         discrete = spec.action.kind == "discrete"
         self._action = np.zeros((capacity, *spec.action.shape), np.int32 if discrete else np.float32)
         self._reward = np.zeros(capacity, np.float32)
@@ -278,6 +285,42 @@ class Replay:
         for one in self._dropped:
             ids = ids[(ids < one.observed_first) | (ids >= one.observed_end)]
         return self._observation.take(ids % self._slots, axis=0)
+
+
+def _slots(capacity: int) -> int:
+    return capacity + capacity // 8 + 1
+
+
+def size_bytes(spec: specs.EnvSpec, capacity: int) -> int:
+    """What a full replay takes, all but its priorities."""
+    item = np.dtype(spec.observation.dtype).itemsize
+    action = 4 * (1 if spec.action.kind == "discrete" else spec.action.size)
+    return _slots(capacity) * spec.observation.size * item + capacity * (action + 24)
+
+
+def check_memory(spec: specs.EnvSpec, capacity: int, max_steps: int) -> None:
+    """Looks whether a replay of this spec would fit into what memory is left, before it is asked for.
+
+    Args:
+        spec: Of what it holds.
+        capacity: Transitions.
+        max_steps: There will be no more: it never fills further.
+
+    Raises:
+        ConfigError: It would not; says what would.
+    """
+    available = psutil.virtual_memory().available
+    if size_bytes(spec, min(capacity, max_steps)) > _SHARE * available:
+        raise _too_large(spec, capacity, int(_SHARE * available / size_bytes(spec, 1000) * 1000))
+
+
+def _too_large(spec: specs.EnvSpec, capacity: int, fit: int) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"replay_capacity {capacity} of {spec.describe()} takes {size_bytes(spec, capacity) / 1e9:.1f} GB, "
+        "which are not there",
+        where="replay_capacity",
+        todo=f"--replay-capacity {fit} would fit" if fit else "lower replay_capacity, or make observations smaller",
+    )
 
 
 def _write(ring: NDArray[Any], first_id: int, rows: NDArray[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,11 @@ LONGER = 4
 """So many times as many steps a message of a large fleet holds at most: actors gather them in memory."""
 GRANT_PERIODS = 2
 """So many messages of an actor come between two assignments that differ in nothing but the pace."""
+BOOTS_AT_ONCE = 8
+"""So many boots of an actor are granted their share in one session before anything of them has come. Of more, each is
+granted one message, the later the more there are: what they were granted cannot be taken back, because it may still
+come. An actor sends what earlier boots left first, so that once a boot is heard, only so many before it count."""
+BOOT_PERIOD_S = 1.0
 AGAIN = 0.1
 """Of the time between two messages: until an actor is looked at again that can be granted no more. A learner that falls
 behind has hundreds of those, and looking at all of them each time took a tenth of a core."""
@@ -45,6 +51,7 @@ class Actor:
 
     `since_s` is when its process was first heard of. `rivals` are other processes that went by its name lately: gone,
     most of them.
+    `credits` is what its boots were granted in this session, rounded up to whole rows, less what arrived of it.
     """
 
     actor_id: str
@@ -54,6 +61,9 @@ class Actor:
     seen_at: float = -math.inf
     boot: int = 0
     recorded: int = 0
+    credits: dict[int, int] = field(default_factory=dict)
+    granted_at: float = -math.inf  # a boot's first grant
+    exceeds: bool = False  # and it was said
     refused: str = ""
     assignment: messages.Assignment | None = None
     due_at: float = -math.inf  # when its pace is looked at again
@@ -89,16 +99,31 @@ class Roster:
     Args:
         session: This learner's session.
         epoch: Its epoch.
-        env_id: The task; empty takes the first actor's.
+        env_id: The task; empty takes the fleet's. Where it is named, only actors that run it decide the spec.
         log: Takes one line for people.
+        quorum: So many live actors must have the same spec until it becomes the fleet's.
+        fingerprint: Of the spec that the fleet must have; empty: any.
+        unfit: Why the learner cannot train on what an actor has; empty if it can.
     """
 
-    def __init__(self, session: str, epoch: int, env_id: str, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        session: str,
+        epoch: int,
+        env_id: str,
+        log: Callable[[str], None],
+        quorum: int = 1,
+        fingerprint: str = "",
+        unfit: Callable[[messages.Birth], str] = lambda birth: "",
+    ) -> None:
         self._session = session
         self.epoch = epoch
         self._log = log
+        self._quorum, self._fingerprint, self._unfit = quorum, fingerprint, unfit
         self.actors: dict[str, Actor] = {}
         self._spec: specs.EnvSpec | None = None
+        self._earlier_steps: float = 0
+        self._earlier: dict[str, float] = {}  # by actor: what may still come of sessions before this one
         self._working: list[Actor] | None = None
         self._looked_at = self._expired_at = -math.inf
         self._somebody_waits = False
@@ -133,10 +158,20 @@ class Roster:
 
     @property
     def the_spec(self) -> specs.EnvSpec:
-        """The fleet's spec: that of the first live actor."""
+        """The fleet's spec: the first that enough live actors have."""
         if self._spec is None:
             raise errors.SpecError("no actor has told its spec yet")
         return self._spec
+
+    @property
+    def decided(self) -> bool:
+        """The fleet has a spec."""
+        return self._spec is not None
+
+    @property
+    def refusals(self) -> str:
+        """Who was refused and why, to be appended to a sentence."""
+        return "".join(f"; actor {a.actor_id}: {a.refused}" for a in self.actors.values() if a.refused)
 
     def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> Actor:
         """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live.
@@ -250,10 +285,43 @@ class Roster:
         if birth is None:
             return
         if self._spec is None:
-            self._spec, self.env_id = birth.spec, self.env_id or birth.env_id
-        if birth.spec.fingerprint != self._spec.fingerprint:
+            self._decide(actor, birth)
+            return
+        self._compare(actor, birth, self._spec)
+
+    def _decide(self, actor: Actor, birth: messages.Birth) -> None:
+        """Takes the spec of this actor as the fleet's, once enough others have the same."""
+        why = self._unfit(birth)
+        if self._fingerprint not in ("", birth.spec.fingerprint):
+            why = f"the run was made for another environment than {birth.env_id}, {birth.spec.describe()}"
+        if why:
+            actor.refused = why
+            self._log(f"actor {actor.actor_id} refused: {why}")
+            return
+        about = f"{birth.env_id}, {birth.spec.describe()}"
+        if self._spec_of(actor) == "":
+            self._log(f"actor {actor.actor_id} runs {about}, and has to wait for actors that run {self.env_id}")
+            return
+        alike = [a for a in self.actors.values() if a.live and self._spec_of(a) == birth.spec.fingerprint]
+        if len(alike) < self._quorum:
+            self._log(f"actor {actor.actor_id} is here: {about}; {len(alike)} of {self._quorum} that agree")
+            return
+        self._spec, self.env_id, self._working = birth.spec, self.env_id or birth.env_id, None
+        for other in self.actors.values():
+            if other.live and not other.refused and other.state and other.state.birth:
+                self._compare(other, other.state.birth, self._spec)
+
+    def _spec_of(self, actor: Actor) -> str:
+        """Fingerprint of its spec; empty, if it has no say in what the fleet's shall be."""
+        birth = actor.state.birth if actor.state else None
+        if birth is None or actor.refused or self.env_id not in ("", birth.env_id):
+            return ""
+        return birth.spec.fingerprint
+
+    def _compare(self, actor: Actor, birth: messages.Birth, spec: specs.EnvSpec) -> None:
+        if birth.spec.fingerprint != spec.fingerprint:
             actor.refused = (
-                f"the fleet trains on {self._spec.describe()}, this actor's environment {birth.env_id} "
+                f"the fleet trains on {spec.describe()}, this actor's environment {birth.env_id} "
                 f"has {birth.spec.describe()}"
             )
             self._log(f"actor {actor.actor_id} refused: {actor.refused}")
@@ -279,9 +347,53 @@ class Roster:
     def working(self) -> list[Actor]:
         """Live actors whose experience is wanted, by slot."""
         if self._working is None:
-            found = (a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth)
+            found = [a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth]
+            if self._spec is None:  # so far: of the spec that most have
+                groups = Counter(self._spec_of(actor) for actor in found)
+                del groups[""]
+                most = max(groups, key=lambda spec: groups[spec], default="")
+                found = [actor for actor in found if most and self._spec_of(actor) == most]
             self._working = sorted(found, key=lambda actor: actor.slot)
         return self._working
+
+    def may_send(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> bool:
+        """Whether so many steps more were granted to a boot, by this session or by those of the run before it."""
+        if steps <= self._credit(actor_id, boot, assigned_epoch):
+            return True
+        actor = self.actors.get(actor_id)
+        if actor is not None and not actor.exceeds:
+            actor.exceeds = True
+            self._log(f"actor {actor_id} sends more than it was granted; the rest is refused, and counted as `grant`")
+        return False
+
+    def take(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> None:
+        """Counts what came of a grant, whether refused for its content or not; what was refused as `grant` is none."""
+        left, actor = self._credit(actor_id, boot, assigned_epoch) - steps, self.actors.get(actor_id)
+        if left < 0:
+            return
+        if assigned_epoch != self.epoch:
+            self._earlier[actor_id] = left
+        elif actor is not None:
+            actor.credits[boot] = int(left)
+            if len(actor.credits) > BOOTS_AT_ONCE:
+                for old in [one for one in sorted(actor.credits) if one < boot][:-BOOTS_AT_ONCE]:
+                    del actor.credits[old]
+            if (process := actor.process(boot)) is not None:
+                process.recorded += steps
+
+    def _credit(self, actor_id: str, boot: int, assigned_epoch: int) -> float:
+        if assigned_epoch != self.epoch:
+            return self._earlier.get(actor_id, self._earlier_steps)
+        actor = self.actors.get(actor_id)
+        return actor.credits.get(boot, 0) if actor is not None else 0
+
+    def expect_earlier(self, steps: float) -> None:
+        """Says how many steps each actor may hold, at most, of the run's sessions before this one."""
+        self._earlier_steps = steps
+
+    def owed_steps(self, actor_id: str) -> int:
+        """What an actor may hold of what it was granted in this session, at most."""
+        return sum(self.actors[actor_id].credits.values())
 
     def assign_due(
         self, *, lockstep_version: int, now_s: float, **rest: Any
@@ -348,7 +460,13 @@ class Roster:
         ages = period_s > 0 and settings.message_period_s > 0
         longer = int(min(LONGER, period_s / settings.message_period_s)) if ages else 1
         message_steps = min(longer * settings.message_steps, exploration.replay_capacity)
-        granted = actor.recorded + math.ceil(max(0, steps_left) / n)
+        share = math.ceil(max(0, steps_left) / n)
+        unheard = len(actor.credits) - BOOTS_AT_ONCE
+        if old is None and now_s - actor.granted_at < BOOT_PERIOD_S * unheard:
+            return None
+        if not actor.recorded and unheard > 0:
+            share = min(share, message_steps)
+        granted = actor.recorded + share
         actor.due_at = now_s + max(ASSIGN_PERIOD_S, GRANT_PERIODS * self.period_s)
         if old is None:
             noise = exploration.noise
@@ -386,5 +504,9 @@ class Roster:
                 return None
             self._allowance -= self._is_paced(actor, lockstep_version)
             new = replace(old, **changes)
+        if old is None:
+            n_envs = actor.state.birth.n_envs if actor.state and actor.state.birth else 1
+            actor.credits[actor.boot], actor.granted_at = n_envs - 1, now_s
+        actor.credits[actor.boot] += new.steps_granted - (old.steps_granted if old else 0)
         actor.assignment = new
         return new

@@ -1,7 +1,8 @@
 """One directory per run that explains itself: settings, command line, versions, metrics, checkpoints, policies.
 
 config.toml  run.json  metrics.jsonl  tensorboard/  checkpoints/  policies/vNNNNNN.PRECISION.tflite + .json
-ledger.sqlite  dead_letters.jsonl (when something was refused)  summary.json (at the end)
+owed.json (what actors may hold of grants)  ledger.sqlite  dead_letters.jsonl (when something was refused)
+summary.json (at the end)
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import fcntl
 import importlib.metadata
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -19,6 +21,9 @@ from typing import Any
 
 from broker import errors, identity, messages, settings
 from learner import config, ledger
+
+_NAME_CHARS = 100
+"""Of the environment's name, in that of its run: file systems take 255 in all."""
 
 
 class RunDirectory:
@@ -70,6 +75,19 @@ class RunDirectory:
             }
         )
         identity.write_atomic(file, (json.dumps({"starts": starts}, indent=2) + "\n").encode(), mode=0o644)
+
+    def owed_steps(self) -> float:
+        """How many steps an actor may hold, at most, that this run granted before; infinite if nobody knows."""
+        try:
+            steps = json.loads((self.path / "owed.json").read_text())["steps"]
+            return float(steps) if steps is not None else math.inf
+        except (OSError, ValueError, KeyError, TypeError):
+            return math.inf
+
+    def note_owed_steps(self, steps: float) -> None:
+        """Keeps that number, so that it outlives a learner that is killed."""
+        text = json.dumps({"steps": steps if math.isfinite(steps) else None}) + "\n"
+        identity.write_atomic(self.path / "owed.json", text.encode(), mode=0o644)
 
     def save_policy(self, manifest: messages.Manifest, model: bytes) -> Path:
         """Keeps a published policy as a plain .tflite with its manifest beside it; returns the model's path.
@@ -124,7 +142,7 @@ def new_path(train: config.TrainConfig, env_id: str) -> Path:
     if train.run_dir:
         return Path(train.run_dir)
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in env_id)
-    return Path("runs") / f"{name}-{train.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"{name[:_NAME_CHARS]}-{train.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _git_state() -> str:

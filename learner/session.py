@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from broker import codec, errors, identity, messages, signing, topics
+from broker import address, codec, errors, identity, messages, signing, topics
 from learner import brokers, config, inbox, roster
 
 HEARTBEAT_S = 2.0
@@ -30,6 +30,12 @@ _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
 _ENROLMENT_PERIOD_S = 0.1  # how long a revoked actor may still be heard
 _TICK_S = 2.5  # longer than any file system's clock takes to tell two changes apart
 _WAITING_S = 15.0  # between two lines that tell people what is waited for
+_EXCESS = 500
+"""Messages beyond what its tokens pay for, after which nothing more of an actor is subscribed to for a while: to read
+packets only to leave them out took all of a core, and what nobody subscribes to the broker throws away by itself."""
+_DEAF_S, _DEAFEST_S = 30.0, 600.0
+"""For how long: the first time, and at most. It is doubled each time."""
+_LEAVES = ("state", "experience", "report")
 _SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
 
 
@@ -69,7 +75,14 @@ class Session:
         self._settings = settings
         self._say = say
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
-        self._inbox = inbox.Inbox()
+        self._addresses = settings.broker or self.fleet.brokers
+        # Without TLS whoever is on this machine may write at any topic: nobody shall pay for that
+        vouched = all(address.Address.parse(where).tls for where in self._addresses)
+        self._inbox = inbox.Inbox(self._bucket_of if vouched else None, min(64, settings.message_steps))
+        self._vouched = vouched
+        self._excess: Counter[str] = Counter()  # by actor, since it was last deaf to it
+        self._deaf: dict[str, tuple[float, float]] = {}  # by actor: until when, and for how long that was
+        self._followed: frozenset[str] = frozenset()
         self._came = False  # a message, the last time we looked
         self._claimed = False
         self._take_over = take_over
@@ -82,6 +95,7 @@ class Session:
         self._heartbeat = 0
         self._announced_at = 0.0
         self.brokers = self._made_brokers()
+        self._follow()
 
     def join(self) -> list[Arrival]:
         """Connects and claims the fleet; returns what arrived meanwhile.
@@ -108,7 +122,7 @@ class Session:
         """Not connected yet; their will has our epoch."""
         settings, state_topic = self._settings, self.topics.learner_state
         made = brokers.Brokers(
-            settings.broker or self.fleet.brokers,
+            self._addresses,
             f"actorq-{settings.fleet}-learner",
             username=identity.LEARNER_USER,
             password=self.fleet.password,
@@ -119,8 +133,9 @@ class Session:
             on_log=self._say,
         )
         made.subscribe(state_topic, self._hear_learner)
-        for leaf in ("state", "experience", "report"):
-            made.subscribe(self.topics.every_actor(leaf), self._inbox.put)
+        listen = made.route if self._vouched else made.subscribe
+        for leaf in _LEAVES:
+            listen(self.topics.every_actor(leaf), self._inbox.put)
         return made
 
     def _go_above(self) -> None:
@@ -131,11 +146,12 @@ class Session:
             f"{lost}: it was lost, or put back; this learner is epoch {self.epoch}"
         )
         self.brokers.close()
-        self.brokers = self._made_brokers()
+        self.brokers, self._followed = self._made_brokers(), frozenset()
+        self._follow()
         self.brokers.start()
 
     def gather(self, found: roster.Roster, stop: threading.Event, until_s: float = math.inf) -> roster.Roster:
-        """Joins, and waits until enough actors are alive; the first one's spec becomes the fleet's.
+        """Joins, and waits until enough actors with one spec are alive, which becomes the fleet's.
 
         Args:
             found: Takes them in.
@@ -160,14 +176,14 @@ class Session:
                 if isinstance(arrival.message, messages.ActorState):
                     self.compare_epochs(arrival.actor_id, arrival.message.vitals.policy_epoch)
                     found.observe(arrival.actor_id, arrival.message, retained=arrival.retained, now_s=time.monotonic())
-            if len(found.working()) >= settings.actors:
+            if found.decided and len(found.working()) >= settings.actors:
                 return found
             if stop.is_set():
                 raise Stopped
             if time.monotonic() > deadline:
                 raise errors.EnvironmentFailure(
                     f"{len(found.working())} of {settings.actors} actors came within {settings.wait_s:g} s",
-                    where=f"fleet {settings.fleet!r} at {self.brokers.address}",
+                    where=f"fleet {settings.fleet!r} at {self.brokers.address}{found.refusals}",
                     todo="start actors with `actorq-actor run`, and look at what they say",
                 )
             if time.monotonic() > until_s:
@@ -248,6 +264,7 @@ class Session:
         """
         if self._rival is not None:
             raise self._busy(self._rival)
+        self._count_left_out()
         while (raw := self._next(wait_s)) is not None:
             wait_s = 0.0
             arrival = self._open(*raw)
@@ -270,6 +287,45 @@ class Session:
             raw = self._inbox.get(wait_s)
         self._came = raw is not None
         return raw
+
+    def judge(self, topic: str, size_bytes: int, steps: int | None) -> None:
+        """As Inbox.judge."""
+        self._inbox.judge(topic, size_bytes, steps)
+
+    def _bucket_of(self, topic: str) -> tuple[str, str] | None:
+        """The topic itself, if its actor is enrolled; others share one."""
+        leaf = topic.rpartition("/")[2]
+        if leaf not in inbox.LIMITS or topic == self.topics.learner_state:
+            return None
+        with contextlib.suppress(errors.MessageError):
+            if self.topics.actor_id(topic) in self.macs:
+                return topic, leaf
+        return leaf, leaf
+
+    def _count_left_out(self) -> None:
+        for (topic, leaf), count in self._inbox.take_left_out().items():
+            self.refused["rate" if leaf == "experience" else f"{leaf}.rate"] += count
+            if "/" in topic:
+                self._excess[self.topics.actor_id(topic)] += count
+        for actor_id in [one for one, count in self._excess.items() if count >= _EXCESS]:
+            del self._excess[actor_id]
+            deaf_s = min(_DEAFEST_S, 2 * self._deaf[actor_id][1] if actor_id in self._deaf else _DEAF_S)
+            self._deaf[actor_id] = time.monotonic() + deaf_s, deaf_s
+            self._say(
+                f"actor {actor_id} sends more than it was asked for (`rate`): nobody listens to it for {deaf_s:g} s"
+            )
+        self._follow()
+
+    def _follow(self) -> None:
+        """Listens to each enrolled actor by itself, where the broker vouches for topics; to who floods not at all."""
+        if not self._vouched:
+            return
+        self._follow_enrolment()  # nothing comes of who has just been enrolled, to look for its key
+        now = time.monotonic()
+        heard = frozenset(name for name in self.macs if now >= self._deaf.get(name, (0.0, 0.0))[0])
+        if heard != self._followed:
+            self._followed = heard
+            self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in _LEAVES])
 
     def wake(self) -> None:
         """Ends the wait of `drain`, now or the next one. From any thread."""
@@ -295,6 +351,7 @@ class Session:
             return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
         except errors.MessageError as error:
             self.refused[f"{leaf}.{error.reason}"] += 1
+            self._inbox.judge(topic, len(payload), None)
             return None
 
     def _mac(self, actor_id: str) -> signing.ActorMac:

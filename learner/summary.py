@@ -44,6 +44,7 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         **_returns("fp32", float32),
         **_difference(published, float32),
         "score_seed": score.seed if score else None,
+        "scored_by": score.scored_by if score else [],
         "greedy_agreement": measures.get("agreement"),
         "greedy_agreement_weighted": measures.get("agreement_weighted"),
         "ties": measures.get("ties"),
@@ -100,6 +101,7 @@ def table(summary: dict[str, Any]) -> str:
         (f"return, published {precision} policy", _spread(summary, precision)),
         ("return, fp32 on the same seeds", _spread(summary, "fp32")),
         (f"  {precision} less fp32, paired 95 %", _interval(summary["return_difference_interval"])),
+        ("scored by", _scored_by(summary)),
         _fidelity(precision, s),
         ("policy size", f"{precision} {_bytes(s[f'policy_{precision}_bytes'])}, fp32 {_bytes(s['policy_fp32_bytes'])}"),
         (
@@ -134,6 +136,13 @@ def table(summary: dict[str, Any]) -> str:
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(console.printable(f"{label:<{width}}  {value}") for label, value in rows)
+
+
+def _scored_by(summary: dict[str, Any]) -> str:
+    who = summary["scored_by"]
+    if not summary["solved"]:
+        return ", ".join(who) or "-"
+    return f"{who[0]}, confirmed by {who[1]}" if len(who) > 1 else f"{who[0]} alone"
 
 
 def _fidelity(precision: str, s: dict[str, Any]) -> tuple[str, str]:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from broker import amx, errors
-from learner import chatter, checkpoint, config, console, energy, roster, run_directory, session
+from broker import amx, errors, messages
+from learner import chatter, checkpoint, config, console, energy, replay, roster, run_directory, session
 
 SWITCH_S = 0.001
 """How long a thread may keep Python's lock from another. With the default, 5 ms, an update that has been computed waits
@@ -58,8 +58,17 @@ def run(
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
         here = session.Session(initial.train, screen.say, take_over=take_over)
         try:
+            found = roster.Roster(
+                here.id,
+                here.epoch,
+                initial.train.env,
+                screen.say,
+                quorum=initial.train.actors,
+                fingerprint=saved.meta["fingerprint"] if saved else "",
+                unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
+            )
             until_s = started + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
-            actors = here.gather(roster.Roster(here.id, here.epoch, initial.train.env, screen.say), stop, until_s)
+            actors = here.gather(found, stop, until_s)
             settings = configure(actors.env_id, actors.the_spec.action.kind)
             directory = directory or run_directory.RunDirectory(
                 run_directory.new_path(settings.train, actors.env_id), resume=False
@@ -87,6 +96,22 @@ def run(
         raise
     finally:
         loading.join()  # until then stderr is held back, and an error message would be lost with it
+
+
+def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
+    """Why an actor's environment cannot be trained on here; empty if it can. One that lies about it ends nothing."""
+    spec, hidden = birth.spec, settings.algorithm.hidden
+    is_image = spec.observation.dtype == "uint8" and len(spec.observation.shape) == 3  # as in networks.py
+    weights = hidden[-1] * spec.action.size + (0 if is_image else hidden[0] * spec.observation.size)
+    if weights > messages.MAX_POLICY_BYTES:
+        return (
+            f"a policy for {spec.describe()} has {weights:,} weights; actors take {messages.MAX_POLICY_BYTES:,} bytes"
+        )
+    try:
+        replay.check_memory(spec, settings.algorithm.replay_capacity, settings.train.max_env_steps)
+    except errors.ConfigError as error:
+        return f"{error.what}; {error.todo}"
+    return ""
 
 
 def _load_tensorflow() -> None:

@@ -16,7 +16,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -121,8 +121,13 @@ class TrainingLoop:
             dead_letters.DeadLetters(directory.path / dead_letters.NAME, kept=self.records),
             self.replay.fits,
             train.max_policy_lag,
-            screen.say,
+            say=screen.say,
+            may_send=actors.may_send,
+            judge=here.judge,
         )
+        self._owed_before = directory.owed_steps() if len(self._epochs) > 1 else 0
+        self._owed = -1  # noted, of this session
+        actors.expect_earlier(self._owed_before)
         self.intake = intake.Intake(self.ingest, book, self.replay, screen.say)
         book.on_commit = here.wake
         here.announce(self.spec.fingerprint, version)
@@ -317,13 +322,16 @@ class TrainingLoop:
             takes = f", and a score takes {score_s:.0f} s" if score_s else ""
             self._screen.say(f"the last policy is not scored: the time is up{takes}")
             return
-        who = f"actor {working[0].actor_id}" if working else "an actor, of which none is here,"
-        self._screen.say(f"waiting for {who} to score the last policy, at most {end_s - now:.0f} s")
+        who = f"{_names(working)} to score" if working else "an actor, of which none is here, to score"
+        self._screen.say(f"waiting for {who} the last policy, at most {end_s - now:.0f} s")
         self._finishing = True
         self.scoring.begin(newest, confirm=True)
         while self.scoring.busy and time.monotonic() < end_s and not self._stop.is_set():
             self._drain(0.1)
             self._tick()
+        found, last = self.scoring.unconfirmed, self.last_score
+        if found is not None and found.policy is newest and (last is None or last.policy is not newest):
+            self.last_score = found  # better than none at all
         if self.last_score is None or self.last_score.policy is not newest:
             self._screen.say("the last policy has no score: none came in time")
 
@@ -374,28 +382,29 @@ class TrainingLoop:
 
     def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
         experience = self.intake.take(actor_id, topic, payload, self.publisher.version)
-        actor = self.roster.actors.get(actor_id)
-        if experience is None or actor is None:
-            return
-        account = actor.process(experience.boot)
-        if account is not None and experience.assigned_epoch == self.session.epoch:
-            account.recorded += len(experience.reward)  # refused or not, they used up its grant
+        if experience is not None:  # refused or not, they used up its grant
+            self.roster.take(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward))
 
     def _take_report(self, actor_id: str, report: messages.Report) -> None:
         if not self.scoring.awaits(report, actor_id):
             self.session.refused["report.unasked"] += 1
+            self.session.judge(self.session.topics.report(actor_id), 0, None)
             return
         failures, score = self.scoring.failures, self.scoring.take(report)
         if self.scoring.failures > failures:
             rest_s = self.scoring.rests_until_s - time.monotonic()
             goes_on = f"; training goes on, the next one is asked for in {rest_s:.0f} s" if rest_s > 0 else ""
-            what = report.error or "its answer is incomplete"
+            what = report.error[:500] or "its answer is incomplete"
             self._screen.say(f"actor {actor_id} gave no score: {what}{'' if self._finishing else goes_on}")
         if score is None:
             return
         self.last_score = score
         if score.confirming and score.mean("published") >= self.settings.solved_return:
             self.solved = score
+            if score.alone:
+                self._screen.say(
+                    f"{score.by} alone says that the policy is good: no other actor was there to confirm it"
+                )
 
     # -- what goes out ----------------------------------------------------------------------------------------------
 
@@ -488,7 +497,14 @@ class TrainingLoop:
         else:
             self.limiter.widen(self.roster.grant_s, self.progress.env_steps_per_s)
             goal = min(self.limiter.steps_granted(), self.settings.max_env_steps)
-        given = self.roster.assign_due(
+        given = list(self._due_assignments(goal, lockstep_version, now))
+        self._note_owed(given)
+        self.session.retain_all((self.session.topics.assignment(id_), assignment) for id_, assignment in given)
+
+    def _due_assignments(
+        self, goal: int, lockstep_version: int, now: float
+    ) -> Iterator[tuple[str, messages.Assignment]]:
+        return self.roster.assign_due(
             steps_left=goal - self.env_steps - self.intake.pending_steps,
             env_steps=self.env_steps,
             lockstep_version=lockstep_version,
@@ -496,7 +512,16 @@ class TrainingLoop:
             exploration=self.algorithm_settings,
             now_s=now,
         )
-        self.session.retain_all((self.session.topics.assignment(id_), assignment) for id_, assignment in given)
+
+    def _note_owed(self, given: list[tuple[str, messages.Assignment]]) -> None:
+        """Before anybody is granted more than ever: the session after this one must know what may still come.
+
+        In powers of two, so that it is written a few times in all.
+        """
+        owed = max((self.roster.owed_steps(actor_id) for actor_id, _ in given), default=0) + self.intake.pending_steps
+        if given and owed > self._owed:
+            self._owed = 1 << owed.bit_length()
+            self.directory.note_owed_steps(self._owed_before + self._owed)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

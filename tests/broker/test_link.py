@@ -53,6 +53,37 @@ def test_birth_comes_after_the_subscriptions(broker_address: str, make_link: lin
         assert received.get(timeout=10) == ("actorq/t/actor/pi/assignment", b"go", False)
 
 
+@pytest.mark.fault(16)
+def test_topics_are_followed_and_no_longer(broker_address: str, make_link: links.MakeLink) -> None:
+    """Named before it connects and while it is; and after a change nothing that is retained is said again."""
+    reader = make_link(broker_address, name="reader", start=False)
+    received: queue.Queue[tuple[str, bytes]] = queue.Queue()
+    reader.route("actorq/t/actor/+/state", lambda topic, payload, _: received.put((topic.split("/")[3], payload)))
+    reader.follow(["actorq/t/actor/a/state", "actorq/t/actor/last/state"])
+    reader.start()
+    reader.wait_connected(10)
+    writer = make_link(broker_address, name="writer")
+    writer.wait_connected(10)
+    rounds = iter(range(1000))
+
+    def heard() -> set[str]:
+        """Of a and b, what is sent now."""
+        mark = str(next(rounds)).encode()
+        for name in ("a", "b", "last"):
+            topic = f"actorq/t/actor/{name}/state"
+            conftest.wait_until(lambda: writer.publish(topic, mark), "sent")  # noqa: B023  called at once
+        found = set[str]()
+        while "last" not in found:
+            name, payload = received.get(timeout=10)
+            found |= {name} if payload == mark else set()
+        return found - {"last"}
+
+    assert heard() == {"a"}
+    reader.follow(["actorq/t/actor/b/state", "actorq/t/actor/last/state"])
+    conftest.wait_until(lambda: heard() == {"b"}, "b is followed, and a no longer")
+    assert reader.connections == 1
+
+
 def test_the_state_is_sent_last(broker_address: str, make_link: links.MakeLink) -> None:
     watcher = make_link(broker_address, name="watcher", start=False)
     received = links.listen(watcher, "actorq/t/#")

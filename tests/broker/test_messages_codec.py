@@ -307,3 +307,17 @@ def test_oversized_header(length: int) -> None:
 )
 def test_headers_that_are_none(text: bytes, reason: str) -> None:
     refused("receipt", len(text).to_bytes(8, "little") + text, reason)
+
+
+@pytest.mark.fault(14)
+@pytest.mark.parametrize(
+    "changes", [{"env_id": "E" * 40_000}, {"board": "b" * 40_000}, {"n_envs": 1 << 40}, {"n_envs": 0}, {"n_envs": -5}]
+)
+def test_births_that_nobody_can_use_are_refused(changes: dict[str, Any]) -> None:
+    """Among them a name of 40 kB, which ended a learner as it made a directory of it."""
+
+    def change(header: Header) -> None:
+        birth = json.loads(header["__metadata__"]["birth"])
+        header["__metadata__"]["birth"] = json.dumps(birth | changes)
+
+    refused("actor_state", repacked(codec.encode(examples.EXAMPLES["actor_state"]), change), "field")

@@ -32,6 +32,7 @@ class Desk:
             dead_letters.DeadLetters(self.letters),
             lambda steps, segments: steps <= 10,
             max_policy_lag,
+            **({"may_send": marks["may_send"]} if "may_send" in marks else {}),
         )
 
     def offer(self, experience: messages.Experience, version: int = 5) -> ingest.Taken | None:
@@ -221,6 +222,36 @@ def test_takes_what_an_older_policy_chose_for_this_run(tmp_path: Path) -> None:
     desk = Desk(tmp_path, epochs=(7, 7))
     assert desk.accepts(seq=1, assigned_epoch=7, epoch=3, version=900)
     assert desk.accepts(seq=2, assigned_epoch=7, epoch=0, version=0)
+
+
+@pytest.mark.fault(13)
+def test_what_goes_beyond_a_grant_is_refused_but_receipted(tmp_path: Path) -> None:
+    asked: list[tuple[str, int, int, int]] = []
+
+    def may_send(*what: Any) -> bool:
+        asked.append(what)
+        return len(asked) < 2
+
+    desk = Desk(tmp_path, may_send=may_send)
+    assert desk.accepts(seq=1, boot=7, assigned_epoch=2)
+    assert not desk.accepts(seq=2, boot=7, assigned_epoch=2)
+    assert asked == [("pi", 7, 2, 3)] * 2
+    assert desk.ingest.refused == {"grant": 1} and desk.reasons == ["grant"] and desk.ingest.steps_refused == 3
+    assert desk.receipts == [messages.Receipt("ledger", 7, 2)]
+
+
+@pytest.mark.fault(16)
+def test_boots_that_were_invented_are_forgotten_and_no_others(desk: Desk) -> None:
+    assert desk.accepts(boot=1)
+    for boot in range(2, 3000):
+        assert not desk.accepts(boot=boot, fingerprint="0" * 16)
+        assert desk.receipts == [messages.Receipt("ledger", boot, 1)] or boot == 2
+    assert len(desk.ingest._marks) == len(desk.ingest._durable) <= 70
+    assert desk.accepts(boot=2999, seq=2), "one of which something is taken after all stays"
+    for boot in range(3000, 3100):
+        assert not desk.accepts(boot=boot, fingerprint="0" * 16)
+    assert not desk.accepts(boot=1, seq=1) and not desk.accepts(boot=2999, seq=2)
+    assert desk.ingest.refused["duplicate"] == 2
 
 
 def test_refuses_what_replay_cannot_hold(desk: Desk) -> None:

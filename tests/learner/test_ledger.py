@@ -244,4 +244,38 @@ def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
     again = ledger.Ledger(tmp_path / ledger.NAME)  # the first one was killed
     assert again.begin_session({7}) == {3, 7}
     again.close()
+
+
+def refused_rows(book: ledger.Ledger) -> tuple[int, int]:
+    """Rows of refused messages, and how many messages they stand for."""
+    rows = [verdict for (verdict,) in book._db.execute("SELECT verdict FROM messages WHERE verdict != 'ok'")]
+    return len(rows), sum(int(v.split()[0]) if v.endswith(" refused") else 1 for v in rows)
+
+
+@pytest.mark.fault(16)
+def test_rows_of_refused_messages_do_not_grow_for_ever(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME)
+    commit(book, entry(1))
+    for begin in range(2, 2002, 100):
+        commit(book, *(entry(seq, verdict="grant", steps=1) for seq in range(begin, begin + 100)))
+    rows, stand_for = refused_rows(book)
+    assert rows <= 40 and stand_for == 2000, "few rows, and each message is counted"
+    assert book._db.execute("SELECT sum(steps) FROM messages WHERE verdict != 'ok'").fetchone() == (2000,)
+    assert book.marks() == {("pi", 1): ledger.Mark(2001, 2102)}
+    assert book.totals() == (10, 2) and seqs(book) == [1]
+    book.close()
+
+
+@pytest.mark.fault(16)
+def test_nor_do_boots_that_were_invented(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / ledger.NAME)
+    commit(book, entry(1, boot=7))
+    commit(book, entry(1, boot=8, verdict="grant"), entry(2, boot=8))
+    for boot in range(100, 1100):
+        commit(book, entry(1, boot=boot, verdict="grant"), entry(2, boot=boot, verdict="grant"))
+    commit(book, entry(2, boot=7, verdict="shape"))
+    marks = book.marks()
+    assert len(marks) <= 70
+    assert marks["pi", 1099].seq == marks["pi", 8].seq == marks["pi", 7].seq == 2
+    assert book.totals() == (20, 4)
     book.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -209,3 +210,24 @@ def test_what_does_not_belong_together_or_never_fits_is_refused() -> None:
     assert memory.insert(segments([], [])) == memory.insert() == 0
     with pytest.raises(IndexError, match="empty"):
         memory.sample(1, 1, np.random.default_rng(0))
+
+
+@pytest.mark.fault(14)
+@pytest.mark.parametrize("size", [1 << 16, 1 << 20])
+def test_more_than_memory_holds_is_said_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("learner.replay.psutil.virtual_memory", lambda: SimpleNamespace(available=8_000_000_000))
+    wide = specs.EnvSpec(specs.ObservationSpec((size,)), specs.ActionSpec("discrete", n=2))
+    with pytest.raises(errors.ConfigError, match="replay_capacity 100000 .* GB") as caught:
+        replay.check_memory(wide, 100_000, 10**9)
+    fit = int(caught.value.todo.split()[1])
+    replay.check_memory(wide, fit, 10**9)
+    replay.check_memory(wide, 100_000, fit)  # a run that ends before
+    with pytest.raises(errors.ConfigError):
+        replay.check_memory(wide, 2 * fit, 10**9)
+
+
+@pytest.mark.fault(14)
+def test_more_than_there_are_addresses_is_a_named_error() -> None:
+    wide = specs.EnvSpec(specs.ObservationSpec((1 << 20,)), specs.ActionSpec("discrete", n=2))
+    with pytest.raises(errors.ConfigError, match="replay_capacity"):
+        replay.Replay(wide, 1 << 44, n_step=1, gamma=0.9)

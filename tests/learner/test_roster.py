@@ -355,3 +355,116 @@ def test_experience_counts_for_the_process_that_sent_it() -> None:
     mine, before = clock.actor.process(9), clock.actor.process(5)
     assert mine is clock.actor and before is not None and before.boot == 5
     assert clock.actor.process(7) is None
+
+
+def grant(found: roster.Roster, actor_id: str, steps_left: int, now_s: float) -> int:
+    """What this actor has been granted in its boot after another look."""
+    assign = found.assign(
+        found.actors[actor_id],
+        steps_left=steps_left,
+        env_steps=0,
+        lockstep_version=0,
+        settings=SETTINGS,
+        exploration=EXPLORATION,
+        now_s=now_s,
+    )
+    assignment = assign or found.actors[actor_id].assignment
+    return assignment.steps_granted if assignment else 0
+
+
+@pytest.mark.fault(13)
+def test_a_grant_is_used_once_and_by_the_boot_that_got_it() -> None:
+    found, said = make()
+    found.observe("a", fleet_examples.state(birth=dataclasses.replace(fleet_examples.birth(), n_envs=16)), **NOW)
+    assert not found.may_send("a", 1, 4, 1), "it was granted nothing"
+    assert grant(found, "a", 1000, 0.0) == 1000
+    assert found.may_send("a", 1, 4, 1015), "whole rows of 16 environments"
+    assert not found.may_send("a", 1, 4, 1016) and not found.may_send("a", 2, 4, 1)
+    assert not found.may_send("stranger", 1, 4, 1)
+    found.take("a", 1, 4, 600)
+    assert found.actors["a"].recorded == 600
+    assert found.may_send("a", 1, 4, 415) and not found.may_send("a", 1, 4, 416)
+    found.take("a", 1, 4, 416)
+    assert found.actors["a"].recorded == 600, "what goes beyond a grant brings no new one"
+    assert sum("more than it was granted" in line for line in said) == 1, "said once"
+
+
+@pytest.mark.fault(13)
+def test_what_boots_before_were_granted_may_still_come() -> None:
+    found, _ = make()
+    for boot in range(1, roster.BOOTS_AT_ONCE + 1):
+        found.observe("a", fleet_examples.state(boot=boot), **NOW)
+        assert grant(found, "a", 500, 0.0) == 500, "as if each began after a crash"
+    for boot in range(1, roster.BOOTS_AT_ONCE + 1):
+        for _ in range(5):
+            assert found.may_send("a", boot, 4, 100), "oldest first, as spools do"
+            found.take("a", boot, 4, 100)
+        assert not found.may_send("a", boot, 4, 1)
+
+
+@pytest.mark.fault(13)
+def test_a_liar_that_begins_anew_for_ever_gathers_no_grants() -> None:
+    """Each boot is granted a share; what earlier ones did not use must not add up."""
+    found, _ = make()
+    seconds = 600
+    for tick in range(10 * seconds):  # a new boot ten times a second
+        found.observe("a", fleet_examples.state(boot=tick + 1), retained=False, now_s=tick / 10)
+        grant(found, "a", 100_000, tick / 10)
+    assert found.owed_steps("a") <= (roster.BOOTS_AT_ONCE + 1) * 100_000 + 60 * SETTINGS.message_steps
+    newest = found.actors["a"].boot
+    for _ in range(50):
+        newest += 1
+        found.observe("a", fleet_examples.state(boot=newest), retained=False, now_s=1e6 + newest * 1e3)
+        grant(found, "a", 100_000, 1e6 + newest * 1e3)
+        found.take("a", newest, 4, 1)
+    assert len(found.actors["a"].credits) <= roster.BOOTS_AT_ONCE + 1
+    assert found.owed_steps("a") <= (roster.BOOTS_AT_ONCE + 1) * 100_000
+
+
+@pytest.mark.fault(13)
+def test_of_sessions_before_this_one_only_what_they_granted_may_come() -> None:
+    found, _ = make()
+    found.expect_earlier(1000)
+    for _ in range(10):
+        assert found.may_send("a", 7, 3, 100), "before its state was heard, too"
+        found.take("a", 7, 3, 100)
+    assert not found.may_send("a", 8, 2, 1)
+    assert found.may_send("b", 7, 3, 1000), "each for itself"
+
+
+NOW: dict[str, Any] = {"retained": False, "now_s": 0.0}
+OTHER = fleet_examples.birth("Acrobot-v1", fleet_examples.OTHER_SPEC)
+
+
+@pytest.mark.fault(14)
+def test_one_actor_alone_does_not_decide_the_spec_of_two() -> None:
+    said: list[str] = []
+    found = roster.Roster("session", 4, "", said.append, quorum=2)
+    found.observe("liar", fleet_examples.state(birth=OTHER), **NOW)
+    found.observe("a", fleet_examples.state(), **NOW)
+    assert not found.decided and len(found.working()) == 1
+    found.observe("b", fleet_examples.state(), **NOW)
+    assert found.the_spec == fleet_examples.SPEC and found.env_id == "CartPole-v1"
+    assert [actor.actor_id for actor in found.working()] == ["a", "b"]
+    assert "the fleet trains on" in found.actors["liar"].refused
+
+
+@pytest.mark.fault(14)
+def test_where_the_task_is_named_only_who_runs_it_decides() -> None:
+    found, said = make("CartPole-v1")
+    found.observe("liar", fleet_examples.state(birth=OTHER), **NOW)
+    assert not found.decided and found.working() == [] and "has to wait" in said[-1]
+    found.observe("a", fleet_examples.state(), **NOW)
+    assert [actor.actor_id for actor in found.working()] == ["a"]
+    assert found.actors["liar"].refused
+
+
+@pytest.mark.fault(14)
+def test_nobody_decides_what_the_learner_cannot_train_on_or_the_run_was_not_made_for() -> None:
+    too_large = lambda birth: "too large" if birth.spec == fleet_examples.OTHER_SPEC else ""  # noqa: E731
+    for options in ({"unfit": too_large}, {"fingerprint": fleet_examples.SPEC.fingerprint}):
+        found = roster.Roster("session", 4, "", lambda line: None, **options)
+        found.observe("liar", fleet_examples.state(birth=OTHER), **NOW)
+        assert not found.decided and found.actors["liar"].refused and "liar" in found.refusals
+        found.observe("a", fleet_examples.state(), **NOW)
+        assert found.the_spec == fleet_examples.SPEC

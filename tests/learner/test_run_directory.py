@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,21 @@ def test_names_new_runs_by_environment_and_time() -> None:
     found = run_directory.new_path(config.TrainConfig(algorithm="dqn"), "ALE/Pong-v5")
     assert found.parent == Path("runs")
     assert found.name.startswith("ALE_Pong-v5-dqn-")
+
+
+@pytest.mark.fault(14)
+def test_an_actor_that_names_its_environment_at_length_makes_no_path_that_is_too_long(tmp_path: Path) -> None:
+    path = run_directory.new_path(config.TrainConfig(), "x" * 1000)
+    assert len(path.name) < 200
+    (tmp_path / path.name).mkdir()
+
+
+@pytest.mark.fault(13)
+def test_what_was_granted_outlives_the_learner_and_is_unbounded_where_nobody_knows(tmp_path: Path) -> None:
+    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    assert found.owed_steps() == math.inf
+    for steps in (4096, math.inf):
+        found.note_owed_steps(steps)
+        assert found.owed_steps() == steps
+    (found.path / "owed.json").write_text("{")
+    assert found.owed_steps() == math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_a_late_answer_was_asked_for_but_is_no_score() -> None:
     assert found.take(late) is None
     assert found.busy and not found.failures
     assert not found.awaits(late, "a"), "once"
-    assert found.awaits(recorder.answer(0.0, 0.0), "a")
+    assert found.awaits(recorder.answer(0.0, 0.0), "b"), "whose turn it was"
 
 
 def test_remembers_a_bounded_number_of_commands_without_an_answer() -> None:
@@ -94,7 +95,8 @@ def test_returns_that_are_no_numbers_are_no_score() -> None:
     found, recorder = begun()
     assert found.take(recorder.answer(np.inf, np.inf)) is None
     assert found.failures == 1
-    assert not found.busy
+    found.advance(ACTORS[:1], 1.0)
+    assert not found.busy, "there is nobody else to ask"
 
 
 def test_a_good_policy_is_confirmed_on_seeds_of_its_own_beside_fp32() -> None:
@@ -163,10 +165,13 @@ def test_ignores_answers_that_nobody_awaits() -> None:
 def test_a_failed_or_short_answer_is_no_score() -> None:
     for answer in ((("error", "env broke"),), (("returns", 1),)):
         found, recorder = begun()
-        report = recorder.answer(error="broke") if answer[0][0] == "error" else recorder.answer(500.0)
-        assert found.take(report) is None
-        assert not found.busy
-        assert found.failures == 1
+        for actor_id in ("a", "b"):
+            report = recorder.answer(error="broke") if answer[0][0] == "error" else recorder.answer(500.0)
+            assert recorder.sent[-1][0] == actor_id
+            assert found.take(report) is None
+            found.advance(ACTORS, 1.0)
+        assert not found.busy, "each has failed once"
+        assert found.failures == len(recorder.sent) == 2
 
 
 @pytest.mark.fault(2)
@@ -213,3 +218,87 @@ def test_each_failure_after_every_actor_s_first_makes_a_longer_rest() -> None:
     found.advance(ACTORS, 0.0)
     found.take(recorder.answer(error="gave up"))
     assert found.rests_until_s - time.monotonic() < rests[-1], "a score makes up for them"
+
+
+def course(
+    answers: Mapping[str, Callable[[messages.Command], float | None]], policies: int, *, confirm: bool = False
+) -> list[scoring.Score]:
+    """Scores of so many policies, by actors that answer with a mean return, or fail (None)."""
+    recorder = Recorder()
+    found, done, clock = scoring.Scoring(recorder, SETTINGS, "session"), list[scoring.Score](), itertools.count()
+    actors = [roster.Actor(name, slot, boot=1) for slot, name in enumerate(answers)]
+    for _ in range(policies):
+        found.begin(POLICY, confirm=confirm)
+        while True:
+            found.advance(actors, float(next(clock)))
+            if not found.busy:
+                break
+            mean = answers[recorder.sent[-1][0]](recorder.sent[-1][1])
+            report = recorder.answer(error="broke") if mean is None else recorder.answer(mean, mean)
+            if (score := found.take(report)) is not None:
+                done.append(score)
+    return done
+
+
+def is_solved(score: scoring.Score) -> bool:
+    return score.confirming and score.mean("published") >= SETTINGS.solved_return
+
+
+GOOD = lambda _: 500.0  # noqa: E731
+BAD = lambda _: 9.0  # noqa: E731
+SILENT = lambda _: None  # noqa: E731
+
+
+@pytest.mark.fault(12)
+@pytest.mark.parametrize("confirm", [False, True])
+@pytest.mark.parametrize("liar_first", [False, True])
+def test_one_liar_cannot_end_training(confirm: bool, liar_first: bool) -> None:
+    """Whichever slot it has, whether it is asked while training goes on or at its end."""
+    names = {"liar": GOOD, "honest": BAD} if liar_first else {"honest": BAD, "liar": GOOD}
+    scores = course(names, policies=20, confirm=confirm)
+    assert len(scores) == 20
+    assert not any(map(is_solved, scores))
+
+
+@pytest.mark.fault(12)
+def test_nor_can_one_that_denies_prevent_the_end_for_ever() -> None:
+    scores = course({"liar": BAD, "a": GOOD, "b": GOOD}, policies=3)
+    solved = [score for score in scores if is_solved(score)]
+    assert solved and all(score.scored_by in (["a", "b"], ["b", "a"]) and not score.alone for score in solved)
+
+
+@pytest.mark.fault(12)
+@pytest.mark.parametrize("confirm", [False, True])
+def test_one_that_fails_in_the_first_slot_holds_no_score_up(confirm: bool) -> None:
+    scores = course({"deaf": SILENT, "a": BAD, "b": BAD}, policies=4, confirm=confirm)
+    assert len(scores) == 4 and {score.by for score in scores} == {"a", "b"}
+    scores = course({"deaf": SILENT, "a": GOOD, "b": GOOD}, policies=1, confirm=confirm)
+    assert [score.scored_by for score in scores] == [["a", "b"]]
+
+
+def test_one_without_another_that_answers_is_said_to_be_alone() -> None:
+    assert [(is_solved(s), s.alone, s.scored_by) for s in course({"a": GOOD}, 1)] == [(True, True, ["a"])]
+    assert [(is_solved(s), s.alone, s.scored_by) for s in course({"a": GOOD}, 1, confirm=True)] == [(True, True, ["a"])]
+    scores = course({"deaf": SILENT, "a": GOOD}, policies=5)
+    assert [(is_solved(score), score.alone) for score in scores] == [(True, True)] * len(scores) != []
+    assert len(scores) < 5, "not before the other one has failed several times in a row"
+
+
+def test_both_halves_of_a_pair_come_from_one_actor() -> None:
+    found, recorder = begun()
+    assert found.take(recorder.answer(100.0, 100.0)) is None
+    found.advance(ACTORS, 1.0)
+    assert recorder.sent[-1][0] == "b"
+    assert found.take(recorder.answer(100.0, 100.0)) is None
+    found.advance(ACTORS[:1], 2.0)  # b has gone between the two
+    for _ in range(2):
+        assert recorder.sent[-1][0] == "a"
+        manifest = recorder.sent[-1][1].manifest
+        score = found.take(recorder.answer(100.0, 100.0))
+        found.advance(ACTORS[:1], 3.0)
+    assert manifest is not None and manifest.precision == "float32"
+    assert score is not None and score.alone and score.reports.keys() == {"published", "float32"}
+
+
+def test_everybody_takes_turns() -> None:
+    assert {score.by for score in course({"a": BAD, "b": BAD, "c": BAD}, policies=3)} == {"a", "b", "c"}

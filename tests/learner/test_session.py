@@ -303,3 +303,38 @@ def test_an_actor_that_is_ahead_is_named_once_and_not_believed(mosquitto: Broker
     (line,) = [line for line in said if "epoch" in line]
     assert "actor pi" in line and str(10**15) in line and str(fleet.directory / "epoch") in line
     found.close()
+
+
+@pytest.mark.fault(16)
+def test_who_floods_is_not_listened_to_for_a_while(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the broker vouches for topics; each time for longer, and whoever is enrolled meanwhile is listened to."""
+    monkeypatch.setattr(session, "_DEAF_S", 0.2)
+    said: list[str] = []
+    found = session.Session(settings("mqtts://127.0.0.1:1"), said.append)
+    followed: list[set[str]] = []
+    monkeypatch.setattr(
+        found.brokers, "follow", lambda wanted: followed.append({topic.split("/")[3] for topic in wanted})
+    )
+    topic = TOPICS.experience("pi")
+
+    def flood() -> None:
+        for _ in range(5000):
+            found._inbox.put(topic, b"junk", False)
+        assert len(list(found.drain(0.0))) < 1000
+
+    flood()
+    list(found.drain(0.0))
+    assert followed == [set()] and found.refused["rate"] > 4000
+    fleet.enroll("late")
+    wait_until(lambda: list(found.drain(0.0)) or {"late"} in followed, "the new one is")
+    wait_until(lambda: list(found.drain(0.0)) or {"late", "pi"} in followed, "and the other one again")
+    flood()
+    list(found.drain(0.0))
+    assert followed[-1] == {"late"} and "for 0.4 s" in said[-1]
+
+
+def test_where_anybody_may_write_at_any_topic_nobody_pays_for_it(fleet: identity.Fleet) -> None:
+    found = session.Session(settings("127.0.0.1:1"), print)
+    for _ in range(5000):
+        found._inbox.put(TOPICS.experience("pi"), b"junk", False)
+    assert len(list(found.drain(0.0))) == 5000

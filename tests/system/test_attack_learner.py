@@ -5,6 +5,8 @@ Each is refused, counted in the summary, kept in the dead letters where it came 
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker import codec, messages, signing
+from broker import codec, errors, identity, messages, signing, topics
 from learner import local_fleet
+from tests import conftest
 from tests.broker import plain_client
 from tests.learner import fleet_examples
 from tests.system import at_work
+from tests.system.conftest import QUICK
 
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto]
 
@@ -178,3 +182,83 @@ def session_of(training: at_work.Training) -> str:
     return codec.decode(
         messages.LearnerState, signing.LearnerVerifier(training.learner_key).open(where, payload)
     ).session
+
+
+def altered(message: messages.ActorState, **changes: Any) -> bytes:
+    """With another birth certificate, which our own encoder would not make."""
+    body = codec.encode(message)
+    length = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + length])
+    birth = json.loads(header["__metadata__"]["birth"])
+    header["__metadata__"]["birth"] = json.dumps(birth | changes)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body[8 + length :]
+
+
+@pytest.mark.fault(14)
+def test_who_comes_first_and_lies_about_its_environment_ends_nothing(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
+) -> None:
+    """A learner that waits for its first actor hears a liar: of memory that nobody has, of a name that is no name."""
+    fleet = start_fleet()
+    names, run = topics.Topics(fleet.name), run_root / "run"
+    keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
+    mac, topic = signing.ActorMac(keys.enroll("liar").mac_key), names.actor_state("liar")
+    budget = ["--max-env-steps", "1000", "--solved-return", "inf", "--evaluate-episodes", "0", "--json"]
+    learner = fleet.start_learner([*QUICK, "--env", "CartPole-v1", "--run-dir", str(run), *budget])
+    lies: list[dict[str, Any]] = [
+        {
+            "spec": {
+                "observation": {"shape": [1 << 24], "dtype": "float32"},
+                "action": dataclasses.asdict(fleet_examples.SPEC.action),
+            }
+        },
+        {"env_id": "x" * 40_000},
+        {"env_id": "Acrobot-v1", "spec": dataclasses.asdict(fleet_examples.OTHER_SPEC)},
+    ]
+    with plain_client.PlainClient(int(fleet.broker["port"]), "liar") as liar:
+        liar.subscribe(names.learner_state)
+        liar.next()  # it is there, and waits
+        for number, lie in enumerate(lies, 1):
+            for heartbeat in (1, 2):
+                state = fleet_examples.state(boot=number, heartbeat=heartbeat)
+                liar.publish(topic, mac.seal(topic, altered(state, **lie)))
+        fleet.start_actor("pi", ["--env", "CartPole-v1"])
+        output, _ = learner.communicate(timeout=120.0)
+    assert learner.returncode == errors.EXIT_OK, fleet.log_tail("learner")
+    summary = json.loads(output)
+    assert summary["env_id"] == "CartPole-v1" and summary["env_steps"] >= 1000
+    assert summary["messages_refused"]["state.field"] == 4
+    assert fleet.children["pi"].poll() is None, fleet.log_tail("pi")
+
+
+@pytest.mark.fault(13)
+def test_what_an_actor_sends_beyond_its_grant_is_neither_learned_from_nor_counted(training: at_work.Training) -> None:
+    """It is enrolled, has the right environment and says so, and sends as fast as it can."""
+    names, mac = training.names, training.rogue
+    with plain_client.PlainClient(int(training.fleet.broker["port"]), "rogue") as rogue:
+        rogue.subscribe(names.assignment("rogue"))
+        topic = names.actor_state("rogue")
+        rogue.publish(topic, mac.seal(topic, codec.encode(fleet_examples.state())))
+        topic, sent = names.experience("rogue"), 0
+        where, payload, _ = rogue.next()
+        for seq in range(1, 331):
+            lies = fleet_examples.experience((500, 500), seq=seq, step=1000 * (seq - 1), epoch=0, version=0)
+            sent += len(lies.reward)
+            rogue.publish(topic, mac.seal(topic, codec.encode(lies)), wait=seq % 50 == 0)
+        training.await_refused(50)
+        conftest.wait_until(
+            lambda: training.book("SELECT max(seq) FROM messages WHERE actor = 'rogue'") == [(330,)], "all came", 60.0
+        )
+        granted = 0
+        verifier = signing.LearnerVerifier(training.learner_key)
+        while True:
+            body = verifier.open(where, payload)
+            granted = max(granted, codec.decode(messages.Assignment, body).steps_granted)
+            if rogue.received.empty():
+                break
+            where, payload, _ = rogue.next()
+    training.goes_on()
+    [(taken,)] = training.book("SELECT coalesce(sum(steps), 0) FROM messages WHERE actor = 'rogue' AND verdict = 'ok'")
+    assert taken <= granted < sent
+    assert training.end()["grant"] >= 50
