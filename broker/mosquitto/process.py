@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker import errors, listener
-from broker.mosquitto import access, config
+from broker.mosquitto import access, config, sandbox
 
 _PATH_BESIDES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 """Where packages put it; Debian's user PATH lacks the first two."""
@@ -73,13 +73,16 @@ class Mosquitto:
         self._on_log = on_log
         self._owner = _other_user()
         self._last_lines: collections.deque[str] = collections.deque(maxlen=5)
-        # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root.
+        # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root. It
+        # stays ours: what that user could write there, root would follow.
         self._directory = Path(tempfile.mkdtemp(prefix="actorq-mosquitto-"))
+        self._files = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
+            self._let_read(self._files, 0o750)
             self._write_all(admission)
             self._child = self._spawn(program)
         except BaseException:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._remove_files()
             raise
         self._reader = threading.Thread(target=self._read, name="mosquitto-log", daemon=True)
         self._reader.start()
@@ -121,6 +124,10 @@ class Mosquitto:
             self._child.kill()
             self._child.wait()
         self._reader.join(1.0)
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        os.close(self._files)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _write_all(self, admission: access.Admission | None) -> None:
@@ -128,8 +135,6 @@ class Mosquitto:
             self._write_admission(admission)
         directory = None if admission is None else self._directory
         self._write("mosquitto.conf", config.render(self.host, self.port, directory=directory))
-        if self._owner is not None:
-            os.chown(self._directory, self._owner.pw_uid, self._owner.pw_gid)
 
     def _write_admission(self, admission: access.Admission) -> None:
         self._write("passwords", access.render_passwords(admission.users))
@@ -138,28 +143,48 @@ class Mosquitto:
         self._write("broker.pem", admission.credential.decode())
 
     def _write(self, name: str, text: str) -> None:
-        new = self._directory / f".{name}"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        new = f".{name}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(new, flags, 0o600, dir_fd=self._files)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                self._let_read(descriptor, 0o640)
+                file.write(text)
+            # Mosquitto may be reading the one before
+            os.rename(new, name, src_dir_fd=self._files, dst_dir_fd=self._files)
+        except BaseException:
+            os.unlink(new, dir_fd=self._files)
+            raise
+
+    def _let_read(self, descriptor: int, mode: int) -> None:
+        """To the group of Mosquitto's user, where it is not ours; write can only we."""
         if self._owner is not None:
-            os.chown(new, self._owner.pw_uid, self._owner.pw_gid)
-        new.replace(self._directory / name)  # Mosquitto may be reading the one before
+            os.fchown(descriptor, -1, self._owner.pw_gid)
+            os.fchmod(descriptor, mode)
 
     def _spawn(self, program: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [program, "-c", str(self._directory / "mosquitto.conf")],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            # Not Mosquitto's own way of dropping root: a process that changes its user loses its death signal.
-            user=self._owner.pw_uid if self._owner else None,
-            group=self._owner.pw_gid if self._owner else None,
-            extra_groups=() if self._owner else None,
-            preexec_fn=die_with_parent(),  # noqa: PLW1509  it calls prctl and getppid, no more
-            process_group=0,  # Ctrl-C is for us; we then stop Mosquitto in order
-        )
+        with sandbox.confine(Path(program), self._directory) as confine:
+            die = die_with_parent()
+
+            def in_child() -> None:
+                confine()
+                if die is not None:
+                    die()
+
+            return subprocess.Popen(
+                [program, "-c", str(self._directory / "mosquitto.conf")],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                # Not Mosquitto's own way of dropping root: a process that changes its user loses its death signal.
+                user=self._owner.pw_uid if self._owner else None,
+                group=self._owner.pw_gid if self._owner else None,
+                extra_groups=() if self._owner else None,
+                preexec_fn=in_child,  # noqa: PLW1509  four system calls, no more
+                process_group=0,  # Ctrl-C is for us; we then stop Mosquitto in order
+            )
 
     def _read(self) -> None:
         for line in self._child.stderr or ():
