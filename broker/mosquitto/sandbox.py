@@ -1,4 +1,4 @@
-"""What Mosquitto may touch, as the kernel enforces it (Landlock, Linux 5.13): programs, /etc, its own files; to read only.
+"""What Mosquitto may touch, as the kernel has it (Landlock, Linux 5.13): programs, /etc, its own files; to read only.
 
 Started by a normal user Mosquitto runs as that user, who can read the fleet's keys; whoever takes it over must not. It
 writes no file, traces and signals nobody, and connects to nobody over TCP, each as far as the kernel knows the rule.

@@ -219,7 +219,9 @@ def test_root_follows_nothing_that_mosquittos_user_planted(open_tmpdir: str, tmp
 
 
 @pytest.mark.fault(1)
-@pytest.mark.skipif(ctypes.CDLL(None).syscall(444, None, 0, 1) < 1, reason="this kernel has no Landlock")
+@pytest.mark.skipif(
+    sys.platform != "linux" or ctypes.CDLL(None).syscall(444, None, 0, 1) < 1, reason="this kernel has no Landlock"
+)
 def test_mosquitto_touches_no_file_but_its_own(open_tmpdir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started by a normal user it runs as that user, who can read the fleet's keys and write anywhere at home.
 
