@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker import errors, listener
-from broker.mosquitto import access, config, sandbox
+from broker.mosquitto import access, config, sandbox, watch
 
 _PATH_BESIDES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 """Where packages put it; Debian's user PATH lacks the first two."""
@@ -42,6 +42,8 @@ class Mosquitto:
         fleet: Whose topics the users may use.
         admission: Who is let in, over TLS; None lets in whoever reaches a loopback address, without.
         on_log: Takes each line that Mosquitto writes: warnings and errors. Called on a thread of its own.
+        on_excess: Takes a user's name and what it did, when it uses more than any actor of ours (`watch`). On that
+            thread, too.
 
     Raises:
         RuntimeMissing: Mosquitto is not installed.
@@ -57,6 +59,7 @@ class Mosquitto:
         fleet: str,
         admission: access.Admission | None = None,
         on_log: Callable[[str], None] = lambda line: None,
+        on_excess: Callable[[str, str], None] = lambda user, what: None,
     ) -> None:
         program = find()
         if program is None:
@@ -70,7 +73,8 @@ class Mosquitto:
         self.host = host
         self.port = listener.reserve(host, port)
         self._fleet = fleet
-        self._on_log = on_log
+        self._program = program
+        self._on_log, self._on_excess = on_log, on_excess
         self._owner = _other_user()
         self._last_lines: collections.deque[str] = collections.deque(maxlen=5)
         # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root. It
@@ -80,16 +84,9 @@ class Mosquitto:
         try:
             self._let_read(self._files, 0o750)
             self._write_all(admission)
-            self._child = self._spawn(program)
+            self._start()
         except BaseException:
             self._remove_files()
-            raise
-        self._reader = threading.Thread(target=self._read, name="mosquitto-log", daemon=True)
-        self._reader.start()
-        try:
-            self._wait_until_up()
-        except BaseException:
-            self.stop()
             raise
 
     @property
@@ -107,6 +104,12 @@ class Mosquitto:
         self._write_admission(admission)
         self._child.send_signal(signal.SIGHUP)
 
+    def restart(self, admission: access.Admission) -> None:
+        """Ends Mosquitto in the middle of what it does, and starts it with these and without all that it held."""
+        self._end(timeout_s=0.0)
+        self._write_admission(admission)
+        self._start()
+
     def check(self) -> None:
         """Raises BrokerUnreachable if Mosquitto has ended by itself."""
         code = self._child.poll()
@@ -117,14 +120,30 @@ class Mosquitto:
 
     def stop(self) -> None:
         """Ends Mosquitto, at the latest after two seconds, and removes its files."""
-        self._child.terminate()
+        self._end(_STOP_TIMEOUT_S)
+        self._remove_files()
+
+    def _start(self) -> None:
+        self._child = self._spawn(self._program)
+        self._reader = threading.Thread(
+            target=self._read, args=(self._child, watch.Watch(self._on_excess)), name="mosquitto-log", daemon=True
+        )
+        self._reader.start()
         try:
-            self._child.wait(_STOP_TIMEOUT_S)
+            self._wait_until_up()
+        except BaseException:
+            self._end(_STOP_TIMEOUT_S)
+            raise
+
+    def _end(self, timeout_s: float) -> None:
+        if timeout_s:
+            self._child.terminate()
+        try:
+            self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
         self._reader.join(1.0)
-        self._remove_files()
 
     def _remove_files(self) -> None:
         os.close(self._files)
@@ -186,10 +205,12 @@ class Mosquitto:
                 process_group=0,  # Ctrl-C is for us; we then stop Mosquitto in order
             )
 
-    def _read(self) -> None:
-        for line in self._child.stderr or ():
-            self._last_lines.append(line.strip())
-            self._on_log(line.strip())
+    def _read(self, child: subprocess.Popen[str], counts: watch.Watch) -> None:
+        for line in child.stderr or ():
+            line = line.rstrip("\n")
+            if not counts.take(line):
+                self._last_lines.append(line.strip())
+                self._on_log(line.strip())
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
