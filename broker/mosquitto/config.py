@@ -47,8 +47,8 @@ connection_messages false
 """
 
 _CLOSED = """
-# Enrolled machines only, and each only at its own topics. The ACL is not asked at SUBSCRIBE, and nothing limits how many
-# there are: actorq-broker counts them by these lines (watch.py).
+# Enrolled machines only, and each only at its own topics.
+# The ACL is not asked at SUBSCRIBE, and nothing limits how many there are: actorq-broker counts these lines (watch.py).
 log_type notice
 log_type subscribe
 connection_messages true
