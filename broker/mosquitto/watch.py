@@ -1,7 +1,7 @@
 """What Mosquitto has no limit for: sessions and subscriptions of one user, counted from the lines it logs.
 
-It does not ask the ACL at SUBSCRIBE, and one packet of 41 MB can hold five million filters, at which it works for minutes:
-so whoever exceeds is told while it still does.
+It does not ask the ACL at SUBSCRIBE, and one packet of 41 MB can hold five million filters, at which it works for
+minutes: so whoever exceeds is told while it still does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOG_LINE_BYTES = 999
 """Where Mosquitto cuts a line off; what is as long may end in anything, and lack the user's name."""
 _CLEAN_OF_3_1_1 = ("2", "1")
 _NOTICES = re.compile(
-    r"New |Client |Bad socket|Bad client|mosquitto version|Expiring client|Dropping too large|Outgoing messages|Note: "
+    r"New |Client |Bad (socket|client)|mosquitto version|Expiring client|Dropping too large|Outgoing messages"
 )
 
 

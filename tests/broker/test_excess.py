@@ -1,4 +1,4 @@
-"""An enrolled client that subscribes without end: Mosquitto's memory stays bounded, it is shut out, honest ones go on."""
+"""An enrolled client that subscribes without end: Mosquitto's memory is bounded, it is shut out, honest ones go on."""
 
 from __future__ import annotations
 
