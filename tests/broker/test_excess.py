@@ -91,7 +91,7 @@ def test_who_subscribes_without_end_is_shut_out(
                     break
                 most = max(most, rss_bytes(broker))
         assert most < before + MOST_BYTES
-        conftest.wait_until(lambda: honest.connected and honest.connections == 2, "the honest one is back")
+        conftest.wait_until(lambda: honest.connected and honest.connections > 1, "the honest one is back")
         with plain_client.PlainClient(broker.port, "l", "learner", fleet.password, fleet.tls()) as learner:
             learner.subscribe("actorq/lab/actor/pi/experience")
             assert honest.publish("actorq/lab/actor/pi/experience", b"x")
