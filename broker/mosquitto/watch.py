@@ -33,8 +33,8 @@ class Watch:
     """Takes every line that Mosquitto logs, in order.
 
     Args:
-        on_excess: Called with a user's name and what it did, once for each; without a name for each client whose id is so
-            long that the log does not say whose it is.
+        on_excess: Called with a user's name and what it did, once for each; without a name for each client whose id is
+            so long that the log does not say whose it is.
     """
 
     def __init__(self, on_excess: Callable[[str, str], None]) -> None:
