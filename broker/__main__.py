@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -116,17 +116,46 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _up_mosquitto(args: argparse.Namespace) -> None:
-    stop = threading.Event()
-    cli.on_stop_signal(stop.set)
+    events: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+    cli.on_stop_signal(lambda: events.put(None))
     gate = _Gate(args) if args.tls else None
     admission = gate.admission if gate else None
-    with process.Mosquitto(args.bind, args.port, fleet=args.fleet, admission=admission, on_log=_say) as mosquitto:
+    with process.Mosquitto(
+        args.bind,
+        args.port,
+        fleet=args.fleet,
+        admission=admission,
+        on_log=_say,
+        on_excess=lambda user, what: events.put((user, what)),
+    ) as mosquitto:
         _say_ready(args, "Mosquitto", "mosquitto", mosquitto.port, mosquitto.pid)
-        while not stop.wait(_CHECK_PERIOD_S):
+        while True:
+            try:
+                excess = events.get(timeout=_CHECK_PERIOD_S)
+            except queue.Empty:
+                pass
+            else:
+                if excess is None:
+                    return
+                if gate is not None and (not excess[0] or gate.shut_out(excess[0])):
+                    # Not a reload: Mosquitto may be at work for minutes on what it was sent, and would keep the rest.
+                    mosquitto.restart(gate.admission)
+                    _say_excess(*excess)
             mosquitto.check()
             if gate is not None and gate.changed():
                 mosquitto.reload(gate.admission)
                 _say(f"{len(gate.admission.users) - 1} actors enrolled")
+
+
+def _say_excess(user: str, what: str) -> None:
+    if user:
+        _say(f"SHUT OUT {user}, and started Mosquitto anew: it {what}, as no actor of ours does")
+        _say(
+            f"  to do: actorq-broker revoke {user}; enrolling it with --force, or a new start of this, lets it in again"
+        )
+    else:
+        _say(f"started Mosquitto anew: a client {what}, which hides whose it is")
+        _say("  to do: find the machine at that address, and revoke its actor")
 
 
 class _Gate:
@@ -135,6 +164,7 @@ class _Gate:
     def __init__(self, args: argparse.Namespace) -> None:
         self._fleet = _fleet(args)
         self._hosts = [] if _is_wildcard(args.bind) else [args.bind]
+        self._shut_out: set[tuple[str, str]] = set()
         self._seen: _Look | None = self._look()
         self.admission = self._admission({})
 
@@ -154,6 +184,14 @@ class _Gate:
         self.admission = self._admission(before.users)
         return self.admission != before
 
+    def shut_out(self, user: str) -> bool:
+        """Leaves a user out of `admission`, until it is enrolled anew; false if it is not in there."""
+        if user not in self.admission.users:
+            return False
+        self._shut_out.add((user, self.admission.users[user]))
+        self.admission = self._admission(self.admission.users)
+        return True
+
     def _look(self) -> _Look:
         return self._fleet.enrolment, self._fleet.broker_credential(self._hosts)
 
@@ -166,6 +204,7 @@ class _Gate:
                 _say(f"{'keeping' if name in known else 'leaving out'} {name}: {error}")
                 if name in known:
                     users[name] = known[name]
+        users = dict(users.items() - self._shut_out)
         return access.Admission(users, self._fleet.authority.certificate, self._fleet.broker_credential(self._hosts))
 
 

@@ -53,8 +53,9 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, sync: bool = Tru
     With `sync` a machine that lost power does, too; that costs milliseconds.
     """
     make_directory(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    # Never a file that is there: in a directory of someone else it may be a link to one of ours.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with storage.naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(data)

@@ -295,7 +295,7 @@ collect() {
 			die "no wheel can be made from $(dirname "$HERE"): $(tail -n 1 "$SCRATCH/log")" 'give one with --wheel'
 		WHEEL=$(echo "$SCRATCH"/actorq_fleet-*.whl)
 	fi
-	cp "$WHEEL" "$HERE/setup_pi.sh" "$FILES/actorq"
+	cp "$WHEEL" "$HERE/setup_pi.sh" "$HERE"/board-*.txt "$FILES/actorq"
 	[ ! -e "$HERE/../constraints.txt" ] || cp "$HERE/../constraints.txt" "$FILES/actorq"
 	cp "$BUNDLE" "$FILES/actorq/$ACTOR.bundle"
 	[ -z "$WHEELS" ] || cp -r "$WHEELS" "$FILES/actorq/wheels"

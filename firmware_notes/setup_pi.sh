@@ -125,6 +125,9 @@ find_source() {
 		'set ACTORQ_SOURCE to a wheel or a checkout; `pip wheel --no-deps .` in a checkout makes a wheel'
 	[ -f "$SOURCE/setup.cfg" ] || { [ -f "$SOURCE" ] && [[ "$SOURCE" = *.whl ]]; } ||
 		die "$SOURCE is neither a wheel nor a checkout of actorq-fleet" 'correct ACTORQ_SOURCE'
+	LOCK=$HERE/board-64.txt
+	[ "$ARCHITECTURE" != armhf ] || LOCK=$HERE/board-32.txt
+	[ -r "$LOCK" ] || die "$LOCK is missing: it says what may be installed" 'copy it from the same folder as this script'
 	CONSTRAINTS=$(only "$SOURCE/constraints.txt" || only "$(dirname "$SOURCE")/constraints.txt" || true)
 	WHEELS=${ACTORQ_WHEELS:-$(only "$HERE/wheels" || true)}
 	[ -z "$WHEELS" ] || [ -d "$WHEELS" ] || die "$WHEELS is no directory" 'correct ACTORQ_WHEELS'
@@ -184,6 +187,9 @@ why_not() {
 		die "$1: the disk is full" 'free some (sudo apt clean), or use a larger card'
 	elif grep -q 'resolv\|NewConnectionError\|Connection refused\|Network is unreachable\|timed out\|unreachable' "$LOG"; then
 		die "$1: no network, or the package index does not answer" 'connect the board, or set it up from a directory: ACTORQ_WHEELS'
+	elif grep -q 'DO NOT MATCH THE HASHES' "$LOG"; then
+		die "$1: a file is not the one that was tested: $(grep -m 1 'from https\?:\|from file:' "$LOG" || true)" \
+			'somebody or something changed it on its way; try another network, and report it if it stays'
 	elif grep -q 'No matching distribution\|Could not find a version' "$LOG"; then
 		die "$1: $(grep -m 1 'No matching distribution\|Could not find a version' "$LOG")" \
 			"is there a wheel of it for $ARCHITECTURE and Python $PYTHON_VERSION? With ACTORQ_WHEELS: make that directory anew"
@@ -191,11 +197,7 @@ why_not() {
 	die "$1: $(grep -v '^ *$' "$LOG" | tail -n 3 | tr '\n' ' ')" 'see above'
 }
 
-# Requirements of the actor on this board. Not the extra [actor]: its markers look at the kernel, and with Python 3.11 it
-# brings the second runtime too.
-requirements() { printf '%s\n' psutil gymnasium "$RUNTIME" "${PACKAGES[@]}"; }
-
-# What was tested; on 32-bit without the pins of what comes from Debian, and a cryptography that takes Bookworm's cffi.
+# For packages of the user's choice: what was tested; on 32-bit without the pins of what comes from Debian.
 constraints() {
 	if [ "$ARCHITECTURE" != armhf ]; then
 		[ -z "$CONSTRAINTS" ] || cat "$CONSTRAINTS"
@@ -209,7 +211,8 @@ constraints() {
 fingerprint() {
 	{
 		printf '%s\n' "$ARCHITECTURE $(python3 -VV)"
-		requirements
+		cat "$LOCK"
+		printf '%s\n' "${PACKAGES[@]}"
 		constraints
 		if [ -d "$SOURCE" ]; then
 			(cd "$SOURCE" && find broker edge_actor learner setup.cfg pyproject.toml -type f -not -path '*/__pycache__/*' -print0 |
@@ -226,14 +229,20 @@ virtual_environment() {
 	python3 -m venv "${options[@]}" "$1" > "$LOG" 2>&1 || why_not 'the virtual environment could not be made'
 }
 
-# $1: a virtual environment; $2: install or download; the rest: options of that.
+# $1: a virtual environment; the rest: pip's command. From ACTORQ_WHEELS alone, where that is set.
 pip_from_here() {
 	local where=()
 	[ -z "$WHEELS" ] || where=(--no-index --find-links "$WHEELS")
-	requirements > "$SCRATCH/requirements.txt"
+	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 TMPDIR=$SCRATCH "$1/bin/python" -m pip "$2" --quiet "${where[@]}" "${@:3}" > "$LOG" 2>&1
+}
+
+# Whatever came in between, a mirror or another index like piwheels: only wheels whose hashes the lock has. What the user
+# asks for besides has none there. $1: a virtual environment; the rest: install or download, and its options.
+packages() {
+	pip_from_here "$1" "${@:2}" --only-binary :all: --require-hashes -r "$LOCK" || return
+	[ "${#PACKAGES[@]}" != 0 ] || return 0
 	constraints > "$SCRATCH/constraints.txt"
-	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 TMPDIR=$SCRATCH "$1/bin/python" -m pip "$2" --quiet "${where[@]}" "${@:3}" \
-		--only-binary :all: --no-binary actorq-fleet -r "$SCRATCH/requirements.txt" -c "$SCRATCH/constraints.txt" "$SOURCE" > "$LOG" 2>&1
+	pip_from_here "$1" "${@:2}" --only-binary :all: -c "$SCRATCH/constraints.txt" "${PACKAGES[@]}"
 }
 
 make_program() {
@@ -248,7 +257,9 @@ make_program() {
 	undo "rm -rf '$VENV'"
 	rm -rf "$VENV"
 	virtual_environment "$VENV"
-	pip_from_here "$VENV" install || why_not 'the program could not be installed'
+	packages "$VENV" install || why_not 'the program could not be installed'
+	# Its needs are met, so it takes nothing from anywhere: a checkout is built by the setuptools of the lock.
+	pip_from_here "$VENV" install --no-deps --no-index --no-build-isolation "$SOURCE" || why_not 'the program could not be installed'
 	# pip does not wait for the disk: a board that lost power half a minute later had a program of empty files.
 	sync -f "$VENV"
 	touch "$VENV/complete"
@@ -260,9 +271,7 @@ try_program() {
 		2> "$LOG" || die "$BUNDLE cannot be used: $(tail -n 1 "$LOG" | cut -c 1-200)" 'enrol again (`actorq-broker enroll NAME`) and copy the new file'
 	settings > "$SCRATCH/actor.env"
 	(
-		set -a
-		# shellcheck source=/dev/null
-		. "$SCRATCH/actor.env"
+		read_settings "$SCRATCH/actor.env"
 		exec "$VENV/bin/actorq-actor" run --dump-config
 	) > /dev/null 2> "$LOG" || die "$(sed 's/^error: //; /to do:/d' "$LOG")" 'correct the ACTORQ_ACTOR_* variables, or /etc/actorq/actor.env'
 	"$VENV/bin/python" -c 'from edge_actor import interpreter; interpreter.find()' > "$LOG" 2>&1 ||
@@ -302,6 +311,25 @@ user() {
 	useradd --system --user-group --home-dir "$STATE" --no-create-home --shell /usr/sbin/nologin actorq
 }
 
+# Exports the ACTORQ_ variables of file $1, which is read as systemd reads it: nothing in it is run. No other variable: PATH or
+# LD_PRELOAD would count for root. Also part of the command for people, so plain sh.
+read_settings() {
+	while IFS= read -r line || [ -n "$line" ]; do
+		value=${line#*=}
+		name=${line%%=*}
+		case $name in
+		"$line" | *[!A-Z0-9_]*) continue ;;
+		ACTORQ_*) ;;
+		*) continue ;;
+		esac
+		case $value in
+		\'*\') value=${value#?} value=${value%?} ;;
+		\"*\") value=${value#?} value=${value%?} ;;
+		esac
+		export "$name=$value"
+	done < "$1"
+}
+
 # The settings as they are, with the ACTORQ_ACTOR_* of this run.
 settings() {
 	local name
@@ -317,8 +345,7 @@ settings() {
 # The directory of an environment that is a file: the one part of people's homes that the service sees.
 environment_directory() {
 	local name
-	# shellcheck source=/dev/null
-	name=$(. "$SCRATCH/actor.env" && printf '%s' "${ACTORQ_ACTOR_ENV:-}")
+	name=$(read_settings "$SCRATCH/actor.env" && printf '%s' "${ACTORQ_ACTOR_ENV:-}")
 	[[ "$name" != *.py:* ]] || dirname "$(realpath "${name%%.py:*}.py")"
 }
 
@@ -414,9 +441,9 @@ command_for_people() {
 		#!/bin/sh
 		# Made $MARK: actorq-actor as the service runs it, like: sudo actorq-actor check
 		[ "\$(id -u)" = 0 ] || exec $PROGRAM/venv/bin/actorq-actor "\$@"
-		set -a
-		ACTORQ_HOME=$STATE ACTORQ_ACTOR_BUNDLE=$SETTINGS/bundle.json
-		. $SETTINGS/actor.env
+		$(declare -f read_settings)
+		export ACTORQ_HOME=$STATE ACTORQ_ACTOR_BUNDLE=$SETTINGS/bundle.json
+		read_settings $SETTINGS/actor.env
 		cd $STATE
 		exec setpriv --reuid actorq --regid actorq --init-groups $PROGRAM/venv/bin/actorq-actor "\$@"
 	END
@@ -534,8 +561,7 @@ download() {
 	rm -rf "$directory/partial" "$directory/lock"
 	WHEELS=
 	virtual_environment "$SCRATCH/venv"
-	# setuptools: a checkout is built on the board
-	pip_from_here "$SCRATCH/venv" download --dest "$directory" setuptools || why_not 'the wheels could not be downloaded'
+	packages "$SCRATCH/venv" download --dest "$directory" || why_not 'the wheels could not be downloaded'
 	say "$directory holds what a board like this one needs: ACTORQ_WHEELS=$directory"
 }
 

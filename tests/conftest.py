@@ -22,6 +22,8 @@ from broker.mosquitto import process
 
 KINDS = ("mosquitto", "embedded")
 START_TIMEOUT_S = 20.0
+_INSTALL = " is not installed (sudo apt install "
+_LEFT_OUT = "left out"
 
 
 @pytest.fixture(autouse=True)
@@ -33,15 +35,42 @@ def actorq_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def require(kind: str) -> None:
-    """Skips where a broker is not installed; fails there in CI, which installs both."""
+    """Leaves the test out where a broker is not installed; fails there in CI, which installs both."""
     if kind == "mosquitto":
-        missing = "" if process.find() else "Mosquitto is not installed (sudo apt install mosquitto)"
-    else:
-        missing = "" if importlib.util.find_spec("amqtt") else "amqtt is not installed (the extra `local`)"
-    if missing and os.environ.get("ACTORQ_CI"):
+        require_program(process.find(), "Mosquitto", "mosquitto")
+    elif not importlib.util.find_spec("amqtt"):
+        skip_or_fail("amqtt is not installed (the extra `local`)")
+
+
+def require_program(found: str | None, name: str, package: str) -> None:
+    """Leaves the test out where a program is not installed; how many these were is said once, at the end."""
+    if not found:
+        skip_or_fail(f"{name}{_INSTALL}{package})")
+
+
+def skip_or_fail(missing: str) -> None:
+    if os.environ.get("ACTORQ_CI"):
         pytest.fail(missing)
-    if missing:
-        pytest.skip(missing)
+    pytest.skip(missing)
+
+
+def _to_install(report: object) -> str:
+    """The Debian package for want of which a test was left out, if that is so."""
+    reason = report.longrepr[2] if isinstance(report, pytest.TestReport) and isinstance(report.longrepr, tuple) else ""
+    return reason.rpartition(_INSTALL)[2].rstrip(")") if _INSTALL in reason else ""
+
+
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+    """Gives these a category of their own: of skipped ones, -ra would show more than a hundred lines."""
+    return (_LEFT_OUT, "s", "LEFT OUT") if report.skipped and _to_install(report) else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says once what to install to run all tests."""
+    if reports := terminalreporter.stats.get(_LEFT_OUT):
+        packages = " ".join(sorted({_to_install(report) for report in reports}))
+        tests = "1 test was" if len(reports) == 1 else f"{len(reports)} tests were"
+        terminalreporter.write_line(f"{tests} left out; to run all: sudo apt install {packages}", yellow=True)
 
 
 class BrokerProcess:

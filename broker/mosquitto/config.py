@@ -38,16 +38,20 @@ log_dest stderr
 log_type error
 log_type warning
 log_timestamp false
-connection_messages false
 """
 
 _OPEN = """
 # Anonymous, because only this machine can connect; every payload is signed all the same.
 allow_anonymous true
+connection_messages false
 """
 
 _CLOSED = """
 # Enrolled machines only, and each only at its own topics.
+# The ACL is not asked at SUBSCRIBE, and nothing limits how many there are: actorq-broker counts these lines (watch.py).
+log_type notice
+log_type subscribe
+connection_messages true
 allow_anonymous false
 password_file {directory}/passwords
 acl_file {directory}/access

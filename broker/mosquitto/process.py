@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker import errors, listener
-from broker.mosquitto import access, config
+from broker.mosquitto import access, config, sandbox, watch
 
 _PATH_BESIDES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 """Where packages put it; Debian's user PATH lacks the first two."""
@@ -42,6 +42,8 @@ class Mosquitto:
         fleet: Whose topics the users may use.
         admission: Who is let in, over TLS; None lets in whoever reaches a loopback address, without.
         on_log: Takes each line that Mosquitto writes: warnings and errors. Called on a thread of its own.
+        on_excess: Takes a user's name and what it did, when it uses more than any actor of ours (`watch`). On that
+            thread, too.
 
     Raises:
         RuntimeMissing: Mosquitto is not installed.
@@ -57,6 +59,7 @@ class Mosquitto:
         fleet: str,
         admission: access.Admission | None = None,
         on_log: Callable[[str], None] = lambda line: None,
+        on_excess: Callable[[str, str], None] = lambda user, what: None,
     ) -> None:
         program = find()
         if program is None:
@@ -70,23 +73,20 @@ class Mosquitto:
         self.host = host
         self.port = listener.reserve(host, port)
         self._fleet = fleet
-        self._on_log = on_log
+        self._program = program
+        self._on_log, self._on_excess = on_log, on_excess
         self._owner = _other_user()
         self._last_lines: collections.deque[str] = collections.deque(maxlen=5)
-        # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root.
+        # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root. It
+        # stays ours: what that user could write there, root would follow.
         self._directory = Path(tempfile.mkdtemp(prefix="actorq-mosquitto-"))
+        self._files = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
+            self._let_read(self._files, 0o750)
             self._write_all(admission)
-            self._child = self._spawn(program)
+            self._start()
         except BaseException:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise
-        self._reader = threading.Thread(target=self._read, name="mosquitto-log", daemon=True)
-        self._reader.start()
-        try:
-            self._wait_until_up()
-        except BaseException:
-            self.stop()
+            self._remove_files()
             raise
 
     @property
@@ -104,6 +104,12 @@ class Mosquitto:
         self._write_admission(admission)
         self._child.send_signal(signal.SIGHUP)
 
+    def restart(self, admission: access.Admission) -> None:
+        """Ends Mosquitto in the middle of what it does, and starts it with these and without all that it held."""
+        self._end(timeout_s=0.0)
+        self._write_admission(admission)
+        self._start()
+
     def check(self) -> None:
         """Raises BrokerUnreachable if Mosquitto has ended by itself."""
         code = self._child.poll()
@@ -114,13 +120,33 @@ class Mosquitto:
 
     def stop(self) -> None:
         """Ends Mosquitto, at the latest after two seconds, and removes its files."""
-        self._child.terminate()
+        self._end(_STOP_TIMEOUT_S)
+        self._remove_files()
+
+    def _start(self) -> None:
+        self._child = self._spawn(self._program)
+        self._reader = threading.Thread(
+            target=self._read, args=(self._child, watch.Watch(self._on_excess)), name="mosquitto-log", daemon=True
+        )
+        self._reader.start()
         try:
-            self._child.wait(_STOP_TIMEOUT_S)
+            self._wait_until_up()
+        except BaseException:
+            self._end(_STOP_TIMEOUT_S)
+            raise
+
+    def _end(self, timeout_s: float) -> None:
+        if timeout_s:
+            self._child.terminate()
+        try:
+            self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
         self._reader.join(1.0)
+
+    def _remove_files(self) -> None:
+        os.close(self._files)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _write_all(self, admission: access.Admission | None) -> None:
@@ -128,8 +154,6 @@ class Mosquitto:
             self._write_admission(admission)
         directory = None if admission is None else self._directory
         self._write("mosquitto.conf", config.render(self.host, self.port, directory=directory))
-        if self._owner is not None:
-            os.chown(self._directory, self._owner.pw_uid, self._owner.pw_gid)
 
     def _write_admission(self, admission: access.Admission) -> None:
         self._write("passwords", access.render_passwords(admission.users))
@@ -138,33 +162,55 @@ class Mosquitto:
         self._write("broker.pem", admission.credential.decode())
 
     def _write(self, name: str, text: str) -> None:
-        new = self._directory / f".{name}"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        new = f".{name}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(new, flags, 0o600, dir_fd=self._files)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                self._let_read(descriptor, 0o640)
+                file.write(text)
+            # Mosquitto may be reading the one before
+            os.rename(new, name, src_dir_fd=self._files, dst_dir_fd=self._files)
+        except BaseException:
+            os.unlink(new, dir_fd=self._files)
+            raise
+
+    def _let_read(self, descriptor: int, mode: int) -> None:
+        """To the group of Mosquitto's user, where it is not ours; write can only we."""
         if self._owner is not None:
-            os.chown(new, self._owner.pw_uid, self._owner.pw_gid)
-        new.replace(self._directory / name)  # Mosquitto may be reading the one before
+            os.fchown(descriptor, -1, self._owner.pw_gid)
+            os.fchmod(descriptor, mode)
 
     def _spawn(self, program: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [program, "-c", str(self._directory / "mosquitto.conf")],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            # Not Mosquitto's own way of dropping root: a process that changes its user loses its death signal.
-            user=self._owner.pw_uid if self._owner else None,
-            group=self._owner.pw_gid if self._owner else None,
-            extra_groups=() if self._owner else None,
-            preexec_fn=die_with_parent(),  # noqa: PLW1509  it calls prctl and getppid, no more
-            process_group=0,  # Ctrl-C is for us; we then stop Mosquitto in order
-        )
+        with sandbox.confine(Path(program), self._directory) as confine:
+            die = die_with_parent()
 
-    def _read(self) -> None:
-        for line in self._child.stderr or ():
-            self._last_lines.append(line.strip())
-            self._on_log(line.strip())
+            def in_child() -> None:
+                confine()
+                if die is not None:
+                    die()
+
+            return subprocess.Popen(
+                [program, "-c", str(self._directory / "mosquitto.conf")],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                # Not Mosquitto's own way of dropping root: a process that changes its user loses its death signal.
+                user=self._owner.pw_uid if self._owner else None,
+                group=self._owner.pw_gid if self._owner else None,
+                extra_groups=() if self._owner else None,
+                preexec_fn=in_child,  # noqa: PLW1509  four system calls, no more
+                process_group=0,  # Ctrl-C is for us; we then stop Mosquitto in order
+            )
+
+    def _read(self, child: subprocess.Popen[str], counts: watch.Watch) -> None:
+        for line in child.stderr or ():
+            line = line.rstrip("\n")
+            if not counts.take(line):
+                self._last_lines.append(line.strip())
+                self._on_log(line.strip())
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from broker import identity, listener
 from learner import ledger
+from tests.benchmarks import _broker
 
 FLEET = "bench"
 FIRST_ROW_S = 120.0
@@ -27,9 +28,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class Site:
-    """A broker with TLS on this machine, and as many enrolled actors as wanted; a context that ends all it started."""
+    """A broker with TLS on this machine, and as many enrolled actors as wanted; a context that ends all it started.
+
+    Raises:
+        RuntimeMissing: Mosquitto is not installed.
+    """
 
     def __init__(self, actors: int) -> None:
+        _broker.require_mosquitto()
         self._temporary = tempfile.TemporaryDirectory(prefix="actorq-bench-")
         self.directory = Path(self._temporary.name)
         self._environment = os.environ | {"ACTORQ_HOME": str(self.directory / "home"), "PYTHONPATH": str(ROOT)}

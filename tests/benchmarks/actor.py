@@ -1,6 +1,6 @@
 """Steps per second of the whole actor, against a bare loop of pre-drawn actions over the same environments.
 
-The actor is the real one: int8 policy 256x2, exploration, recording, encoding, sealing, and publishing to a Mosquitto
+The actor is the real one: int8 policy 256x2, exploration, recording, encoding, sealing, and publishing to a broker
 from which another process receives as the learner does. The bare loop replays the very actions that the actor took, so
 that both step through episodes of the same lengths. The two alternate within one process.
 """
@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker import identity
-from broker.mosquitto import process
 from edge_actor import acting_loop, config, evaluate, journal, policy
 from edge_actor import env as environments
+from tests.benchmarks import _broker
 
 ALTERNATIONS = 31
 SLICE_S = 0.25
@@ -49,7 +49,7 @@ def run() -> Iterator[dict[str, Any]]:
 def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message_steps: int) -> dict[str, Any]:
     bare_env = _bare_env(n_envs)
     ratios, rates, references = [], [], []
-    with _acting(directory, model, n_envs, epsilon, message_steps) as actor:
+    with _acting(directory, model, n_envs, epsilon, message_steps) as (actor, broker):
         for _ in range(ALTERNATIONS):
             rate, actions = _slice(actor)
             rates.append(rate)
@@ -60,6 +60,7 @@ def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message
     kind = "gymnasium.make" if n_envs == 1 else f"{n_envs} at once, native vector entry point"
     return {
         "benchmark": "actor",
+        "broker": broker,
         "case": f"{ENV}, {kind}, epsilon {epsilon:g}",
         "value": round(statistics.median(rates)),
         "unit": "steps/s",
@@ -68,7 +69,7 @@ def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message
         "runs": ALTERNATIONS,
         "spread": round(max(ratios) - min(ratios), 3),
         "explain": f"int8 MLP 256x2 on {acting.interpreter.runtime}, {acting.delegate}; messages of {message_steps} "
-        f"steps over Mosquitto, {dropped} steps dropped; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores",
+        f"steps over {broker}, {dropped} steps dropped; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores",
     }
 
 
@@ -120,11 +121,10 @@ def _bare(environment: Any, actions: NDArray[Any]) -> float:
 @contextlib.contextmanager
 def _acting(
     directory: Path, model: Path, n_envs: int, epsilon: float, message_steps: int
-) -> Iterator[acting_loop.Actor]:
-    """An actor that has its policy and its grant."""
+) -> Iterator[tuple[acting_loop.Actor, str]]:
+    """An actor that has its policy and its grant, and the kind of its broker."""
     fleet = identity.Fleet.open("bench", directory / "fleet")
-    with process.Mosquitto("127.0.0.1", 0, fleet="bench") as broker:
-        address = f"127.0.0.1:{broker.port}"
+    with _broker.plain("bench") as (address, kind):
         bundle = fleet.enroll("bench-actor", [address])
         learner = subprocess.Popen(
             [sys.executable, "-m", "tests.edge_actor.fake_learner"]
@@ -137,7 +137,7 @@ def _acting(
             actor.start()
             while actor._acting is None or actor._recorder.recorded < 4 * message_steps:
                 actor.turn()
-            yield actor
+            yield actor, kind
         finally:
             actor.close()
             shutil.rmtree(journal.default_directory(state, ""), ignore_errors=True)

@@ -1,6 +1,6 @@
 """Publish to acting: from the end of an update to the actor's state that names the new version, by the learner's clock.
 
-A real Mosquitto, a real actor process that sends all its experience, and here the learner's own session and
+A real broker, a real actor process that sends all its experience, and here the learner's own session and
 `publish.Publisher`: requantizing, gate, delta, digest, signature, broker, verification, building, swap and the state's
 way back are all in it. The actor holds a control rate, as on real hardware, or acts flat out. Weights change between
 two publishes by about two int8 levels, which is what 32 Adam steps do to a 256x2 policy in the middle of LunarLander (3
@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 
 from broker import codec, identity, messages
-from broker.mosquitto import process
 from learner import config, layers, publish, roster, run_directory, session, train
 from learner.quantize import calibrate
-from tests.benchmarks import _clocked
+from tests.benchmarks import _broker, _clocked
 
 FLEET = "bench"
 ACTOR = "bench-actor"
@@ -59,7 +58,7 @@ def run() -> Iterator[dict[str, Any]]:
 def _case(name: str, hidden: tuple[int, ...], rate_hz: float, *, publishes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="actorq-bench-") as temporary, home(Path(temporary)) as directory:
         log = directory / "gaps.json"
-        with _fleet(directory, log, rate_hz) as (here, actors):
+        with _fleet(directory, log, rate_hz) as (here, actors, broker):
             bench = _Bench(here, actors, hidden, directory / "run")
             bench.publish()  # the first one has a keyframe, and the template that `prepare` made
             bench.publisher.timings = publish.Timings()
@@ -68,7 +67,7 @@ def _case(name: str, hidden: tuple[int, ...], rate_hz: float, *, publishes: int)
                 bench.train()
                 bench.publish()
         pace = f"actor at {rate_hz:.0f} Hz" if rate_hz else "actor flat out"
-        return _row(f"{name}, {pace}", bench, json.loads(log.read_text()))
+        return {"broker": broker} | _row(f"{name}, {pace}", bench, json.loads(log.read_text()))
 
 
 class _Bench:
@@ -199,11 +198,10 @@ def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str,
 
 
 @contextlib.contextmanager
-def _fleet(home: Path, log: Path, rate_hz: float) -> Iterator[tuple[session.Session, roster.Roster]]:
-    """Broker, actor and session; the actor has a grant without end."""
+def _fleet(home: Path, log: Path, rate_hz: float) -> Iterator[tuple[session.Session, roster.Roster, str]]:
+    """Broker, actor and session, and the broker's kind; the actor has a grant without end."""
     fleet = identity.Fleet.open(FLEET)
-    with process.Mosquitto("127.0.0.1", 0, fleet=FLEET) as broker:
-        address = f"127.0.0.1:{broker.port}"
+    with _broker.plain(FLEET) as (address, kind):
         bundle = home / "actor.json"
         fleet.enroll(ACTOR, [address]).write(bundle)
         command = [sys.executable, "-m", "edge_actor", "run", "--bundle", str(bundle), "--heartbeat-s", "2"]
@@ -228,7 +226,7 @@ def _fleet(home: Path, log: Path, rate_hz: float) -> Iterator[tuple[session.Sess
             )
             assert assignment is not None
             here.retain(here.topics.assignment(ACTOR), assignment)
-            yield here, found
+            yield here, found, kind
         finally:
             here.close()
             actor.terminate()

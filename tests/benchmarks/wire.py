@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import errors
+from tests.benchmarks import _broker
 
 WALL_S = 60
 CASES: tuple[tuple[str, Sequence[str], int], ...] = (
@@ -53,6 +54,7 @@ def _row(env: str, arguments: Sequence[str], runs: list[dict[str, Any]]) -> dict
     keyframes, deltas = sum(run["keyframes"] for run in runs), sum(run["deltas"] for run in runs)
     return {
         "benchmark": "wire",
+        "broker": _broker.kind(),
         "case": " ".join((env, *arguments)),
         "value": round(sum(published) / sum(policies)),
         "unit": "bytes",

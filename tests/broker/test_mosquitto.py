@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import hashlib
 import os
+import pwd
 import signal
 import stat
 import subprocess
@@ -13,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from broker import certificates, errors, identity
@@ -168,12 +171,10 @@ def test_reload_lets_in_who_was_enrolled_later(closed: process.Mosquitto) -> Non
     conftest.wait_until(let_in, "the new actor is let in")
 
 
-def test_secrets_are_readable_by_their_owner_alone_and_removed(
-    open_tmpdir: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_are_readable_by_mosquitto_alone_and_removed(open_tmpdir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     conftest.require("mosquitto")
     monkeypatch.setattr(tempfile, "tempdir", open_tmpdir)
-    with process.Mosquitto("127.0.0.1", 0, fleet="lab", admission=admission(USERS)):
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab", admission=admission(USERS)) as mosquitto:
         (directory,) = Path(open_tmpdir).iterdir()
         assert {path.name for path in directory.iterdir()} == {
             "mosquitto.conf",
@@ -182,9 +183,65 @@ def test_secrets_are_readable_by_their_owner_alone_and_removed(
             "authority.pem",
             "broker.pem",
         }
+        group_of_its_own = psutil.Process(mosquitto.pid).gids().real
         for path in (directory, *directory.iterdir()):
-            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+            found = path.stat()
+            assert found.st_uid == os.geteuid(), f"{path} is not ours alone to write"
+            assert stat.S_IMODE(found.st_mode) & 0o027 == 0, path
+            assert stat.S_IMODE(found.st_mode) & 0o070 == 0 or found.st_gid == group_of_its_own, path
     assert not list(Path(open_tmpdir).iterdir())
+
+
+@pytest.mark.fault(1)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives Mosquitto another user")
+def test_root_follows_nothing_that_mosquittos_user_planted(open_tmpdir: str, tmp_path: Path) -> None:
+    """Whoever took Mosquitto over puts a link where `up` writes next; the next enrolment must not follow it."""
+    conftest.require("mosquitto")
+    fleet = identity.Fleet.open("lab")
+    victim = tmp_path / "of-root-alone"
+    victim.write_text("as it was")
+    victim.chmod(0o600)
+    broker = conftest.BrokerProcess("mosquitto", open_tmpdir, ["--tls", "--fleet", "lab"])
+    try:
+        (directory,) = Path(open_tmpdir).iterdir()
+        user = pwd.getpwuid(psutil.Process(broker.pid).uids().real)
+        plant = ["ln", "-s", str(victim), str(directory / ".passwords")]
+        planted = subprocess.run(plant, user=user.pw_uid, group=user.pw_gid, extra_groups=(), check=False)
+        fleet.enroll("pi-new")
+        conftest.wait_until(
+            lambda: "pi-new" in (directory / "passwords").read_text() or victim.read_text() != "as it was", "a reload"
+        )
+        assert victim.read_text() == "as it was"
+        assert (victim.stat().st_uid, stat.S_IMODE(victim.stat().st_mode)) == (0, 0o600)
+        assert user.pw_uid != 0 and planted.returncode != 0
+    finally:
+        broker.stop()
+
+
+@pytest.mark.fault(1)
+@pytest.mark.skipif(
+    sys.platform != "linux" or ctypes.CDLL(None).syscall(444, None, 0, 1) < 1, reason="this kernel has no Landlock"
+)
+def test_mosquitto_touches_no_file_but_its_own(open_tmpdir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started by a normal user it runs as that user, who can read the fleet's keys and write anywhere at home.
+
+    The program is another one, which tries it, on files that anyone may read and write.
+    """
+    conftest.require("mosquitto")
+    program, key, new = (Path(open_tmpdir) / name for name in ("bin/mosquitto", "home/authority.pem", "home/new"))
+    for path in (program, key):
+        path.parent.mkdir()
+        path.parent.chmod(0o777)
+    key.write_text("the authority's key")
+    program.write_text(f"#!/bin/sh\nhead -n 1 $2 >&2\ncat {key} >&2\necho x > {new}\necho x >> {key}\n")
+    program.chmod(0o755)
+    key.chmod(0o666)
+    monkeypatch.setattr(process, "find", lambda: str(program))
+    monkeypatch.setattr(tempfile, "tempdir", open_tmpdir)
+    with pytest.raises(errors.ConfigError, match="did not start: # Rendered by actorq-broker") as ended:
+        process.Mosquitto("127.0.0.1", 0, fleet="lab")
+    assert "the authority's key" not in str(ended.value)
+    assert key.read_text() == "the authority's key" and not new.exists()
 
 
 def test_it_ends_when_its_parent_is_killed(open_tmpdir: str) -> None:

@@ -51,7 +51,7 @@ make_initramfs() {
 }
 
 get_wheels() {
-	BOARD_WHEELS=$CACHE/wheels-$SUITE-arm64-$(cat "$WORK/source/setup.cfg" "$WORK/source/constraints.txt" | sha256sum | cut -c 1-12)
+	BOARD_WHEELS=$CACHE/wheels-$SUITE-arm64-$(cat "$WORK/source/setup.cfg" "$WORK/source/constraints.txt" "$WORK"/source/firmware_notes/board-*.txt | sha256sum | cut -c 1-12)
 	[ ! -d "$BOARD_WHEELS" ] || return 0
 	say 'collecting wheels'
 	on_board /srv/checkout/firmware_notes/setup_pi.sh download /srv/wheels || fail 'download'

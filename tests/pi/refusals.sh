@@ -104,6 +104,11 @@ refusals() {
 	contents | diff "$WORK/pristine" - || fail 'the refusals left these changes'
 
 	on_board /srv/checkout/firmware_notes/setup_pi.sh download /srv/wheels || fail 'download'
+	# A byte more leaves a wheel that pip would take, were it not for its hash.
+	cp -r "$BOARD/srv/wheels" "$BOARD/srv/changed"
+	for wheel in "$BOARD"/srv/changed/paho_mqtt-*.whl; do printf x >> "$wheel"; done
+	refused 'a file is not the one that was tested' without_network ACTORQ_BUNDLE=/srv/kitchen.json ACTORQ_WHEELS=/srv/changed \
+		/srv/checkout/firmware_notes/setup_pi.sh
 	without_network ACTORQ_BUNDLE=/srv/kitchen.json ACTORQ_WHEELS=/srv/wheels /srv/checkout/firmware_notes/setup_pi.sh ||
 		fail 'set-up without a network'
 	say 'set up without a network'
@@ -114,6 +119,11 @@ refusals() {
 	grep -qx 'DeviceAllow=char-i2c rw' "$BOARD/etc/systemd/system/actorq-actor.service" || fail 'the device is missing'
 	set_up > "$WORK/said"
 	grep -qx 'actorq: nothing changed' "$WORK/said" || fail "choices are not remembered: $(cat "$WORK/said")"
+	# shellcheck disable=SC2016  # that is what must not be expanded
+	echo 'ACTORQ_NOTE=$(touch /srv/evaluated)' >> "$BOARD/etc/actorq/actor.env"
+	on_board actorq-actor --help > /dev/null || fail 'the command for people'
+	set_up > "$WORK/said" || fail 'set-up with such a setting'
+	[ ! -e "$BOARD/srv/evaluated" ] || fail 'a setting was run as a command'
 	on_board actorq-uninstall --purge
 	contents | diff "$WORK/pristine" - || fail 'the uninstaller left these'
 	say 'uninstalled: the board is as it was'

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker import identity
+from tests import conftest
 from tests.pi import images
 
 FLASH = Path(__file__).parents[2] / "firmware_notes" / "flash.sh"
@@ -23,11 +24,7 @@ PSK = "0dc0d6eb90555ed6419756b9a15ec3e3209b63df707dd508d14581f8982721af"
 
 @pytest.fixture(autouse=True)
 def mtools() -> None:
-    if shutil.which("mcopy"):
-        return
-    if os.environ.get("ACTORQ_CI"):
-        pytest.fail("mtools is missing")
-    pytest.skip("mtools is not installed (sudo apt install mtools)")
+    conftest.require_program(shutil.which("mcopy"), "mtools", "mtools")
 
 
 @pytest.fixture

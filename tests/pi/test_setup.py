@@ -1,0 +1,81 @@
+"""Parts of setup_pi.sh that need no board: what it may install, and that it runs nothing that its settings say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+FIRMWARE = REPOSITORY / "firmware_notes"
+SETTINGS = """\
+# Settings
+ACTORQ_ACTOR_NOTE=$(touch evaluated)
+ACTORQ_ACTOR_OTHER="`touch evaluated`"
+touch evaluated
+ACTORQ_ACTOR_X;touch evaluated;Y=1
+PATH=/nonexistent
+LD_PRELOAD=/nonexistent.so
+ACTORQ_ACTOR_ENV='file.py:Arm = 1'
+ACTORQ_ACTOR_RATE_HZ=50"""
+PRINTS = (
+    '#!/bin/sh\nprintf "%s\\n" "$ACTORQ_ACTOR_NOTE" "$ACTORQ_ACTOR_OTHER" "$ACTORQ_ACTOR_ENV" "$ACTORQ_ACTOR_RATE_HZ"\n'
+)
+
+
+@pytest.mark.fault(22)
+def test_the_command_for_people_runs_nothing_that_a_setting_says(tmp_path: Path) -> None:
+    """As root, which `id` says here; `setpriv` steps aside."""
+    program, settings, bin_ = tmp_path / "opt", tmp_path / "etc", tmp_path / "bin"
+    for file, text in (
+        (program / "venv/bin/actorq-actor", PRINTS),
+        (settings / "actor.env", SETTINGS),
+        (bin_ / "id", "#!/bin/sh\necho 0\n"),
+        (bin_ / "setpriv", '#!/bin/sh\nshift 5\nexec "$@"\n'),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+    script = f". {FIRMWARE}/setup_pi.sh; PROGRAM={program} SETTINGS={settings} STATE={tmp_path}; command_for_people"
+    command = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "command").write_text(command)
+    done = subprocess.run(
+        ["sh", str(tmp_path / "command")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": f"{bin_}:{os.environ['PATH']}"},
+        check=False,
+    )
+    assert not (tmp_path / "evaluated").exists(), "a setting was run as a command"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["$(touch evaluated)", "`touch evaluated`", "file.py:Arm = 1", "50"]
+
+
+@pytest.mark.fault(22)
+@pytest.mark.parametrize("file", ["board-64.txt", "board-32.txt"])
+def test_all_that_a_board_installs_is_exact_and_has_its_hash(file: str) -> None:
+    """`python firmware_notes/lock.py` writes them anew after a change of constraints.txt."""
+    assert (FIRMWARE / file).exists(), "versions without hashes: pip takes whatever is called so"
+    tested = re.findall(r"(?m)^([\w.-]+==[\w.]+)", (REPOSITORY / "constraints.txt").read_text())
+    text = (FIRMWARE / file).read_text().replace("\\\n", " ")
+    found = [line for line in text.splitlines() if not line.startswith("#")]
+    for line in found:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+( ; [^-]+)?( +--hash=sha256:[0-9a-f]{64})+", line.strip()), line
+    versions = {line.split()[0] for line in found}
+    on_32_bit = {"cryptography==46.0.7"} if file == "board-32.txt" else set()
+    assert versions - on_32_bit <= set(tested), "run firmware_notes/lock.py"
+    assert {"gymnasium", "cryptography", "setuptools"} <= {version.split("==")[0] for version in versions}
+
+
+@pytest.mark.fault(22)
+def test_what_builds_the_package_is_exact() -> None:
+    required = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["build-system"]["requires"]
+    (setuptools,) = required
+    assert re.fullmatch(r"setuptools==[\d.]+", setuptools)
+    assert f"\n{setuptools} " in (FIRMWARE / "board-64.txt").read_text(), "and the one that a board has"
+    assert f"\n{setuptools};" in (REPOSITORY / "constraints.txt").read_text()
