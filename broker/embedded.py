@@ -1,6 +1,6 @@
 """The pure-Python broker (amqtt) in the current process: one machine, loopback only, everything in memory.
 
-amqtt's manners that this file changes, and those that it leaves, are listed with figures in README.md.
+amqtt's manners that this file changes, and those that it leaves, are listed with figures in docs/decisions.md.
 """
 
 from __future__ import annotations

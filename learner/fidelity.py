@@ -42,7 +42,7 @@ def study(
         say: Takes progress.
 
     Returns:
-        The study as one JSON object; README.md says what each key means.
+        The study as one JSON object; docs/quantization.md shows what it tells.
 
     Raises:
         RunError: The run cannot be used.

@@ -3,7 +3,7 @@
 A client needs both a certificate of the fleet's authority and the password of the name it gives. The password is what
 makes `revoke` work at once: on a reload Mosquitto disconnects whoever's password is no longer in the file. Where the
 certificate alone says who someone is (`use_identity_as_username`), it skips that check: a revoked client then stays
-connected, and comes back (measured with 2.0.11; README.md has the table).
+connected, and comes back (measured with 2.0.11; docs/security.md has the table).
 """
 
 from __future__ import annotations

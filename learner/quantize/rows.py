@@ -1,7 +1,7 @@
 """Kernels [outputs, inputs] row by row, in loops that numba compiles: each weight comes from memory once.
 
 numpy takes a pass for each step, and a multiplication by a row or a column costs two: that took three times as long
-(README.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds Python's
+(docs/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds Python's
 lock.
 """
 
@@ -104,7 +104,7 @@ def write(
 def product(x: FloatArray, weights: FloatArray) -> FloatArray:
     """`x @ weights.T`: float32 [N, R], of [N, C] and [R, C].
 
-    Two to three times as fast as OpenBLAS without AVX-512, about as fast with it (README).
+    Two to three times as fast as OpenBLAS without AVX-512, about as fast with it (docs/quantization.md).
     """
     if len(x) < 4 or len(weights) < 2 or weights.shape[1] < _INPUTS_MIN:
         return x @ weights.T
