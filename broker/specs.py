@@ -17,8 +17,7 @@ from broker import errors
 Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
 HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
 OBSERVATION_DTYPES = ("float32", "uint8")
-_MAX_ELEMENTS = 1 << 20
-"""Of an observation: 640 x 480 in colour, and some. What an actor says decides how much memory a learner asks for."""
+_MAX_ELEMENTS = 1 << 24
 MAX_ACTION_ELEMENTS = 1024
 """Of a continuous action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
 MAX_EXPERIENCE_BYTES = 8_000_000

@@ -1,8 +1,8 @@
 """Kernels [outputs, inputs] row by row, in loops that numba compiles: each weight comes from memory once.
 
 numpy takes a pass for each step, and a multiplication by a row or a column costs two: that took three times as long
-(docs/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds Python's
-lock.
+(docs/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds
+Python's lock.
 """
 
 from __future__ import annotations

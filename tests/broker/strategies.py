@@ -32,7 +32,10 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is specs.EnvSpec:
         return _env_specs()
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return st.builds(hint, **{name: _values(h) for name, h in typing.get_type_hints(hint).items()})
+        fields = {name: _values(h) for name, h in typing.get_type_hints(hint).items()}
+        if hint is messages.Birth:
+            fields["n_envs"] = st.integers(1, messages.MAX_ENVS)
+        return st.builds(hint, **fields)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return st.one_of(*map(_values, typing.get_args(hint)))
     if typing.get_origin(hint) is dict:

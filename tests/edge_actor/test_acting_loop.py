@@ -413,7 +413,7 @@ def test_its_state_says_how_the_environment_fails(site: Site) -> None:
     site.start(env=f"{toys.__file__}:Flaky")
     site.assign(steps_granted=1 << 40)
     vitals = site.await_vitals(lambda v: v.env_failures > 0, "it fails")
-    assert vitals.env_failure == "OSError: the wheel came off"
+    assert vitals.env_failure.endswith("OSError: the wheel came off")
 
 
 def test_unsound_messages_are_counted_and_change_nothing(site: Site) -> None:
