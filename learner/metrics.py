@@ -1,4 +1,4 @@
-"""Metrics of a run, by the same keys in metrics.jsonl, TensorBoard and on the console; docs/metrics.md explains each."""
+"""Metrics of a run, by the same keys in metrics.jsonl, TensorBoard and on the console; docs/metrics.md has each."""
 
 from __future__ import annotations
 
