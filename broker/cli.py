@@ -51,7 +51,8 @@ def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
 def _ended(error: errors.ActorqError, *, verbose: bool) -> int:
     if verbose:
         traceback.print_exc()
-    print(f"error: {error}", file=sys.stderr)
+    if not error.said:
+        print(f"error: {error}", file=sys.stderr)
     return error.exit_code
 
 

@@ -29,7 +29,7 @@ class Rickety(Endless):
     """Slow, and it fails at every tenth step."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(0.02)
+        time.sleep(0.05)
         if self.taken == 9:
             raise OSError("the wheel came off")
         return super().step(action)

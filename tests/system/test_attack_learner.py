@@ -204,7 +204,7 @@ def test_who_comes_first_and_lies_about_its_environment_ends_nothing(
     names, run = topics.Topics(fleet.name), run_root / "run"
     keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
     mac, topic = signing.ActorMac(keys.enroll("liar").mac_key), names.actor_state("liar")
-    budget = ["--max-env-steps", "1000", "--solved-return", "inf", "--evaluate-episodes", "0", "--json"]
+    budget = ["--max-env-steps", "5000", "--solved-return", "inf", "--evaluate-episodes", "0", "--json"]
     learner = fleet.start_learner([*QUICK, "--env", "CartPole-v1", "--run-dir", str(run), *budget])
     lies: list[dict[str, Any]] = [
         {

@@ -33,10 +33,9 @@ def without_room() -> None:
     [
         ["broker", "init"],
         ["broker", "enroll", "pi", "--fleet", "lab", "-o", "{there}/bundle.json"],
-        ["edge_actor", "run", "--env", "CartPole-v1", "--bundle", "{there}/pi.json", "--state-dir", "{there}/state"],
         ["learner", "train", "--fleet", "lab", "--no-energy", "--run-dir", "{there}/run"],
     ],
-    ids=["init", "enroll", "actor", "learner"],
+    ids=["init", "enroll", "learner"],  # an actor says what it cannot keep, and acts on
 )
 def test_a_command_that_cannot_write_says_where_and_why(tmp_path: Path, actorq_home: Path, command: list[str]) -> None:
     identity.Fleet.open("lab").enroll("pi").write(tmp_path / "pi.json")
