@@ -19,9 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from broker import address, codec, identity, messages, signing, topics
-from tests import light_connection, simulated_actor
+from broker import address, codec, identity, messages, signing, specs, topics
+from tests import light_connection
 
+SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
+"""Of the honest actors, so that there is nothing wrong with what is sent but that it is so much."""
 AT_ONCE = 20
 _PUBLISH, _SUBSCRIBE = 0x30, 0x82
 
@@ -69,7 +71,7 @@ KINDS: dict[str, Callable[[Hostile], Iterator[bytes]]] = {
 
 
 def state(boot: int, heartbeat: int) -> messages.ActorState:
-    birth = messages.Birth("Simulated-v0", simulated_actor.SPEC, 1, "hostile", "", "none", "", 0.0)
+    birth = messages.Birth("CartPole-v1", SPEC, 1, "hostile", "", "none", "", 0.0)
     return messages.ActorState(True, "hostile", boot, heartbeat, birth)
 
 
@@ -81,7 +83,7 @@ def experience(seq: int, **changes: object) -> messages.Experience:
         seq=seq,
         oldest=seq,
         step=seq,
-        fingerprint=simulated_actor.SPEC.fingerprint,
+        fingerprint=SPEC.fingerprint,
         assigned_epoch=1,
         epoch=0,
         version=0,
@@ -91,7 +93,7 @@ def experience(seq: int, **changes: object) -> messages.Experience:
         truncated=np.zeros(1, np.uint8),
         episode_return=ones,
         episode_length=np.ones(1, np.int32),
-        observation=np.zeros((2, *simulated_actor.SPEC.observation.shape), np.float32),
+        observation=np.zeros((2, *SPEC.observation.shape), np.float32),
         action=np.zeros(1, np.int32),
         reward=ones,
     )

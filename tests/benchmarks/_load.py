@@ -83,6 +83,17 @@ class Site:
         """Simulated actors; see tests/swarm.py."""
         return self.spawn(["tests.swarm", "--bundles", str(self._fleet_directory / "actors"), *arguments])
 
+    def actor(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+        """A real one."""
+        bundle = str(self._fleet_directory / "actors" / f"{name}.json")
+        state = str(self.directory / "state" / name)
+        return self.spawn(["edge_actor", "run", "--bundle", bundle, "--state-dir", state, *arguments])
+
+    @property
+    def mosquitto_pid(self) -> int:
+        """Of the process that serves now: one that was exceeded is started anew."""
+        return int(psutil.Process(self.broker.pid).children()[0].pid)
+
     def learner(self, *arguments: str) -> subprocess.Popen[str]:
         """`actorq-learner train --json` on this fleet, which notes when its commits return."""
         module = ["tests.benchmarks._committed", str(self._commits), "train", "--fleet", FLEET]

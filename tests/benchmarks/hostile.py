@@ -1,10 +1,9 @@
 """One enrolled client that floods, over TLS: what it leaves of a fleet's experience and of the learner's updates.
 
-Four simulated actors send at a steady rate and a learner trains; a hostile client, with keys of its own, comes and
-goes. Each phase with it is compared with the mean of those before and after. HOSTILE_PHASE_S and HOSTILE_TURNS make it
-longer: with 120 and 5 each kind floods for ten minutes, over which memory and ledger are looked at. Whoever floods is
-on the same machine, and takes a core of it; with HOSTILE_NICE=19 it leaves the cores to the others first, as one on
-another machine would.
+Four real actors hold a control rate and a learner trains; a hostile client, with keys of its own, comes and goes. Each
+phase with it is compared with the mean of those before and after. Then one client of each kind floods at the same time
+for HOSTILE_MEMORY_S, over which memory and ledger are looked at. Whoever floods is on the same machine, and takes a
+core of it; with HOSTILE_NICE=19 it leaves the cores to the others first, as one on another machine would.
 """
 
 from __future__ import annotations
@@ -21,60 +20,68 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from learner import ledger
 from tests.benchmarks import _hostile, _load
 
 HONEST = 4
-RATE = 2000.0
-"""Steps/s of each."""
+RATE_HZ, ENVS = 250, 8
+"""Of each: 2000 steps/s."""
 BATCH, SAMPLES_PER_INSERT = 128, 4.0
 PHASE_S = float(os.environ.get("HOSTILE_PHASE_S", "12"))
 TURNS = int(os.environ.get("HOSTILE_TURNS", "2"))
+MEMORY_S = float(os.environ.get("HOSTILE_MEMORY_S", "60"))
+LOOKS = 10
 SETTLE_S = 3.0
 KINDS = tuple(filter(None, os.environ.get("HOSTILE_KINDS", ",".join(_hostile.KINDS)).split(",")))
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yields two rows for each kind of flood: honest steps/s, and updates/s."""
+    """Yields two rows for each kind of flood, honest steps/s and updates/s; then memory beside all of them."""
     for kind in KINDS:
         yield from _flooded(kind)
+    if MEMORY_S:
+        yield from _together()
 
 
-def _flooded(kind: str) -> Iterator[dict[str, Any]]:
-    with _load.Site(HONEST + 1) as site:
+@contextlib.contextmanager
+def _training(hostile: int) -> Iterator[tuple[_load.Site, subprocess.Popen[str]]]:
+    """A fleet at work, in which so many others are enrolled."""
+    with _load.Site(HONEST + hostile) as site:
         learner = site.learner(
             *("--actors", str(HONEST), "--samples-per-insert", str(SAMPLES_PER_INSERT), "--batch-size", str(BATCH)),
             *("--learning-starts", "5000", "--replay-capacity", "200000", "--max-env-steps", "1000000000"),
+            *("--env", "CartPole-v1", "--solved-return", "inf"),
         )
-        swarm = site.swarm("--count", str(HONEST), "--rate", str(RATE))
-        site.line(swarm)
+        for index in range(HONEST):
+            pace = ("--rate-hz", str(RATE_HZ), "--envs", str(ENVS))
+            site.actor(f"actor-{index:04}", "--env", "CartPole-v1", *pace)
         while not site.newest_metrics()["policy_version"]:
             time.sleep(0.1)
-        pids = {"learner": learner.pid, "broker": site.broker_pid}
+        yield site, learner
+        site.stop_learner(learner)
+
+
+def _flooded(kind: str) -> Iterator[dict[str, Any]]:
+    with _training(1) as (site, learner):
         alone, flooded = [_phase(site)], []
-        memory = {name: [round(_load.rss_mb(pid))] for name, pid in pids.items()}
+        memory = [_memory(site, learner)]
         rows, sent, client_cores = [_refused_rows(site)], 0, list[float]()
         for _ in range(TURNS):
             client = _start(site, kind)
             flooded.append(_phase(site))
-            for name, pid in pids.items():
-                memory[name].append(round(_load.rss_mb(pid)))
+            memory.append(_memory(site, learner))
             rows.append(_refused_rows(site))
             client_cores.append(round(_load.cpu_s(client.pid) / (PHASE_S + SETTLE_S), 2))
-            client.terminate()
-            sent += json.loads(site.line(client))["sent"]
-            client.wait(10.0)
+            sent += _end(site, client)
             alone.append(_phase(site))
         refused = site.newest_metrics()["messages_refused"]
-        swarm.terminate()
-        report = json.loads(site.line(swarm))
-        site.stop_learner(learner)
     explain = (
-        f"{HONEST} actors at {RATE:g} steps/s over TLS; {TURNS} floods of {PHASE_S:g} s, {sent} packets by a client on "
-        f"{client_cores} cores; honest steps/s, updates/s: with {_rounded(flooded)}, without {_rounded(alone)}; "
-        f"{refused:.0f} messages refused or left unread; memory in MB, before and after each flood: {memory}; rows of "
-        f"refused messages in the ledger: {rows}; of {report['sent']} honest messages "
-        f"{report['sent'] - report['receipted']} have no receipt"
+        f"{HONEST} actors at {RATE_HZ * ENVS} steps/s over TLS; {TURNS} floods of {PHASE_S:g} s, {sent} packets by a "
+        f"client on {client_cores} cores; honest steps/s, updates/s: with {_rounded(flooded)}, without "
+        f"{_rounded(alone)}; {refused:.0f} messages refused or left unread; memory of learner and broker in MB, before and after each "
+        f"flood: {memory}; rows of refused messages in the ledger: {rows}"
     )
     for index, what in enumerate(("honest steps/s", "updates/s")):
         around = [statistics.mean((a[index], b[index])) for a, b in itertools.pairwise(alone)]
@@ -92,11 +99,53 @@ def _flooded(kind: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _start(site: _load.Site, kind: str) -> subprocess.Popen[str]:
-    bundle = sorted((site.directory / "home" / "fleets" / _load.FLEET / "actors").glob("*.json"))[HONEST]
+def _together() -> Iterator[dict[str, Any]]:
+    kinds = tuple(_hostile.KINDS)
+    with _training(len(kinds)) as (site, learner):
+        before = _memory(site, learner)
+        clients = [_start(site, kind, index) for index, kind in enumerate(kinds)]
+        looks = []
+        for _ in range(LOOKS):
+            time.sleep(MEMORY_S / LOOKS)
+            looks.append((*_memory(site, learner), _refused_rows(site)))
+        sent = {kind: _end(site, client) for kind, client in zip(kinds, clients, strict=True)}
+    for index, name in enumerate(("learner", "broker")):
+        seen = [look[index] for look in looks]
+        yield {
+            "benchmark": "hostile",
+            "case": f"memory of the {name}, largest of {LOOKS} looks while one client of each kind floods",
+            "value": max(seen),
+            "unit": "MB",
+            "reference": before[index],
+            "ratio": round(max(seen) / before[index], 2),
+            "runs": 1,
+            "spread": max(seen) - min(seen),
+            "explain": f"{MEMORY_S:g} s; learner, broker (MB) and rows of refused messages at each look: {looks}; "
+            f"packets sent: {sent}",
+        }
+
+
+def _memory(site: _load.Site, learner: subprocess.Popen[str]) -> tuple[int, int]:
+    """Of learner and broker, MB; of a broker that is being started anew, 0."""
+    broker = 0.0
+    with contextlib.suppress(IndexError, psutil.NoSuchProcess):
+        broker = _load.rss_mb(site.mosquitto_pid)
+    return round(_load.rss_mb(learner.pid)), round(broker)
+
+
+def _start(site: _load.Site, kind: str, index: int = 0) -> subprocess.Popen[str]:
+    bundle = sorted((site.directory / "home" / "fleets" / _load.FLEET / "actors").glob("*.json"))[HONEST + index]
     client = site.spawn(["tests.benchmarks._hostile", "--bundle", str(bundle), "--kind", kind])
     site.line(client)
     return client
+
+
+def _end(site: _load.Site, client: subprocess.Popen[str]) -> int:
+    """Stops it; packets that it sent."""
+    client.terminate()
+    sent = int(json.loads(site.line(client))["sent"])
+    client.wait(10.0)
+    return sent
 
 
 def _phase(site: _load.Site) -> tuple[float, float]:
