@@ -80,8 +80,8 @@ def _flooded(kind: str) -> Iterator[dict[str, Any]]:
     explain = (
         f"{HONEST} actors at {RATE_HZ * ENVS} steps/s over TLS; {TURNS} floods of {PHASE_S:g} s, {sent} packets by a "
         f"client on {client_cores} cores; honest steps/s, updates/s: with {_rounded(flooded)}, without "
-        f"{_rounded(alone)}; {refused:.0f} messages refused or left unread; memory of learner and broker in MB, before and after each "
-        f"flood: {memory}; rows of refused messages in the ledger: {rows}"
+        f"{_rounded(alone)}; {refused:.0f} messages refused or left unread; memory of learner and broker in MB, "
+        f"before and after each flood: {memory}; rows of refused messages in the ledger: {rows}"
     )
     for index, what in enumerate(("honest steps/s", "updates/s")):
         around = [statistics.mean((a[index], b[index])) for a, b in itertools.pairwise(alone)]
