@@ -39,7 +39,6 @@ def test_one_line_says_what_to_install(tmp_path: Path) -> None:
     assert "SKIPPED" not in done.stdout and "passed" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.fault(31)
 def test_they_fail_where_all_must_be_installed(tmp_path: Path) -> None:
     done = run_bare(tmp_path, ACTORQ_CI="1")
     assert done.returncode == 1

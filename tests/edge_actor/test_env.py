@@ -158,7 +158,6 @@ def test_minigrid_s_own_wrapper_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "minigrid.wrappers.ImgObsWrapper" in caught.value.todo
 
 
-@pytest.mark.fault(26)
 def test_the_wrapped_environment_of_a_file_is_taken_as_the_error_says(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

@@ -187,7 +187,6 @@ def test_the_vitals_say_how_the_environment_fails(site: Site, name: str, words: 
     assert running.error is None
 
 
-@pytest.mark.fault(24)
 def test_a_failure_is_one_printable_line() -> None:
     text = failure.text(ValueError("a\nb\x1b[31m\udc80" + "long " * 200))
     assert text.startswith("ValueError: a b [31m")
