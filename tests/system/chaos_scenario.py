@@ -25,7 +25,6 @@ from typing import Any
 
 import psutil
 
-from tests import conftest
 from tests.system import books, chaos_fleet
 
 SCENARIOS = {"mosquitto": ("mosquitto",), "two-mosquittos": ("mosquitto", "mosquitto"), "embedded": ("embedded",)}
@@ -36,6 +35,26 @@ CARDS = 3
 """Copies in all: each is one machine more that has something to hand over at the end."""
 YOUNG_S = 10.0
 _CLONE_NEWNS = 0x20000
+_signals: list[int] = []
+"""That told this process to end. An exception in a handler may come where Python drops it (a hook of fork), or between a
+child's start and the note that there is one."""
+
+
+def rest(seconds: float) -> None:
+    """Sleeps; ends this process in order if it was told to."""
+    until = time.monotonic() + seconds
+    while not _signals and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, 0.1))
+    if _signals:
+        sys.exit(128 + _signals[0])
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float) -> None:
+    """As in conftest, but for `rest`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        rest(0.01)
 
 
 class Chaos:
@@ -73,13 +92,13 @@ class Chaos:
         """Starts the learner, and kills it once its run has begun: it must go on, whether anything was saved or not."""
         fleet = self._fleet
         fleet.start_learner()
-        conftest.wait_until((fleet.run / "config.toml").exists, "a run", 90.0)
+        wait_until((fleet.run / "config.toml").exists, "a run", 90.0)
         self._pause(0.0, 2.0)
         fleet.kill("learner")
         self.events["newborn learner killed"] += 1
         self._say("newborn learner killed")
         fleet.start_learner()
-        conftest.wait_until(lambda: list(fleet.run.glob("checkpoints/*.npz")), "a checkpoint", 90.0)
+        wait_until(lambda: list(fleet.run.glob("checkpoints/*.npz")), "a checkpoint", 90.0)
 
     def run(self, duration_s: float) -> None:
         """Does harm for so long, then makes everything whole again."""
@@ -109,7 +128,7 @@ class Chaos:
         before, deadline = self._fleet.books.rows(), time.monotonic() + PROGRESS_S
         while self._fleet.books.rows() == before and time.monotonic() < deadline:
             self._fleet.revive()
-            time.sleep(0.1)
+            rest(0.1)
 
     def _heal(self) -> None:
         for link in (link for links in self._fleet.links.values() for link in links):
@@ -117,7 +136,7 @@ class Chaos:
         self._fleet.revive()
 
     def _pause(self, low: float, high: float) -> None:
-        time.sleep(self._rng.uniform(low, high))
+        rest(self._rng.uniform(low, high))
 
     def _measure(self) -> None:
         """The most memory that each kind of process held, MB."""
@@ -204,7 +223,7 @@ class Chaos:
         fleet.epoch.unlink()
         fleet.start_learner()
         with contextlib.suppress(AssertionError):
-            conftest.wait_until(lambda: _number(fleet.epoch) > before, "a higher epoch", PROGRESS_S)
+            wait_until(lambda: _number(fleet.epoch) > before, "a higher epoch", PROGRESS_S)
         return "epoch lost"
 
     def _fill_disk(self) -> str:
@@ -301,12 +320,12 @@ def _settle(fleet: chaos_fleet.Fleet) -> tuple[books.Balance, float]:
         if balance.lost == 0 or time.monotonic() - began > SETTLE_S:
             return balance, time.monotonic() - began
         fleet.revive(cards=True)
-        time.sleep(1.0)
+        rest(1.0)
 
 
 def main(name: str, duration_s: str, seed: str) -> None:
     """Runs a scenario; SIGTERM ends it in order."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda signum, _: _signals.append(signum))
     print(json.dumps(scenario(name, float(duration_s), int(seed))))
 
 
