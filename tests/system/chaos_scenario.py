@@ -36,8 +36,8 @@ CARDS = 3
 YOUNG_S = 10.0
 _CLONE_NEWNS = 0x20000
 _signals: list[int] = []
-"""That told this process to end. An exception in a handler may come where Python drops it (a hook of fork), or between a
-child's start and the note that there is one."""
+"""That told this process to end. An exception in a handler may come where Python drops it (a hook of fork), or between
+a child's start and the note that there is one."""
 
 
 def rest(seconds: float) -> None:
