@@ -38,10 +38,10 @@ bench: .venv/.dev ## run the benchmarks, one JSON object per line (ONLY=actor ru
 	@$(BIN)/python -m tests.benchmarks $(ONLY)
 
 chaos: .venv/.dev ## kill, cut and fill everything for DURATION_S seconds, and show that nothing is lost
-	$(BIN)/python -m tests.system.chaos --duration-s $(DURATION_S) $(ARGS)
+	$(BIN)/python -m tests.system.chaos.__main__ --duration-s $(DURATION_S) $(ARGS)
 
 fuzz: .venv/.dev ## 100 000 mutated payloads at each topic of learner and actor (FUZZ_PAYLOADS=n); about 20 minutes
-	FUZZ_PAYLOADS=$${FUZZ_PAYLOADS:-100000} $(BIN)/python -m pytest tests/system/test_fuzz.py $(ARGS)
+	FUZZ_PAYLOADS=$${FUZZ_PAYLOADS:-100000} $(BIN)/python -m pytest tests/system/security/test_fuzz.py $(ARGS)
 
 test-trixie: ## as root: the actor's tests on Python 3.13, in a Debian Trixie root made by debootstrap
 	tests/trixie/run.sh $(ARGS)

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from broker import address, cli, errors, identity, listener
-from broker.mosquitto import access, process
+from broker.contract import address, errors
+from broker.fleet import identity
+from broker.program import cli
+from broker.serve.mosquitto import access, process
 
 _CHECK_PERIOD_S = 0.25  # how late an enrolment or a revocation takes effect at the most
 
@@ -98,15 +100,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _up(args: argparse.Namespace) -> int:
     kind = args.kind
-    args.tls = args.tls or not listener.is_loopback(args.bind)
+    args.tls = args.tls or not address.is_loopback(args.bind)
     if args.port is None:
         args.port = address.TLS_PORT if args.tls else address.PLAIN_PORT
     if kind == "auto":
         kind = "mosquitto" if process.find() or args.tls else "embedded"
     if kind == "embedded":
-        if args.tls and listener.is_loopback(args.bind):
+        if args.tls and address.is_loopback(args.bind):
             raise errors.ConfigError("the embedded broker has no TLS", todo="install mosquitto, or leave out --tls")
-        from broker import embedded  # here, because amqtt is an optional part
+        from broker.serve import embedded  # here, because amqtt is an optional part
 
         embedded.run(args.bind, args.port, lambda port: _say_ready(args, "embedded broker", kind, port, os.getpid()))
     else:
@@ -221,7 +223,7 @@ def _fleet(args: argparse.Namespace) -> identity.Fleet:
 
 
 def _say_ready(args: argparse.Namespace, name: str, kind: str, port: int, pid: int) -> None:
-    open_to = "this machine only" if listener.is_loopback(args.bind) else "the network"
+    open_to = "this machine only" if address.is_loopback(args.bind) else "the network"
     _say(f"{name} serves {address.Address(args.bind, port)} ({open_to}{', TLS' if args.tls else ''})")
     fleet = "" if args.fleet == identity.DEFAULT_FLEET else f"--fleet {args.fleet} "
     here = address.Address(_local(args.bind), port, args.tls)

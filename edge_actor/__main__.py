@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker import cli, errors, settings, specs
+from broker.contract import errors, specs
+from broker.program import cli, settings
 from edge_actor import config
 from edge_actor.bench import config as bench_config
 
 if TYPE_CHECKING:
-    from edge_actor import evaluate
+    from edge_actor.acting import evaluate
 
 RANDOM = "random"
 """In the place of a policy: actions drawn uniformly."""
@@ -104,8 +105,9 @@ def _act(args: argparse.Namespace) -> int:
     chosen = settings.load(config.ActorConfig, args, env_prefix=config.ENV_PREFIX)
     if settings.dump_if_asked(args, chosen):
         return errors.EXIT_OK
-    from broker import identity
-    from edge_actor import acting_loop, watchdog  # here: NumPy, Gymnasium and the runtime would slow --help down
+    from broker.fleet import identity
+    from edge_actor.board import watchdog  # here: NumPy, Gymnasium and the runtime would slow --help down
+    from edge_actor.run import acting_loop
 
     bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
     actor = acting_loop.Actor(chosen, bundle, lambda line: print(line, file=sys.stderr, flush=True))
@@ -124,7 +126,7 @@ def _check(args: argparse.Namespace) -> int:
     chosen = settings.load(config.ActorConfig, args, env_prefix=config.ENV_PREFIX)
     if settings.dump_if_asked(args, chosen):
         return errors.EXIT_OK
-    from edge_actor import check
+    from edge_actor.run import check
 
     findings = []
     for found in check.run(chosen):
@@ -163,7 +165,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _spec(args: argparse.Namespace) -> int:
     chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs)
-    from edge_actor import env
+    from edge_actor.environment import env
 
     environment = env.make(chosen.env, 1, chosen.env_arguments)
     print(json.dumps({"env": args.env, **dataclasses.asdict(environment.spec)}))
@@ -176,7 +178,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     if args.max_steps < 0 or not args.max_s >= 0:
         raise errors.ConfigError("--max-steps and --max-s must not be negative")
     chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs)
-    from edge_actor import env, evaluate
+    from edge_actor.acting import evaluate
+    from edge_actor.environment import env
 
     if args.policy == RANDOM:
         environment = env.make(chosen.env, 1, chosen.env_arguments)
@@ -212,7 +215,9 @@ def _score(args: argparse.Namespace, chosen: config.ActorConfig) -> tuple[evalua
             where=args.policy,
             todo="give the path of a .tflite file",
         ) from error
-    from edge_actor import env, evaluate, policy
+    from edge_actor.acting import evaluate
+    from edge_actor.environment import env
+    from edge_actor.policies import policy
 
     environment = env.make(chosen.env, 1, chosen.env_arguments)
     head = args.head or environment.spec.action.heads[0]

@@ -9,8 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from broker import errors, messages
-from broker.settings import setting
+from broker.contract import errors, messages
+from broker.program.settings import setting
 
 ENV_PREFIX = "ACTORQ_ACTOR_"
 RUNTIMES = ("auto", "ai-edge-litert", "tflite-runtime")

@@ -267,14 +267,14 @@ make_program() {
 
 # As the actor will see them: its own code reads bundle and settings.
 try_program() {
-	"$VENV/bin/python" -c 'import pathlib, sys; from broker import identity; identity.Bundle.read(pathlib.Path(sys.argv[1]))' "$BUNDLE" \
+	"$VENV/bin/python" -c 'import pathlib, sys; from broker.fleet import identity; identity.Bundle.read(pathlib.Path(sys.argv[1]))' "$BUNDLE" \
 		2> "$LOG" || die "$BUNDLE cannot be used: $(tail -n 1 "$LOG" | cut -c 1-200)" 'enrol again (`actorq-broker enroll NAME`) and copy the new file'
 	settings > "$SCRATCH/actor.env"
 	(
 		read_settings "$SCRATCH/actor.env"
 		exec "$VENV/bin/actorq-actor" run --dump-config
 	) > /dev/null 2> "$LOG" || die "$(sed 's/^error: //; /to do:/d' "$LOG")" 'correct the ACTORQ_ACTOR_* variables, or /etc/actorq/actor.env'
-	"$VENV/bin/python" -c 'from edge_actor import interpreter; interpreter.find()' > "$LOG" 2>&1 ||
+	"$VENV/bin/python" -c 'from edge_actor.policies import interpreter; interpreter.find()' > "$LOG" 2>&1 ||
 		die "the TFLite runtime does not load: $(tail -n 1 "$LOG")" 'report this, with the board and its system'
 }
 
@@ -380,7 +380,7 @@ unit() {
 		LimitCORE=0
 		Restart=always
 		RestartSec=5
-		# Usage, settings, spec, bundle, runtime missing: nothing but a change on this board helps (broker/errors.py), and
+		# Usage, settings, spec, bundle, runtime missing: nothing but a change on this board helps (broker/contract/errors.py), and
 		# nothing that came over the network ends with one of these.
 		RestartPreventExitStatus=2 10 12 15 18
 

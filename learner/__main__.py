@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from broker import cli, errors, settings
-from learner import config, tasks
+from broker.contract import errors
+from broker.program import cli, settings
+from learner import config
+from learner.config import tasks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -199,7 +201,8 @@ def _train(args: argparse.Namespace) -> int:
     cli.on_stop_signal(stop.set)
     # Of OpenBLAS. More of its threads than the work needs spin between two calls, in the way of everybody else
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(initial.train.threads))
-    from learner import console, session, train  # here: --help must not load what training needs
+    from learner.fleet import session  # here: --help must not load what training needs
+    from learner.run import console, train
 
     def configure(env_id: str, actions: str) -> config.Settings:
         return initial if args.resume else config.effective(args, env_id, actions=actions)
@@ -234,7 +237,7 @@ def _train(args: argparse.Namespace) -> int:
 def _saved_settings(run: Path) -> settings.Table:
     file = run / "config.toml"
     if not file.exists():
-        from learner import run_directory
+        from learner.files import run_directory
 
         raise run_directory.no_run(run)
     try:
@@ -251,7 +254,7 @@ def _demo(args: argparse.Namespace) -> int:
     It trains until the published int8 policy is good, stops them all, and shows what happened.
     """
     defaults = ("demo", {"env": "CartPole-v1", "actors": 2})
-    from learner import local_fleet
+    from learner.run import local_fleet
 
     effective = config.effective(args, config.effective(args, "", defaults).train.env, defaults)
     env_id = effective.train.env
@@ -275,11 +278,11 @@ def _quantize(args: argparse.Namespace) -> int:
         raise errors.ConfigError("the output is no .tflite file", where=str(args.output), todo="name it OUT.tflite")
     if args.steps < 1:
         raise errors.ConfigError(f"--steps must be positive, not {args.steps}")
-    from learner import chatter
+    from learner.quantize import stderr_filter
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with chatter.hidden(everything=not args.verbose):
-        from learner.quantize import command, report
+    with stderr_filter.hidden(everything=not args.verbose):
+        from learner.quantize.user_models import command, report
 
     request = {field.name: getattr(args, field.name) for field in dataclasses.fields(command.Request)}
     result = command.run(command.Request(**request))
@@ -295,11 +298,11 @@ def _fidelity(args: argparse.Namespace) -> int:
     """
     if args.episodes < 0:
         raise errors.ConfigError("--episodes must be at least 0")
-    from learner import chatter
+    from learner.quantize import stderr_filter
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with chatter.hidden(everything=not args.verbose):
-        from learner import fidelity
+    with stderr_filter.hidden(everything=not args.verbose):
+        from learner.study import fidelity
 
     study = fidelity.study(
         args.run,
@@ -315,7 +318,7 @@ def _fidelity(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     """Writes a run's experience as a Minari dataset: what replay holds, or all of it after train --keep-experience."""
-    from learner import export
+    from learner.study import export
 
     stem = re.sub(r"[^-\w]", "_", args.run.resolve().name)
     output, name = args.output or args.run / "minari", args.dataset_id or f"actorq/{stem}-v0"
@@ -339,7 +342,7 @@ def _bench(args: argparse.Namespace) -> int:
     options = dict(pair.partition("=")[::2] for pair in args.set) | ({"quick": "true"} if args.quick else {})
     if not all(name and value for name, value in options.items()) or min(args.actors, args.at_once) < 1:
         raise errors.ConfigError("--set takes NAME=VALUE, --actors and --at-once at least 1")
-    from learner import fleet_bench
+    from learner.study import fleet_bench
 
     chosen = config.TrainConfig(
         fleet=args.fleet, broker=tuple(filter(None, args.broker.split(","))), actors=args.actors, wait_s=args.wait_s
@@ -360,7 +363,7 @@ def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
     """The table, where there is something to tell."""
     if not as_json and not summary["updates"]:
         return
-    from learner import summary as summaries
+    from learner.run import summary as summaries
 
     print(json.dumps(summary) if as_json else summaries.table(summary))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.mosquitto import process
+from broker.serve.mosquitto import process
 
 KINDS = ("mosquitto", "embedded")
 START_TIMEOUT_S = 20.0

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from broker import errors
+from broker.contract import errors
 from tests import conftest
 
 REPOSITORY = Path(__file__).parents[1]
 BARE = """
 import pathlib, shutil, subprocess, sys
-from broker.mosquitto import process
+from broker.serve.mosquitto import process
 from tests.benchmarks import __main__, actor
 process.find = lambda: None
 actor.ALTERNATIONS, actor.SLICE_S = 1, 0.01
-model = pathlib.Path("tests/edge_actor/models/cartpole-int8.tflite")
+model = pathlib.Path("tests/edge_actor/policies/models/cartpole-int8.tflite")
 run = subprocess.run
 subprocess.run = lambda command, **options: (  # the actor's model is there already
-    shutil.copy(model, command[-1]) if "tests.edge_actor.models.make" in command else run(command, **options)
+    shutil.copy(model, command[-1]) if "tests.edge_actor.policies.models.make" in command else run(command, **options)
 )
 sys.exit(__main__.main(sys.argv[1:]))
 """

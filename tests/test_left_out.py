@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-BARE = "from broker.mosquitto import process\nprocess.find = lambda: None\n"
-SOME = ["tests/pi/test_flash.py", "tests/broker/test_mosquitto.py", "-k", "flash or port or end or readable"]
+BARE = "from broker.serve.mosquitto import process\nprocess.find = lambda: None\n"
+SOME = ["tests/pi/test_flash.py", "tests/broker/serve/test_mosquitto.py", "-k", "flash or port or end or readable"]
 
 
 def run_bare(tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from broker import specs
-from edge_actor import evaluate, interpreter, pace, policy
+from broker.contract import specs
+from edge_actor.acting import evaluate, pace
 from edge_actor.bench import models
+from edge_actor.policies import interpreter, policy
 
 _ROWS_BYTES = 1_000_000
 _TIMES = (30, 20_000)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from broker import errors
+from broker.contract import errors
 from edge_actor.bench import models
 
 _SPIN = "import sys\nfrom edge_actor.bench import cell\ncell.die_with_parent(int(sys.argv[1]))\nwhile True: pass"

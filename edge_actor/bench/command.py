@@ -13,9 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from broker import errors
-from edge_actor.bench import gauge, latency, page, rows, windows
+from broker.contract import errors
+from edge_actor.bench import latency, page, rows, windows
 from edge_actor.bench.config import BenchConfig
+from edge_actor.board import energy_meter
 
 ROWS, PAGE = "rows.jsonl", "page.html"
 
@@ -59,7 +60,7 @@ def run(settings: BenchConfig, take: rows.Take, progress: Progress) -> None:
             latency.run(settings, scratch, complete, progress)
         if not {"energy", "control"} & set(settings.parts):
             return
-        measures = gauge.Gauge.open(settings.meter, settings.meter_offset_s)
+        measures = energy_meter.Gauge.open(settings.meter, settings.meter_offset_s)
         if measures is None:
             progress("energy: no source of power; `actorq-actor check` says more")
             _windows(settings, scratch, None, complete, progress)
@@ -69,7 +70,7 @@ def run(settings: BenchConfig, take: rows.Take, progress: Progress) -> None:
 
 
 def _windows(
-    settings: BenchConfig, scratch: Path, measures: gauge.Gauge | None, take: rows.Take, progress: Progress
+    settings: BenchConfig, scratch: Path, measures: energy_meter.Gauge | None, take: rows.Take, progress: Progress
 ) -> None:
     measurement = windows.Measurement(settings, scratch, measures, take, progress, threading.Event().wait)
     if "energy" in settings.parts and measures is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker import errors
-from broker.settings import setting
+from broker.contract import errors
+from broker.program.settings import setting
 from edge_actor import config
 
 ENV_PREFIX = "ACTORQ_BENCH_"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker import errors, messages
-from edge_actor import board
+from broker.contract import errors, messages
 from edge_actor.bench import child, models, rows
 from edge_actor.bench.config import BenchConfig
+from edge_actor.board import board
 
 _MEMORY_SHARE = 0.5
 """Of the memory available that a policy may take; what would need more is left out, and said."""

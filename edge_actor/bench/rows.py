@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_actor import board
+from edge_actor.board import board
 
 Row = dict[str, Any]
 Take = Callable[[Row], None]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_actor import board
-from edge_actor.bench import child, gauge, models, rows
+from edge_actor.bench import child, models, rows
 from edge_actor.bench.config import BenchConfig
+from edge_actor.board import board, energy_meter
 
 _WARM_UP_S = 2.0
 FLAT_OUT = 0.0
@@ -29,13 +29,13 @@ class Window:
     """What happened in one window."""
 
     row: rows.Row
-    start: gauge.Mark | None
-    end: gauge.Mark | None
+    start: energy_meter.Mark | None
+    end: energy_meter.Mark | None
     seconds: float
     held_s: float
     throttled: tuple[int | None, int | None]
 
-    def measured(self, measures: gauge.Gauge | None) -> rows.Row:
+    def measured(self, measures: energy_meter.Gauge | None) -> rows.Row:
         """Its row, with joules, or why there are none."""
         joules = measures.joules(self.start, self.end) if measures and self.start and self.end else None
         changed = self.throttled[0] != self.throttled[1]
@@ -66,7 +66,7 @@ class Measurement:
         self,
         settings: BenchConfig,
         scratch: Path,
-        measures: gauge.Gauge | None,
+        measures: energy_meter.Gauge | None,
         take: rows.Take,
         progress: Callable[[str], None],
         wait: Wait,

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import specs
-from learner import layers, replay
+from broker.contract import specs
+from learner.experience import replay
+from learner.networks import layers
 
 State = dict[str, NDArray[Any]]
 

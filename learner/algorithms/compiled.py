@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from broker import errors, specs
-from learner import algorithms, networks, replay
+from broker.contract import errors, specs
+from learner import algorithms
+from learner.experience import replay
+from learner.networks import networks
 
 Tensor = Any  # TensorFlow ships no types
 _UPDATES_MAX = 1 << 31

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from broker import specs
-from learner import actor_critic, config, layers, losses, optimizer
+from broker.contract import specs
+from learner import config
 from learner.algorithms import compiled
+from learner.networks import actor_critic, layers, losses, optimizer
 
 Tensor = Any  # TensorFlow ships no types
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from broker import errors, specs
-from learner import config, layers, losses, networks, optimizer
+from broker.contract import errors, specs
+from learner import config
 from learner.algorithms import compiled
+from learner.networks import layers, losses, networks, optimizer
 
 Tensor = Any  # TensorFlow ships no types
 

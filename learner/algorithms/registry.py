@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from broker import specs
+from broker.contract import specs
 from learner import config
 from learner.algorithms import Algorithm, d4pg, ddpg, dqn
 

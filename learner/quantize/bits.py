@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import errors
-from learner import layers
+from broker.contract import errors
+from learner.networks import layers
 
 FloatArray = NDArray[np.float32]
 BITS_MIN, BITS_MAX = 2, 8

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from learner import layers
-from learner.quantize import exact, fold, requantize
+from learner.networks import layers
+from learner.quantize import exact, input_scaling, requantize
 
 FloatArray = NDArray[np.float32]
 Method = Literal["minmax", "percentile", "mse"]
@@ -48,7 +48,7 @@ def measure(
     """
     choose = METHODS[method]
     scales = per_feature and scales_features(policy)
-    affine = fold.from_ranges(observations[:rows], split=split) if scales else None
+    affine = input_scaling.from_ranges(observations[:rows], split=split) if scales else None
     entry = minmax(affine.apply(observations[:rows]) if affine else observations[:rows].astype(np.float32))
     spans: list[requantize.Range] = []
     outputs = exact.outputs(policy, observations, lambda layer, x, linear, y: spans.append(choose(linear[:rows])))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import specs
+from broker.contract import specs
 
 FloatArray = NDArray[np.floating[Any]]
 

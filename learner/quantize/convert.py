@@ -16,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from broker import errors
-from learner import chatter, config, layers, networks
-from learner.quantize import bits, fold
+from broker.contract import errors
+from learner import config
+from learner.networks import layers, networks
+from learner.quantize import bits, input_scaling, stderr_filter
 
 
 def convert(
@@ -75,14 +76,14 @@ def convert(
             per_channel=per_channel,
             weight_bits=weight_bits,
         )
-        return fold.append(model, last)
+        return input_scaling.append(model, last)
     first = layers.weighted(policy)[0]
     if isinstance(first, layers.Conv2D) or not per_feature:
         rounded = bits.rounded(policy, weight_bits)
         return _run_converter(rounded, observations.astype(np.float32), precision, per_channel)
-    affine = fold.from_ranges(observations, split=split)
-    rounded = bits.rounded(fold.compensate(policy, affine), weight_bits)
-    return fold.insert(_run_converter(rounded, affine.apply(observations), precision, per_channel), affine)
+    affine = input_scaling.from_ranges(observations, split=split)
+    rounded = bits.rounded(input_scaling.compensate(policy, affine), weight_bits)
+    return input_scaling.insert(_run_converter(rounded, affine.apply(observations), precision, per_channel), affine)
 
 
 def _run_converter(
@@ -138,7 +139,7 @@ def _without_chatter() -> Iterator[None]:
     absl = logging.getLogger("absl")
     absl.addFilter(_not_about_trackables)
     try:
-        with chatter.hidden(), warnings.catch_warnings():
+        with stderr_filter.hidden(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Statistics for quantized inputs were expected")
             yield
     finally:

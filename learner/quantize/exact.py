@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from learner import layers
-from learner.quantize import rows
+from learner.networks import layers
+from learner.quantize import kernels
 
 FloatArray = NDArray[np.float32]
 OnLayer = Callable[[layers.Weighted, FloatArray, FloatArray, FloatArray], object]
@@ -48,7 +48,7 @@ def outputs(
 def linear_outputs(layer: layers.Weighted, x: FloatArray) -> FloatArray:
     """Runs one layer as far as in front of tanh; behind ReLU."""
     if isinstance(layer, layers.Dense):
-        y: FloatArray = rows.product(x, layer.kernel)
+        y: FloatArray = kernels.product(x, layer.kernel)
     else:
         y = tf.nn.conv2d(x, layer.kernel.transpose(1, 2, 3, 0), strides=layer.stride, padding="VALID").numpy()
     y += layer.bias

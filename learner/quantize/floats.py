@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
-from learner import layers
-from learner.quantize import bits, convert, fold, requantize, template
+from learner.networks import layers
+from learner.quantize import bits, convert, input_scaling, requantize, template
 
 _DTYPES = {
     schema.TensorType.FLOAT32: np.float32,
@@ -61,13 +61,16 @@ class Template:
         self._model = bytearray(convert.convert(stand_in, observations, precision))
         self._gain, self._offset, self._places = _located(self._model)
         expected = bytes(self._model)
-        if self.write(stand_in, fold.from_ranges(observations) if self._gain is not None else None) != expected:
+        if (
+            self.write(stand_in, input_scaling.from_ranges(observations) if self._gain is not None else None)
+            != expected
+        ):
             raise template.Unmapped(f"the converted {precision} model is not what it should be")
 
     def write(
         self,
         policy: layers.PolicyLayers,
-        affine: fold.Affine | None,
+        affine: input_scaling.Affine | None,
         on_written: requantize.OnWritten = lambda piece: None,
         *,
         weight_bits: int = bits.BITS_MAX,
@@ -87,7 +90,7 @@ class Template:
         if affine is not None:
             assert self._gain is not None
             assert self._offset is not None
-            policy = fold.compensate(policy, affine)
+            policy = input_scaling.compensate(policy, affine)
             self._gain[:], self._offset[:] = affine.gain.reshape(-1), affine.offset.reshape(-1)
         policy = bits.rounded(policy, weight_bits)
         for layer, place in zip(layers.weighted(policy), self._places, strict=True):

@@ -14,9 +14,9 @@ import numpy as np
 from ai_edge_litert import interpreter as litert
 from numpy.typing import NDArray
 
-from broker import specs
-from learner import chatter, config
-from learner.quantize import compare
+from broker.contract import specs
+from learner import config
+from learner.quantize import compare, stderr_filter
 
 FloatArray = NDArray[np.float32]
 Exact = FloatArray | concurrent.futures.Future[FloatArray]
@@ -226,7 +226,7 @@ def run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, fl
 def _invoke(interpreter: Any, entry: int, exit_: int, observations: NDArray[Any]) -> FloatArray:
     if not np.array_equal(interpreter.get_input_details()[0]["shape"], observations.shape):
         interpreter.resize_tensor_input(entry, observations.shape)
-    with chatter.hidden():
+    with stderr_filter.hidden():
         interpreter.allocate_tensors()
     interpreter.set_tensor(entry, observations.astype(np.float32))
     interpreter.invoke()

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from learner import layers
-from learner.quantize import bits, calibrate, convert, floats, fold, requantize, template
+from learner.networks import layers
+from learner.quantize import bits, calibrate, convert, floats, input_scaling, requantize, template
 
 _STAND_IN_ROWS = 8
 
@@ -105,7 +105,7 @@ class Quantizer:
         """
         target = self._float_template(policy, calibration.shape[1:], precision) if precision != "int8" else None
         if target is not None:
-            affine = fold.from_ranges(calibration) if calibrate.scales_features(policy) else None
+            affine = input_scaling.from_ranges(calibration) if calibrate.scales_features(policy) else None
             try:
                 return target.write(policy, affine, on_written, weight_bits=weight_bits)
             except template.Unmapped as why:

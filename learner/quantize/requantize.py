@@ -7,7 +7,7 @@ The converter's arithmetic, which is float32 throughout (tensorflow/compiler/mli
     bias         scale = input scale * weight scale, b32 = round(b * (1 / scale))
     activations  range widened to include 0; scale = (high - low) / 255, zero point = round(-128 - low / scale)
 
-What touches every weight is in `rows`.
+What touches every weight is in `kernels`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import errors
-from learner import layers
-from learner.quantize import fold, rows, template
+from broker.contract import errors
+from learner.networks import layers
+from learner.quantize import input_scaling, kernels, template
 
 FloatArray = NDArray[np.float32]
 Range = tuple[float, float]
@@ -54,7 +54,7 @@ class Ranges:
 
     input: Range
     outputs: tuple[Range, ...]
-    affine: fold.Affine | None
+    affine: input_scaling.Affine | None
     factors: tuple[FloatArray, ...] | None = None
     means: tuple[FloatArray, ...] | None = None
     steady: bool = False
@@ -92,7 +92,7 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
     if ranges.affine is not None:
         assert target.gain is not None
         assert target.offset is not None
-        policy = fold.compensate(policy, ranges.affine)
+        policy = input_scaling.compensate(policy, ranges.affine)
         target.gain[:], target.offset[:] = ranges.affine.gain.reshape(-1), ranges.affine.offset.reshape(-1)
     scale = _write_affine(target.inputs, ranges.input)
     weighted = layers.weighted(policy)
@@ -100,7 +100,7 @@ def _requantize(target: template.Template, policy: layers.PolicyLayers, ranges: 
     final = _Final(target.model, on_written)
     for i, (layer, place, output) in enumerate(zip(weighted, target.layers, ranges.outputs, strict=True)):
         kernel = _Kernel.of(layer.kernel, factors[i], factors[i + 1], ranges.means[i] if ranges.means else None)
-        on_rows = functools.partial(final.rows, target.starts[i], kernel.weights.shape[1])
+        on_rows = functools.partial(final.rows_done, target.starts[i], kernel.weights.shape[1])
         excess = _write_weights(place, kernel, on_rows, per_channel=target.per_channel, steady=ranges.steady)
         place.bias_scale[:] = scale * place.weight_scale
         factor = factors[i + 1]
@@ -136,7 +136,7 @@ class _Final:
         self._on_written = on_written
         self._given = 0
 
-    def rows(self, start: int | None, width: int, rows: int) -> None:
+    def rows_done(self, start: int | None, width: int, rows: int) -> None:
         """So many rows of a kernel of int8 that begins at `start` are final; None where it is unknown what else is.
 
         What little is left behind the last of them is no piece of its own: each costs a signature and a packet.
@@ -217,7 +217,7 @@ class _Kernel:
     def limit(self, band: slice) -> FloatArray:
         """Largest size in each of these rows."""
         limit = np.empty(band.stop - band.start, np.float32)
-        rows.measure(self.weights[band], self.columns, limit)
+        kernels.measure(self.weights[band], self.columns, limit)
         return limit if self.divisors is None else limit / self.divisors[band]
 
     def write(
@@ -230,7 +230,7 @@ class _Kernel:
         """
         factors = inverse if self.divisors is None else inverse / self.divisors[which]
         raised, limit = np.empty((2, len(inverse)), np.float32)
-        rows.write(self.weights[which], self.columns, factors, self.mean, weights, raised, limit)
+        kernels.write(self.weights[which], self.columns, factors, self.mean, weights, raised, limit)
         return raised / inverse, limit if self.divisors is None else limit / self.divisors[which]
 
 
@@ -312,6 +312,6 @@ def _inverse(scale: FloatArray) -> FloatArray:
 
 
 def _rounded(x: FloatArray) -> FloatArray:
-    """Halves away from zero, as `rows.write`."""
-    rounded: FloatArray = np.trunc(x + np.copysign(rows.BELOW_HALF, x))
+    """Halves away from zero, as `kernels.write`."""
+    rounded: FloatArray = np.trunc(x + np.copysign(kernels.BELOW_HALF, x))
     return rounded

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
-from learner import layers
+from learner.networks import layers
 
 _WEIGHTED = {schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D}
 _PASSED_ON = {schema.BuiltinOperator.RESHAPE}

@@ -17,7 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker import amx, errors
+from broker.contract import errors
+from broker.program import amx
 from tests.benchmarks import _machine
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `actorq-learner train` does; before anything imports numpy

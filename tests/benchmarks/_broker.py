@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from broker import errors
-from broker.mosquitto import process
+from broker.contract import errors
+from broker.serve.mosquitto import process
 
 
 def kind() -> str:

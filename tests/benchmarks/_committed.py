@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from unittest import mock
 
 from learner import __main__ as learner
-from learner import ledger
+from learner.experience import ledger
 
 
 def main() -> int:

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from broker import address, codec, identity, messages, signing, specs, topics
-from tests import light_connection
+from broker.contract import address, codec, messages, signing, specs, topics
+from broker.fleet import identity
+from tests.fakes import light_connection
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
 """Of the honest actors, so that there is nothing wrong with what is sent but that it is so much."""

@@ -18,8 +18,9 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from broker import identity, listener
-from learner import ledger
+from broker.fleet import identity
+from broker.serve import listener
+from learner.files import run_directory
 from tests.benchmarks import _broker
 
 FLEET = "bench"
@@ -80,8 +81,8 @@ class Site:
         return child
 
     def swarm(self, *arguments: str) -> subprocess.Popen[str]:
-        """Simulated actors; see tests/swarm.py."""
-        return self.spawn(["tests.swarm", "--bundles", str(self._fleet_directory / "actors"), *arguments])
+        """Simulated actors; see tests/fakes/swarm.py."""
+        return self.spawn(["tests.fakes.swarm", "--bundles", str(self._fleet_directory / "actors"), *arguments])
 
     def actor(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         """A real one."""
@@ -111,7 +112,9 @@ class Site:
         for line in self._commits.read_text().rpartition("\n")[0].splitlines():
             start, stop, at_s = line.split()
             ended.update(dict.fromkeys(range(int(start), int(stop)), float(at_s)))
-        with contextlib.closing(sqlite3.connect(f"{(self._run / ledger.NAME).as_uri()}?mode=ro", uri=True)) as db:
+        with contextlib.closing(
+            sqlite3.connect(f"{(self._run / run_directory.LEDGER).as_uri()}?mode=ro", uri=True)
+        ) as db:
             rows = db.execute("SELECT actor, seq, id FROM messages WHERE boot = ?", (report["boot"],))
             ids = {(actor, seq): id_ for actor, seq, id_ in rows}
         return (

@@ -23,9 +23,13 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import identity
-from edge_actor import acting_loop, config, evaluate, journal, policy
-from edge_actor import env as environments
+from broker.fleet import identity
+from edge_actor import config
+from edge_actor.acting import evaluate
+from edge_actor.environment import env as environments
+from edge_actor.experience import journal
+from edge_actor.policies import policy
+from edge_actor.run import acting_loop
 from tests.benchmarks import _broker
 
 ALTERNATIONS = 31
@@ -39,7 +43,9 @@ def run() -> Iterator[dict[str, Any]]:
         directory = Path(name)
         model = directory / "policy.tflite"
         # In a process of its own: TensorFlow would change what this one measures
-        subprocess.run([sys.executable, "-m", "tests.edge_actor.models.make", "256", "int8", str(model)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "tests.edge_actor.policies.models.make", "256", "int8", str(model)], check=True
+        )
         yield _steps(directory, model, n_envs=1, epsilon=0.05, message_steps=8192)
         yield _steps(directory, model, n_envs=1, epsilon=0.0, message_steps=8192)
         yield _steps(directory, model, n_envs=16, epsilon=0.05, message_steps=8192)
@@ -127,7 +133,7 @@ def _acting(
     with _broker.plain("bench") as (address, kind):
         bundle = fleet.enroll("bench-actor", [address])
         learner = subprocess.Popen(
-            [sys.executable, "-m", "tests.edge_actor.fake_learner"]
+            [sys.executable, "-m", "tests.fakes.fake_learner"]
             + [address, str(directory / "fleet"), "bench", "bench-actor", str(model), str(epsilon), str(message_steps)],
         )
         state = directory / f"state-{n_envs}-{epsilon}"

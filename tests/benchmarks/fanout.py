@@ -1,8 +1,8 @@
 """From the end of an update until every actor of a large fleet holds the new policy and has verified it.
 
-Mosquitto with TLS, the learner's own session and publisher, and 500 simulated actors in one process (tests/swarm.py),
-each with its own connection, which check signature, difference and SHA-256 as edge_actor does. One clock: it is one
-machine, so the actors' checks, which 500 boards would do at once, wait for each other here.
+Mosquitto with TLS, the learner's own session and publisher, and 500 simulated actors in one process
+(tests/fakes/swarm.py), each with its own connection, which check signature, difference and SHA-256 as edge_actor does.
+One clock: it is one machine, so the actors' checks, which 500 boards would do at once, wait for each other here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from learner import config, publish, roster, run_directory, session
+from learner import config
+from learner.files import run_directory
+from learner.fleet import roster, session
+from learner.policies import publish
 from learner.quantize import calibrate
 from tests.benchmarks import _load, swap
 

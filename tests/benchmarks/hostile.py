@@ -22,7 +22,8 @@ from typing import Any
 
 import psutil
 
-from learner import ledger
+from learner.experience import ledger
+from learner.files import run_directory
 from tests.benchmarks import _hostile, _load
 
 HONEST = 4
@@ -163,7 +164,7 @@ def _rounded(phases: list[tuple[float, float]]) -> list[tuple[int, int]]:
 
 
 def _ask(site: _load.Site, query: str, *values: object) -> int:
-    path: Path = site.directory / "run" / ledger.NAME
+    path: Path = site.directory / "run" / run_directory.LEDGER
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
         (found,) = db.execute(query, values).fetchone()
     return int(found)

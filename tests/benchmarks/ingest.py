@@ -1,8 +1,8 @@
 """How much experience a learner takes in, each message decoded, checked and committed to disk before its receipt.
 
-Mosquitto with TLS, a real `actorq-learner train`, and simulated actors (tests/swarm.py) that act as fast as receipts
-come: segments of 256 steps with observations of 24 floats, 27.6 KB a message. They begin when the learner has compiled
-its networks, and the first tenth of the messages does not count. Everything shares this machine.
+Mosquitto with TLS, a real `actorq-learner train`, and simulated actors (tests/fakes/swarm.py) that act as fast as
+receipts come: segments of 256 steps with observations of 24 floats, 27.6 KB a message. They begin when the learner has
+compiled its networks, and the first tenth of the messages does not count. Everything shares this machine.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from broker import delta, signing, specs
-from learner import config, layers, networks
-from learner.quantize import calibrate, convert, exact, gate, quantizer, refine, rows
+from broker.contract import policy_patch, signing, specs
+from learner import config
+from learner.networks import layers, networks
+from learner.quantize import calibrate, convert, exact, gate, kernels, ptq, quantizer
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
@@ -44,7 +45,7 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
     sample = rng.standard_normal((calibrate.rows(policy), *SPEC.observation.shape), np.float32)
     calibration, held_back = calibrate.split(sample)
     observations, calibrating = np.concatenate([calibration, held_back]), len(calibration)
-    refiner, published = refine.Refiner(steady=True), quantizer.Quantizer()
+    refiner, published = ptq.Refiner(steady=True), quantizer.Quantizer()
     published.prepare(policy, SPEC.observation.shape)
     quantize, key = quantizer.Quantizer(), ed25519.Ed25519PrivateKey.generate()
     sealer, settings = signing.LearnerSealer(key), config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0)
@@ -72,11 +73,11 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
         outputs = timed("exact outputs", exact.outputs, level, held_back)
         timed("gate", gate.judge, model, outputs, held_back, settings)
         keyframe = keyframe or model
-        timed("delta", delta.difference, keyframe, model, rows.pack)
+        timed("delta", policy_patch.difference, keyframe, model, kernels.pack)
         timed("signing", sealer.seal, TOPIC, model)
     assert not quantize.fallbacks + published.fallbacks
     reference = times.pop("TFLiteConverter")
-    patch = delta.difference(keyframe, model, rows.pack)
+    patch = policy_patch.difference(keyframe, model, kernels.pack)
     explain = f"{sum(a.size for a in layers.arrays(policy).values())} weights, {len(model)} bytes"
     for stage, seen in times.items():
         value, slow = statistics.median(seen), statistics.median(reference)

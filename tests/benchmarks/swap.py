@@ -25,9 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from broker import codec, identity, messages
-from learner import config, layers, publish, roster, run_directory, session, train
+from broker.contract import codec, messages
+from broker.fleet import identity
+from learner import config
+from learner.files import run_directory
+from learner.fleet import roster, session
+from learner.networks import layers
+from learner.policies import publish
 from learner.quantize import calibrate
+from learner.run import train
 from tests.benchmarks import _broker, _clocked
 
 FLEET = "bench"

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import specs
-from learner import config, replay
+from broker.contract import specs
+from learner import config
+from learner.experience import replay
 
 ALTERNATIONS = 9
 CALLS = 8  # of K updates each, per timing

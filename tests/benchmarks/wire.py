@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker import errors
+from broker.contract import errors
 from tests.benchmarks import _broker
 
 WALL_S = 60

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from broker import __main__ as command
-from broker import errors, identity, listener
-from broker.mosquitto import process
+from broker.contract import address, errors
+from broker.fleet import identity
+from broker.serve import listener
+from broker.serve.mosquitto import process
 from tests import conftest
-from tests.broker import plain_client
+from tests.fakes import plain_client
 
 
 def run(*argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
@@ -87,7 +89,7 @@ def test_auto_takes_mosquitto_where_it_is_installed(monkeypatch: pytest.MonkeyPa
 
 def test_auto_falls_back_to_the_embedded_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     conftest.require("embedded")
-    from broker import embedded
+    from broker.serve import embedded
 
     chosen: list[tuple[object, ...]] = []
     monkeypatch.setattr(embedded, "run", lambda *args: chosen.append(args[:2]))
@@ -325,7 +327,7 @@ def test_enroll_refuses_bad_names(argv: list[str], tmp_path: Path, monkeypatch: 
     ],
 )
 def test_loopback(host: str, local: bool) -> None:
-    assert listener.is_loopback(host) is local
+    assert address.is_loopback(host) is local
 
 
 def test_reserve_finds_a_free_port() -> None:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import pytest
 
-from broker import messages
+from broker.contract import messages
 from tests import conftest
-from tests.broker import plain_client
+from tests.fakes import plain_client
 
 WILLED = """
 import sys, time

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_actor import clock
-from tests.edge_actor import offers
+from edge_actor.board import clock
+from tests.edge_actor.policies import offers
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker import errors
+from broker.contract import errors
 from edge_actor import __main__ as command_line
-from edge_actor import config, env, plant
-from tests.edge_actor import toys
+from edge_actor import config
+from edge_actor.acting import supervised_env
+from edge_actor.environment import env
+from tests.fakes import toys
 
 
 def test_all_clashes_are_reported_at_once() -> None:
@@ -45,15 +47,15 @@ def test_clashes(settings: dict[str, Any], message: str) -> None:
 def test_the_safe_action_must_fit_the_environment(text: str, good: bool) -> None:
     settings = config.ActorConfig(safe_action=text, rate_hz=10.0)
     if good:
-        assert plant.Plant(env.make("CartPole-v1"), settings, print).safe_action == 1
+        assert supervised_env.Plant(env.make("CartPole-v1"), settings, print).safe_action == 1
         return
     with pytest.raises(errors.ConfigError, match="safe_action"):
-        plant.Plant(env.make("CartPole-v1"), settings, print)
+        supervised_env.Plant(env.make("CartPole-v1"), settings, print)
 
 
 def test_a_continuous_safe_action() -> None:
     settings = config.ActorConfig(safe_action="[0.5, 0]", rate_hz=10.0)
-    made = plant.Plant(env.make(f"{toys.__file__}:Robot"), settings, print)
+    made = supervised_env.Plant(env.make(f"{toys.__file__}:Robot"), settings, print)
     assert made.safe_action.tolist() == [0.5, 0.0]
 
 

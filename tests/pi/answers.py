@@ -20,8 +20,8 @@ from unittest import mock
 
 import numpy as np
 
-from edge_actor import interpreter
-from tests.edge_actor.models import files
+from edge_actor.policies import interpreter
+from tests.edge_actor.policies.models import files
 
 _WIDTHS = (64, 256, 1024)
 _OBSERVATIONS = 500
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _make(directory: Path) -> None:
-    from tests.edge_actor.models import make  # here: it needs TensorFlow, which an actor's machine has not
+    from tests.edge_actor.policies.models import make  # here: it needs TensorFlow, which an actor's machine has not
 
     for width in _WIDTHS:
         (directory / f"balancing-{width}-int8.tflite").write_bytes(make.balancing(width, "int8"))

@@ -123,7 +123,7 @@ newer_cpuinfo_is_fatal() {
 # Not: what needs Mosquitto on the board (the broker is elsewhere), and what measures speed. The profile has no deadlines.
 actor_tests() {
 	python_on_board '-m pytest -q -p no:cacheprovider -m "not mosquitto" -k "not help_is_quick" --durations=5 --hypothesis-profile=ci \
-		--ignore=tests/edge_actor/test_bench.py tests/edge_actor' || fail "the actor's tests on $CORE"
+		--ignore=tests/edge_actor/bench/test_bench.py tests/edge_actor' || fail "the actor's tests on $CORE"
 }
 
 joins_the_fleet() {

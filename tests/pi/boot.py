@@ -18,10 +18,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker import codec, identity, messages, signing, topics
-from learner import local_fleet
+from broker.contract import codec, messages, signing, topics
+from broker.fleet import identity
+from learner.run import local_fleet
 from tests import conftest
-from tests.broker import plain_client
+from tests.fakes import plain_client
 from tests.pi import images
 from tests.system.conftest import QUICK
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from broker import errors
-from learner import local_fleet
+from broker.contract import errors
+from learner.run import local_fleet
 from tests.system.conftest import QUICK
 
 _STEPS = 6000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import identity
+from broker.fleet import identity
 from tests import conftest
 from tests.pi import images
 

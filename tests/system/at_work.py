@@ -10,10 +10,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from broker import errors, identity, signing, topics
-from learner import dead_letters, ledger, local_fleet
+from broker.contract import errors, signing, topics
+from broker.fleet import identity
+from learner.experience import dead_letters
+from learner.files import run_directory
+from learner.run import local_fleet
 from tests import conftest as brokers
-from tests.broker import plain_client
+from tests.fakes import plain_client
 from tests.system.conftest import QUICK
 
 
@@ -70,7 +73,7 @@ class Training:
         return Counter(json.loads(output)["messages_refused"])
 
     def book(self, query: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.run / ledger.NAME)) as book:
+        with closing(sqlite3.connect(self.run / run_directory.LEDGER)) as book:
             return book.execute(query).fetchall()
 
     @property

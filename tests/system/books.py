@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker import codec, messages
-from learner import ledger
+from broker.contract import codec, messages
+from learner.files import run_directory
 from tests import conftest
 
 _ENVIRONMENTS = Path(__file__).with_name("counting.py")
@@ -54,7 +54,7 @@ class Books:
 
     def __init__(self, logs: Path, run: Path) -> None:
         self._logs = logs
-        self._file = run / ledger.NAME
+        self._file = run / run_directory.LEDGER
 
     def environment(self, actor: str, name: str = "Counting") -> list[str]:
         """Makes a directory for an actor's books; the flags that make its environment keep them."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from learner import local_fleet
+from learner.run import local_fleet
 from tests import conftest
 
 STICK = Path(__file__).with_name("stick.py")

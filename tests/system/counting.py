@@ -14,8 +14,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from broker import codec, messages
-from edge_actor import spool, trajectory
+from broker.contract import codec, messages
+from edge_actor.experience import spool, trajectory
 
 
 class Counting(gymnasium.Env[Any, Any]):

@@ -1,0 +1,329 @@
+"""Message <-> bytes, in the safetensors format; `DecodeError` on anything odd; never pickle.
+
+The layout is the library's (8 bytes of header length, JSON header, data), and the library reads what we write. It is
+written here because `safetensors.numpy` returns no metadata and its metadata order changes from call to call, so that
+no golden bytes could pin the wire. Encoding copies an array once at most; decoding copies nothing: arrays are read-only
+views of the payload.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import types
+import typing
+from typing import Any, TypeVar
+
+import numpy as np
+
+from broker.contract import errors, messages, specs
+
+_M = TypeVar("_M")
+MAX_HEADER_BYTES = 64 * 1024
+_START = '{"__metadata__":{'
+_KEPT_CHARS = 2048
+"""Of what is remembered, descriptions of arrays and births: a learner decodes thousands of messages, much alike."""
+_MAX_ITEMS = 1 << 40
+_Lie = tuple[str, np.dtype[Any], tuple[int, ...], int]
+"""Name, dtype, shape and offset in bytes of an array."""
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_KIND_OF: dict[type[Any], str] = {cls: kind for kind, cls in messages.KINDS.items()}
+_HINTS = {
+    cls: typing.get_type_hints(cls)
+    for cls in (*_KIND_OF, messages.Manifest, messages.Birth, messages.Vitals)
+    + (specs.EnvSpec, specs.ObservationSpec, specs.ActionSpec)
+}
+_PLANS = {
+    cls: (
+        {name: hint for name, hint in _HINTS[cls].items() if name not in messages.ARRAYS.get(cls, {})},
+        tuple(messages.ARRAYS.get(cls, {})),
+    )
+    for cls in _KIND_OF
+}
+"""Of each message: its other fields with their types, and the names of its arrays, both in declaration order."""
+_SCHEMA = str(messages.SCHEMA_VERSION)
+_OPENINGS = {cls: f'{_START}"message":"{kind}","schema":"{_SCHEMA}"' for cls, kind in _KIND_OF.items()}
+_PLAIN = {int: "([0-9]{1,18})", str: r'\\"([0-9A-Za-z]*)\\"'}
+_CANONICAL = {
+    cls: re.compile(
+        re.escape(_OPENINGS[cls]) + "".join(f',"{name}":"{_PLAIN[hint]}"' for name, hint in scalars.items()) + "},"
+    )
+    for cls, (scalars, arrays) in _PLANS.items()
+    if arrays and set(scalars.values()) <= _PLAIN.keys()
+}
+"""Metadata as we write them, of messages that have nothing but plain fields beside arrays: one match, and no JSON."""
+_FIELDS = {cls: {"message", "schema", *scalars} for cls, (scalars, _) in _PLANS.items()}
+_LEGAL = {
+    cls: {
+        name: ({code: dtype for code, dtype in _DTYPES.items() if dtype.name in names}, rank)
+        for name, (names, rank) in arrays.items()
+    }
+    for cls, arrays in messages.ARRAYS.items()
+}
+"""Of each message's arrays: the dtypes it may have, by their code, and its rank."""
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
+_LAID_OUT = json.JSONEncoder(separators=(",", ":"))  # dtype, shape, offsets: in the library's order
+_BIRTH = _HINTS[messages.ActorState]["birth"]
+_OR_NONE = frozenset(
+    hint for hints in _HINTS.values() for hint in hints.values() if type(None) in typing.get_args(hint)
+)
+
+
+def encode(message: messages.Message) -> bytes:
+    """Bytes of a message; equal messages give equal bytes."""
+    return b"".join(pieces(message))
+
+
+def pieces(message: messages.Message) -> list[bytes | memoryview]:
+    """What `encode` joins: a policy's megabytes need not be copied before they are sealed."""
+    cls = type(message)
+    scalars, names = _PLANS[cls]
+    texts = [_OPENINGS[cls]]
+    for name, hint in scalars.items():
+        texts.append(f',"{name}":{_ENCODER.encode((_kept_dump if hint is _BIRTH else _dump)(getattr(message, name)))}')
+    arrays = [np.ascontiguousarray(getattr(message, name)) for name in names]
+    texts += "}", _described(names, tuple([(array.dtype, array.shape) for array in arrays]))
+    text = "".join(texts).encode()
+    text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
+    return [len(text).to_bytes(8, "little"), text, *[array.data.cast("B") for array in arrays if array.size]]
+
+
+@functools.lru_cache(256)
+def _described(names: tuple[str, ...], arrays: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> str:
+    """A header from the end of its metadata on: what each array is and where it lies, one behind the other."""
+    texts, offset = [], 0
+    for name, (dtype, shape) in zip(names, arrays, strict=True):
+        end = offset + math.prod(shape) * dtype.itemsize
+        entry = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (offset, end)}
+        texts.append(f',"{name}":{_LAID_OUT.encode(entry)}')
+        offset = end
+    return "".join(texts) + "}"
+
+
+def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
+    """The message of type `expected` that `payload` holds.
+
+    Raises:
+        DecodeError: Anything else; its `reason` is one of `size`, `header`, `schema`, `kind`, `field`, `array`.
+    """
+    text, start = _header(payload)
+    canonical = _CANONICAL[expected].match(text) if expected in _CANONICAL else None
+    if canonical is not None:
+        values = {
+            name: int(field) if hint is int else field
+            for (name, hint), field in zip(_PLANS[expected][0].items(), canonical.groups(), strict=True)
+        }
+        described = "{" + text[canonical.end() :]
+    else:
+        values, described = _parsed(expected, text)
+    lies, end = (_kept_layout if len(described) <= _KEPT_CHARS else _layout)(_KIND_OF[expected], described)
+    if start + end != len(payload):
+        raise errors.DecodeError(f"{len(payload) - start} bytes for arrays of {end}", reason="array")
+    for name, dtype, shape, offset in lies:
+        values[name] = np.ndarray(shape, dtype, payload, start + offset)
+    try:
+        return expected(**values)
+    except errors.ActorqError as error:
+        raise errors.DecodeError(error.what, reason="field") from error
+
+
+def _header(payload: bytes | memoryview) -> tuple[str, int]:
+    """The header's text, and where the data start."""
+    if len(payload) < 8:
+        raise errors.DecodeError("shorter than a header", reason="size")
+    length = int.from_bytes(payload[:8], "little")
+    if length > MAX_HEADER_BYTES or 8 + length > len(payload):
+        raise errors.DecodeError(f"header length {length} does not fit", reason="size")
+    try:
+        return str(payload[8 : 8 + length], "utf-8"), 8 + length
+    except ValueError as error:
+        raise errors.DecodeError("the header is not JSON", reason="header") from error
+
+
+def _parsed(expected: type[Any], text: str) -> tuple[dict[str, Any], str]:
+    """The scalar fields in any header, and its descriptions of arrays as JSON."""
+    metadata, described = _whole(text)
+    if not isinstance(metadata, dict) or not all(type(value) is str for value in metadata.values()):
+        raise errors.DecodeError("the header has no metadata", reason="header")
+    if metadata.get("schema") != _SCHEMA:
+        raise errors.DecodeError(
+            f"schema version {str(metadata.get('schema'))[:20]!r}, expected {_SCHEMA}",
+            reason="schema",
+            todo="run the same release of actorq-fleet on learner and actors",
+        )
+    kind = _KIND_OF[expected]
+    if metadata.get("message") != kind:
+        raise errors.DecodeError(f"message {str(metadata.get('message'))[:20]!r}, expected {kind!r}", reason="kind")
+    if metadata.keys() != _FIELDS[expected]:
+        raise errors.DecodeError(f"fields of {kind} are not {tuple(_PLANS[expected][0])}", reason="field")
+    values = {
+        name: (_kept_load if hint is _BIRTH and len(metadata[name]) <= _KEPT_CHARS else _load)(
+            name, metadata[name], hint
+        )
+        for name, hint in _PLANS[expected][0].items()
+    }
+    return values, described
+
+
+def _whole(text: str) -> tuple[Any, str]:
+    """Metadata, if any, and the rest as text, which is the same in message after message and remembered."""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise errors.DecodeError("the header is not JSON", reason="header") from error
+    if not isinstance(header, dict):
+        raise errors.DecodeError("the header is not an object", reason="header")
+    return header.pop("__metadata__", None), json.dumps(header) if header else "{}"
+
+
+def _layout(kind: str, described: str) -> tuple[tuple[_Lie, ...], int]:
+    """How arrays lie one behind the other, as a header describes them; and how many bytes they take.
+
+    Raises:
+        DecodeError: They are not those of `kind`, or do not lie so.
+    """
+    cls = messages.KINDS[kind]
+    try:
+        header = json.loads(described)
+    except (ValueError, RecursionError) as error:
+        raise errors.DecodeError("the header is not JSON", reason="header") from error
+    if header.keys() != set(_PLANS[cls][1]):
+        raise errors.DecodeError(f"arrays of {kind} are not {_PLANS[cls][1]}", reason="array")
+    lies, offset = [], 0
+    for name, entry in header.items():  # the library lists arrays as they lie, and sorts them in its own way
+        lie = _lie(cls, name, entry, offset)
+        lies.append(lie)
+        offset += math.prod(lie[2]) * lie[1].itemsize
+    return tuple(lies), offset
+
+
+_kept_layout = functools.lru_cache(256)(_layout)
+
+
+def _lie(cls: type[Any], name: str, entry: Any, offset: int) -> _Lie:
+    """Where and what the array is that `entry` describes, which must start at `offset`."""
+    dtypes, rank = _LEGAL[cls][name]
+    try:
+        code, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise errors.DecodeError(f"array {name} is not described", reason="array") from None
+    if len(entry) != 3 or type(code) is not str or (dtype := dtypes.get(code)) is None:
+        raise errors.DecodeError(f"array {name} has dtype {str(code)[:20]!r}", reason="array")
+    if type(shape) is not list or len(shape) > 5 or (rank is not None and len(shape) != rank):
+        raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
+    if not all(type(size) is int and 0 <= size <= _MAX_ITEMS for size in shape):
+        raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
+    if math.prod(max(1, size) for size in shape) > _MAX_ITEMS:  # [0, 2**62] has no elements, and fits nowhere
+        raise errors.DecodeError(f"array {name} has shape {repr(shape)[:60]}", reason="array")
+    items = math.prod(shape)
+    if type(first) is not int or type(last) is not int or (first, last) != (offset, offset + items * dtype.itemsize):
+        raise errors.DecodeError(f"array {name} does not lie where it says", reason="array")
+    return name, dtype, tuple(shape), offset
+
+
+def _dump(value: Any) -> str:
+    if type(value) is int:  # the hot path: counters of Experience
+        return str(value)
+    if type(value) is float and math.isfinite(value):
+        return repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return _ENCODER.encode(value)
+
+
+_kept_dump = functools.lru_cache(256)(_dump)
+
+
+def _load(name: str, text: str, hint: Any) -> Any:
+    if hint is int and len(text) < 19 and text.isascii() and text.isdigit():
+        return int(text)
+    if hint is str and text[1:-1].isalnum() and text.isascii() and text[0] == text[-1] == '"':
+        return text[1:-1]
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise errors.DecodeError(f"field {name} is not JSON", reason="field") from error
+    return _typed(name, value, hint)
+
+
+_kept_load = functools.lru_cache(1024)(_load)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """`value` as parsed from JSON, if it is exactly what `hint` says."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+        origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _nested(name, value, hint)
+    if origin is dict and isinstance(value, dict):
+        item = typing.get_args(hint)[1]
+        return {_typed(name, key, str): _typed(name, v, item) for key, v in value.items()}
+    if origin is tuple and isinstance(value, list):
+        item = typing.get_args(hint)[0]
+        return tuple(_typed(name, v, item) for v in value)
+    if hint is float and type(value) in (int, float):
+        return _finite(name, value)
+    if hint is str and type(value) is str:
+        return _printable(name, value)
+    if hint in (bool, int) and type(value) is hint and -(2**63) <= value < 2**63:
+        return value
+    raise errors.DecodeError(f"field {name} is not of type {hint}", reason="field")
+
+
+def _nested(name: str, value: Any, cls: type[Any]) -> Any:
+    hints = _HINTS[cls]
+    if not isinstance(value, dict) or value.keys() != hints.keys():
+        raise errors.DecodeError(f"field {name} is not a {cls.__name__}", reason="field")
+    try:
+        return cls(
+            **{
+                key: value[key] if _is_plain(value[key], hint) else _typed(f"{name}.{key}", value[key], hint)
+                for key, hint in hints.items()
+            }
+        )
+    except errors.SpecError as error:
+        raise errors.DecodeError(f"field {name}: {error.what}", reason="field") from error
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    """Whether the value is what the hint says, where that is quickly seen."""
+    kind = type(value)
+    if kind is int:
+        return hint is int and -(2**63) <= value < 2**63
+    if kind is str:
+        return hint is str and value.isascii()
+    return hint in _OR_NONE if value is None else kind is bool and hint is bool
+
+
+def _printable(name: str, value: str) -> str:
+    try:
+        value.encode()  # half a surrogate pair passes JSON and fails later, in a log line or a topic
+    except UnicodeEncodeError as error:
+        raise errors.DecodeError(f"field {name} is not Unicode text", reason="field") from error
+    return value
+
+
+def _finite(name: str, value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise errors.DecodeError(f"field {name} is not finite", reason="field")
+    return number

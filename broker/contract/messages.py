@@ -1,0 +1,365 @@
+"""Every message on the wire, as a frozen dataclass. `codec` turns them into bytes, `signing` seals them.
+
+Array fields are numpy arrays whose dtype and rank are fixed in `ARRAYS`; all other fields are JSON scalars,
+dicts, lists or nested dataclasses. Changing anything here changes SCHEMA_VERSION and the golden bytes in
+tests/broker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.contract import errors, specs
+
+SCHEMA_VERSION = 6
+MAX_POLICY_BYTES = 40_000_000
+"""The largest model an actor accepts."""
+MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
+"""The largest policy, its header (64 KB), its seal and its topic, with room to spare: more is neither sent nor read."""
+
+MAX_NAME_CHARS = 1000
+"""Of each text in a birth certificate: they go into file names, tables and the learner's console."""
+MAX_ENVS = 4096
+"""Environments of one actor at once."""
+
+FloatArray = NDArray[np.float32]
+
+
+def _no_bytes() -> NDArray[np.uint8]:
+    return np.zeros(0, np.uint8)
+
+
+def _no_floats() -> FloatArray:
+    return np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """Learner's birth, heartbeat and will. Retained.
+
+    `session` is new with every process, `epoch` with every session on this fleet (policies are ordered by epoch,
+    then version). `env_id` is the task for actors that have none of their own.
+    """
+
+    online: bool
+    session: str
+    epoch: int
+    heartbeat: int
+    env_id: str = ""
+    fingerprint: str = ""
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an actor must know about a policy before its interpreter sees a byte of it.
+
+    `created_s` and `expires_s` are Unix times; `expires_s` 0 means never.
+    """
+
+    epoch: int
+    version: int
+    channel: str
+    length: int
+    sha256: str
+    fingerprint: str
+    head: str
+    precision: str
+    created_s: float
+    expires_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """A whole policy: manifest and the bytes of its .tflite file. Retained as a channel's keyframe."""
+
+    manifest: Manifest
+    model: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyDelta:
+    """A policy as its difference (`delta.difference`) from the one with version `base` of the same epoch and channel.
+
+    Of what it does not say, the manifest of its base tells (`manifest`): small policies are sent often.
+
+    Retained where `base` is the keyframe: that and the newest retained delta are all that a late joiner needs. In
+    between, deltas from the policy just before are smaller; they are sent to those who listen, and not retained. Of
+    those, one that names a `draft` has an empty patch: all of it went ahead as that draft's `PolicyPart`s. They were
+    signed one by one, and no other parts have that number, so it needs no `sha256` either: of 8 MB, a board without
+    instructions for it takes 50 ms.
+    """
+
+    channel: str
+    epoch: int
+    version: int
+    base: int
+    draft: int
+    sha256: str
+    created_s: float
+    expires_s: float
+    patch: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, manifest: Manifest, base: int, patch: NDArray[np.uint8], draft: int = 0) -> PolicyDelta:
+        """Of the policy that `manifest` describes, one like its base but for what this says."""
+        times = manifest.created_s, manifest.expires_s
+        return cls(manifest.channel, manifest.epoch, manifest.version, base, draft, manifest.sha256, *times, patch)
+
+    def manifest(self, base: Manifest) -> Manifest:
+        """Of the policy, by that of its base."""
+        mine = {name: getattr(self, name) for name in ("version", "sha256", "created_s", "expires_s")}
+        return replace(base, **mine)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyPart:
+    """Bytes `start` to `end` of a large policy to come, as their difference from the same bytes of version `base`.
+
+    Sent while the learner still makes and judges the policy, in the order of the bytes, the first from 0. They say
+    nothing about whether it will go out: if so, its `PolicyDelta` follows the last one, with nothing left to patch. If
+    not, the next attempt at this version has another `draft`, a number from 1 that an epoch sees once.
+    """
+
+    channel: str
+    epoch: int
+    version: int
+    base: int
+    draft: int
+    start: int
+    end: int
+    patch: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """Who an actor is: fixed for one process."""
+
+    env_id: str
+    spec: specs.EnvSpec
+    n_envs: int
+    board: str
+    python: str
+    runtime: str
+    delegate: str
+    rate_hz: float
+
+    def __post_init__(self) -> None:
+        texts = (self.env_id, self.board, self.python, self.runtime, self.delegate)
+        if any(len(text) > MAX_NAME_CHARS for text in texts):
+            raise errors.SpecError(
+                f"a birth certificate has texts of at most {MAX_NAME_CHARS} characters",
+                todo="give the environment a shorter name or path",
+            )
+        if not 1 <= self.n_envs <= MAX_ENVS:
+            raise errors.SpecError(f"{self.n_envs} environments at once; an actor has 1 to {MAX_ENVS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """How an actor is doing; every counter since its process started.
+
+    `delegate` names the kernels that the acting policy really runs on (empty before the first policy). `refused` counts
+    refusals by reason. `env_failure` says how the environment failed the last time, of `env_failures`. `swap_pause_ms`
+    is how long the acting loop stood still for the newest policy. `power_w` is what the whole board drew since the last
+    heartbeat, `step_energy_j` that energy per step, both by `power_source`: measured, or `power_modelled` from load.
+    Fields a board cannot read are None.
+    """
+
+    policy_epoch: int = 0
+    policy_version: int = 0
+    policy_lag: int = 0
+    policy_phase: str = ""
+    delegate: str = ""
+    steps: int = 0
+    episodes: int = 0
+    steps_recorded: int = 0
+    steps_unrecorded: int = 0
+    messages_held: int = 0
+    steps_dropped: int = 0
+    deadlines_missed: int = 0
+    env_failures: int = 0
+    env_failure: str = ""
+    return_mean: float | None = None
+    swap_pause_ms: float | None = None
+    cpu_percent: float | None = None
+    rss_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    step_energy_j: float | None = None
+    power_source: str = ""
+    power_modelled: bool = False
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorState:
+    """Actor's birth certificate, heartbeat and will. Retained.
+
+    `heartbeat` counts up within a boot, over all its connections (edge_actor/fleet/state_sequence.py); a birth counts
+    only while it does, and of two states the one with the higher (boot, heartbeat) is true.
+    """
+
+    online: bool
+    session: str
+    boot: int
+    heartbeat: int
+    birth: Birth | None = None
+    vitals: Vitals = field(default_factory=Vitals)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the learner wants of one actor. Retained.
+
+    Exploration: epsilon falls from `epsilon_start` to `epsilon_end` over `epsilon_decay_steps` of this actor's
+    recorded steps, of which `epsilon_offset` count as done before `boot` began. A deterministic policy's actions get
+    noise of deviation `noise_std`, relative to half the range of each element, that forgets itself over
+    `noise_correlation_steps` steps (0: at once). Pace: the actor records at most
+    `steps_granted` steps in this `(session, boot)`, rounded up to whole rows of its environments. `lockstep_version`
+    > 0: act only with that policy or a newer one, and flush only when a grant is used up. A non-empty `refused` ends
+    the actor.
+    """
+
+    session: str
+    epoch: int
+    boot: int
+    channel: str
+    slot: int
+    slots: int
+    epsilon_start: float
+    epsilon_end: float
+    epsilon_decay_steps: int
+    epsilon_offset: int
+    seed: int
+    steps_granted: int
+    record_fraction: float = 1.0
+    noise_std: float = 0.0
+    noise_correlation_steps: float = 0.0
+    message_steps: int = 1024
+    message_period_s: float = 0.25
+    lockstep_version: int = 0
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experience:
+    """Segments of trajectories, all chosen by the one policy `(epoch, version)`. Version 0 is uniformly random.
+
+    Segment k has length[k] = T actions and T + 1 observations, laid end to end in the arrays: N is the sum of the
+    lengths, S the number of segments. `terminated` and `truncated` flag the last step; a segment with neither goes on
+    in a later message. `episode_return` and `episode_length` count from the episode's start to the segment's end.
+    `step` counts the steps this boot recorded before this message; `oldest` is the first seq the actor still holds.
+    Encoded it has `specs.MAX_EXPERIENCE_BYTES` at most, numbers lie within ±`specs.MAX_MAGNITUDE`.
+    `assigned_epoch` is that of the assignment they were recorded under: it says which run they belong to, where `epoch`
+    may be an older one, because an actor acts on with the policy it has.
+    """
+
+    boot: int
+    seq: int
+    oldest: int
+    step: int
+    fingerprint: str
+    assigned_epoch: int
+    epoch: int
+    version: int
+    length: NDArray[np.int32]  # [S]
+    env_index: NDArray[np.int32]  # [S]
+    terminated: NDArray[np.uint8]  # [S]
+    truncated: NDArray[np.uint8]  # [S]
+    episode_return: FloatArray  # [S]
+    episode_length: NDArray[np.int32]  # [S]
+    observation: NDArray[np.generic]  # [N + S, *observation.shape]
+    action: NDArray[np.generic]  # [N] int32, or [N, *action.shape] float32
+    reward: FloatArray  # [N]
+    log_prob: FloatArray = field(default_factory=_no_floats)  # [N], or [0] for heads that have none
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """All messages of `boot` up to and with `seq` need not be kept any longer. Retained.
+
+    `ledger` names the ledger that holds them; a new ledger inherits no receipts.
+    """
+
+    ledger: str
+    boot: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Command:
+    """Learner asks one actor: `evaluate` the policy that is enclosed, `bench`, or `restart`.
+
+    Answered by Reports with the same `command_id`: `bench` by one per row and one without values at the end, the others
+    by one. An evaluation that has not ended after `max_steps` steps or `max_s` seconds is given up, and its Report says
+    so (0: no limit). `options` are settings of the benchmark by name.
+    """
+
+    command_id: str
+    kind: str
+    boot: int
+    episodes: int = 0
+    seed: int = 0
+    manifest: Manifest | None = None
+    model: NDArray[np.uint8] = field(default_factory=_no_bytes)
+    options: dict[str, str] = field(default_factory=dict)
+    max_steps: int = 0
+    max_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """Actor's answer to a Command. `error` is empty when it succeeded; `values` have their unit in the name."""
+
+    command_id: str
+    kind: str
+    error: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    episode_return: FloatArray = field(default_factory=_no_floats)
+
+
+Message = (
+    LearnerState | Policy | PolicyDelta | PolicyPart | ActorState | Assignment | Experience | Receipt | Command | Report
+)
+
+KINDS: dict[str, type[Message]] = {
+    "learner_state": LearnerState,
+    "policy": Policy,
+    "policy_delta": PolicyDelta,
+    "policy_part": PolicyPart,
+    "actor_state": ActorState,
+    "assignment": Assignment,
+    "experience": Experience,
+    "receipt": Receipt,
+    "command": Command,
+    "report": Report,
+}
+
+ARRAYS: dict[type[Message], dict[str, tuple[tuple[str, ...], int | None]]] = {
+    Policy: {"model": (("uint8",), 1)},
+    PolicyDelta: {"patch": (("uint8",), 1)},
+    PolicyPart: {"patch": (("uint8",), 1)},
+    # In the order they lie in: all of four bytes, then `observation` of four or one, then bytes, so that each is
+    # aligned.
+    Experience: {
+        "length": (("int32",), 1),
+        "env_index": (("int32",), 1),
+        "episode_length": (("int32",), 1),
+        "episode_return": (("float32",), 1),
+        "reward": (("float32",), 1),
+        "log_prob": (("float32",), 1),
+        "action": (("int32", "float32"), None),
+        "observation": (specs.OBSERVATION_DTYPES, None),
+        "terminated": (("uint8",), 1),
+        "truncated": (("uint8",), 1),
+    },
+    Command: {"model": (("uint8",), 1)},
+    Report: {"episode_return": (("float32",), 1)},
+}
+"""Dtypes allowed and rank (None: any) of each array field."""

@@ -1,0 +1,158 @@
+"""What an environment takes and gives, which kind of output a policy has, and the fingerprint of both.
+
+The learner builds its networks from these alone; it never imports an environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from broker.contract import errors
+
+Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
+HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
+OBSERVATION_DTYPES = ("float32", "uint8")
+_MAX_ELEMENTS = 1 << 24
+MAX_ACTION_ELEMENTS = 1024
+"""Of a continuous action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
+MAX_EXPERIENCE_BYTES = 8_000_000
+"""The largest message of experience, without its seal: a fifth of what a broker carries, and of what the learner holds
+back at once. An environment of which one step does not fit (two observations and an action) cannot be carried."""
+EXPERIENCE_HEADER_BYTES = 4096
+"""More than a message of experience has beside its arrays."""
+MAX_MAGNITUDE = 1e9
+"""Of a reward, an element of an observation, and a bound of an action. Far above what is measured in any sensible unit,
+and so far below float32's 3e38 that squares, products and sums over a batch stay finite. Observations are clipped to
+it, as there are sensors that answer the largest float where nothing is; a reward beyond it is a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationSpec:
+    """One observation: `shape` without the batch dimension, as the policy sees it.
+
+    Dict, Tuple and Discrete spaces arrive here flattened (edge_actor/environment/env.py says in which order).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in OBSERVATION_DTYPES:
+            raise errors.SpecError(
+                f"observations of dtype {self.dtype!r} are not carried",
+                todo=f"wrap the environment so that it gives one of {', '.join(OBSERVATION_DTYPES)}",
+            )
+        _check_shape(self.shape, "observation", rank_min=1)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """One action: `discrete` with `n` choices 0..n-1, or `continuous` with `shape` and bounds."""
+
+    kind: str
+    n: int = 0
+    shape: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind == "discrete":
+            if not 2 <= self.n <= 1 << 16:
+                raise errors.SpecError(f"a discrete action needs 2 to 65536 choices, not {self.n}")
+        elif self.kind == "continuous":
+            _check_shape(self.shape, "action", rank_min=1, limit=MAX_ACTION_ELEMENTS)
+            size = math.prod(self.shape)
+            if len(self.low) != size or len(self.high) != size:
+                raise errors.SpecError("action bounds must have one value per element of the action")
+            if not all(-MAX_MAGNITUDE <= lo < hi <= MAX_MAGNITUDE for lo, hi in zip(self.low, self.high, strict=True)):
+                raise errors.SpecError(
+                    f"action bounds must be finite, with low below high, and within ±{MAX_MAGNITUDE:g}",
+                    todo="wrap the environment with gymnasium.wrappers.TransformAction and a Box of finite bounds",
+                )
+        else:
+            raise errors.SpecError(f"unknown kind of action {self.kind!r}", todo="use 'discrete' or 'continuous'")
+
+    @property
+    def size(self) -> int:
+        """Outputs of a q_values, deterministic or categorical head for this action."""
+        return self.n if self.kind == "discrete" else math.prod(self.shape)
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """Heads that can choose such an action."""
+        return ("q_values", "categorical") if self.kind == "discrete" else ("deterministic", "gaussian")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Observation and action spec of one environment."""
+
+    observation: ObservationSpec
+    action: ActionSpec
+
+    def __post_init__(self) -> None:
+        bytes_ = self.experience_bytes(1)
+        if bytes_ > MAX_EXPERIENCE_BYTES:
+            raise errors.SpecError(
+                f"one step of {self.describe()} makes a message of {bytes_} bytes, of {MAX_EXPERIENCE_BYTES} at most",
+                todo="wrap the environment so that it observes less: smaller frames, uint8, fewer of them",
+            )
+
+    def experience_bytes(self, rows: int, n_envs: int = 1) -> int:
+        """Most bytes of a message of `rows` steps of `n_envs` environments each: every step may be an episode."""
+        observation_bytes = self.observation.size * (1 if self.observation.dtype == "uint8" else 4)
+        action_bytes = 4 if self.action.kind == "discrete" else 4 * self.action.size
+        step_bytes = action_bytes + 8 + 18  # with reward and log-probability; what there is of each segment
+        return EXPERIENCE_HEADER_BYTES + n_envs * ((rows + 1) * observation_bytes + rows * step_bytes)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over the canonical JSON of the spec; equal exactly when policies are interchangeable."""
+        return _fingerprint(self)
+
+    def describe(self) -> str:
+        """One line for people: `obs float32[4] -> 2 actions`."""
+        observation = f"obs {self.observation.dtype}[{','.join(map(str, self.observation.shape))}]"
+        if self.action.kind == "discrete":
+            return f"{observation} -> {self.action.n} actions"
+        return f"{observation} -> continuous[{','.join(map(str, self.action.shape))}]"
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(spec: EnvSpec) -> str:
+    """Kept, because the learner asks for it with every message."""
+    canonical = json.dumps(asdict(spec), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def check_head(head: str, action: ActionSpec) -> Head:
+    """Returns `head` if it can choose actions of this spec.
+
+    Raises:
+        SpecError: It is unknown or does not fit.
+    """
+    if head not in action.heads:
+        raise errors.SpecError(
+            f"a policy head {head!r} cannot choose {action.kind} actions",
+            todo=f"use one of {', '.join(action.heads)}",
+        )
+    return next(h for h in HEADS if h == head)
+
+
+def _check_shape(shape: tuple[int, ...], what: str, rank_min: int, limit: int = _MAX_ELEMENTS) -> None:
+    if len(shape) < rank_min or len(shape) > 4 or any(d < 1 for d in shape):
+        raise errors.SpecError(f"{what} shape {shape} is not carried", todo="flatten it to 1 to 4 dimensions")
+    if math.prod(shape) > limit:
+        raise errors.SpecError(
+            f"{what} shape {shape} is not carried: {math.prod(shape)} elements",
+            todo=f"make it smaller, or flatten it to 1 to 4 dimensions of at most {limit} elements together",
+        )

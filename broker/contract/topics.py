@@ -1,0 +1,92 @@
+"""Every MQTT topic of the fleet: builders, filters and one parser.
+
+`Topics("lab").experience("pi-kitchen")` is `actorq/lab/actor/pi-kitchen/experience`. The table of who publishes what,
+at which QoS and retained or not, is in README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from broker.contract import errors
+
+ROOT = "actorq"
+MAIN_CHANNEL = "main"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def check_name(name: str, what: str) -> str:
+    """Returns `name` if it can be one level of a topic.
+
+    Raises:
+        ConfigError: It holds anything but a-z, 0-9, `-` and `_`, or is longer than 63 characters.
+    """
+    if not _NAME.fullmatch(name):
+        raise errors.ConfigError(
+            f"{what} {name!r} is not a valid name",
+            todo="use 1 to 63 characters of a-z, 0-9, '-' and '_', the first a letter or digit",
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Topics of one fleet."""
+
+    fleet: str
+
+    def __post_init__(self) -> None:
+        check_name(self.fleet, "fleet")
+
+    @property
+    def learner_state(self) -> str:
+        return f"{ROOT}/{self.fleet}/learner/state"
+
+    def keyframe(self, channel: str) -> str:
+        """The whole policy of a channel, retained."""
+        return f"{ROOT}/{self.fleet}/policy/{channel}/keyframe"
+
+    def delta(self, channel: str) -> str:
+        """The newest policy of a channel as a difference from its keyframe, retained."""
+        return f"{ROOT}/{self.fleet}/policy/{channel}/delta"
+
+    def part(self, channel: str) -> str:
+        """A large policy of a channel in parts, ahead of the delta that makes one of them."""
+        return f"{ROOT}/{self.fleet}/policy/{channel}/part"
+
+    def actor(self, actor_id: str, leaf: str) -> str:
+        return f"{ROOT}/{self.fleet}/actor/{actor_id}/{leaf}"
+
+    def actor_state(self, actor_id: str) -> str:
+        return self.actor(actor_id, "state")
+
+    def assignment(self, actor_id: str) -> str:
+        return self.actor(actor_id, "assignment")
+
+    def experience(self, actor_id: str) -> str:
+        return self.actor(actor_id, "experience")
+
+    def receipt(self, actor_id: str) -> str:
+        return self.actor(actor_id, "receipt")
+
+    def command(self, actor_id: str) -> str:
+        return self.actor(actor_id, "command")
+
+    def report(self, actor_id: str) -> str:
+        return self.actor(actor_id, "report")
+
+    def every_actor(self, leaf: str) -> str:
+        """Filter that matches `leaf` of all actors."""
+        return self.actor("+", leaf)
+
+    def actor_id(self, topic: str) -> str:
+        """The actor that a topic belongs to.
+
+        Raises:
+            DecodeError: The topic is not one of this fleet's actor topics.
+        """
+        parts = topic.split("/")
+        if len(parts) != 5 or parts[:3] != [ROOT, self.fleet, "actor"] or not _NAME.fullmatch(parts[3]):
+            raise errors.DecodeError("not an actor's topic", reason="topic", where=topic)
+        return parts[3]

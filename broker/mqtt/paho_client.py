@@ -1,0 +1,151 @@
+"""paho's client, which takes from the socket all that is there, and writes all that waits at once.
+
+paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, and writes
+each packet by itself. Each of these calls lets go of Python's lock, and beside a thread that computes it then waits
+for that thread. What is overridden is private to paho: a release without it is right as well, and slower. So is
+copying a payload three times more than it takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import select
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, LogLevel, MessageType, MQTTErrorCode
+
+from broker.contract import messages
+
+TOO_LARGE = "it sends more than any policy has"
+_AT_ONCE_BYTES = 1 << 16
+matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)
+"""Whether a topic filter and a topic match; paho builds a tree at each call."""
+
+
+class Client(mqtt.Client):
+    """For one connection: clean session, and no window of its own.
+
+    Args:
+        client_id: A suffix is added, so that a late session cannot push out a new one.
+        connect_timeout_s: For the TCP connection.
+        tls: For a broker that is reached over TLS.
+        credentials: User name and password; an empty name for neither.
+        will: Topic and payload, retained.
+        on_full: Called when the socket did not take all, or nothing was written because a callback runs.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        credentials: tuple[str, str] = ("", ""),
+        will: tuple[str, bytes] | None = None,
+        on_full: Callable[[], None] = lambda: None,
+    ) -> None:
+        own_id = f"{client_id}-{random.getrandbits(32):08x}"
+        super().__init__(CallbackAPIVersion.VERSION2, own_id, clean_session=True, protocol=mqtt.MQTTv311)
+        self.connect_timeout = connect_timeout_s
+        if tls is not None:
+            self.tls_set_context(tls)
+        if credentials[0]:
+            self.username_pw_set(*credentials)
+        if will is not None:
+            self.will_set(*will, qos=1, retain=True)
+        self.max_inflight_messages_set(0)  # the window is `Link.publish`'s
+        self._ahead, self._at = b"", 0
+        self._taken = bytearray()
+        self._gathers = False
+        self._on_full = on_full
+
+    @property
+    def has_read(self) -> bool:
+        """There is more to read, though the socket may say that there is not."""
+        sock = self.socket()
+        return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+
+    def can_read(self) -> bool:
+        """There is more to read, from the socket or before."""
+        if self.has_read or (sock := self.socket()) is None:
+            return self.has_read
+        ready = select.poll()  # not select(): that fails past descriptor 1023
+        ready.register(sock, select.POLLIN)
+        return bool(ready.poll(0))
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """What is published meanwhile goes out in one piece at the end; from a callback, when it has returned."""
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+        if self._out_packet and self._in_callback_mutex.acquire(blocking=False):
+            self._in_callback_mutex.release()
+            self.loop_write()
+
+    def acknowledge(self) -> MQTTErrorCode:
+        """Sends what is due for all messages that were read since the last call, and what callbacks published."""
+        if self.socket() is None:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        if self._taken:
+            due, self._taken = bytes(self._taken), bytearray()
+            return self._packet_queue(MessageType.PUBACK, due, 0, 1)
+        return self.loop_write() if self.want_write() else MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        if bufsize > messages.MAX_PACKET_BYTES:  # what is left of a packet; paho would take 268 MB
+            raise ConnectionAbortedError(TOO_LARGE)
+        if self._at == len(self._ahead):
+            if bufsize >= _AT_ONCE_BYTES:
+                return super()._sock_recv(bufsize)
+            self._ahead, self._at = super()._sock_recv(_AT_ONCE_BYTES), 0
+        taken = self._ahead[self._at : self._at + bufsize]
+        self._at += len(taken)
+        return taken
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        """Gives a message to its callback with one copy of its payload; paho makes four."""
+        command, packet = self._in_packet["command"], memoryview(self._in_packet["packet"])
+        qos, name_end = command >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
+        start = name_end + 2 * qos
+        if qos > 1 or name_end == 2 or start > len(packet):
+            return super()._handle_publish()
+        message = mqtt.MQTTMessage(int.from_bytes(packet[name_end:start], "big"), bytes(packet[2:name_end]))
+        message.dup, message.qos, message.retain = bool(command & 8), qos, bool(command & 1)
+        message.payload = bytes(packet[start:])
+        self._handle_on_message(message)
+        return self._send_puback(message.mid) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _send_puback(self, mid: int) -> MQTTErrorCode:
+        self._taken += bytes((MessageType.PUBACK, 2, mid >> 8, mid & 0xFF))
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _packet_write(self) -> MQTTErrorCode:
+        """Small packets that wait become one, which is cut without being copied. DISCONNECT is left to paho."""
+        if self._gathers:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        waiting, pieces, size = self._out_packet, [], 0
+        while waiting and size < _AT_ONCE_BYTES and waiting[0]["command"] & 0xF0 != MessageType.DISCONNECT:
+            packet = waiting.popleft()
+            pieces.append(packet["packet"][packet["pos"] :])
+            size += len(pieces[-1])
+        if pieces:
+            whole: Any = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            packet |= {"command": MessageType.PUBLISH, "qos": 1, "pos": 0, "to_process": size, "packet": whole}
+            waiting.appendleft(packet)
+        return super()._packet_write()
+
+    def _easy_log(self, level: LogLevel, fmt: str, *args: Any) -> None:
+        """Only what failed: paho has a line for each packet as well."""
+        if level == LogLevel.MQTT_LOG_ERR:
+            super()._easy_log(level, fmt, *args)
+
+    def _call_socket_register_write(self) -> None:
+        if not self._gathers:
+            self._on_full()

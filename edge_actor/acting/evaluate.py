@@ -1,0 +1,180 @@
+"""Scores a policy as it ships: greedy, seeded, on the runtime that runs it; and times it on what it saw.
+
+Chance is the other end of every scale of returns, so it can be scored too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.contract import errors, messages, specs
+from edge_actor.environment import answers, env
+from edge_actor.policies import policy
+
+_TIMED_ROWS = 2000
+"""Observations kept for timing: enough for a 99th percentile."""
+_TIMED_BYTES = 16_000_000
+"""Fewer of them where they are large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to give up, of all episodes together: an environment's episodes may never end. 0: no limit."""
+
+    max_steps: int = 0
+    max_s: float = 0.0
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    """Returns of all episodes [episodes], and times in microseconds by name (`invoke_us_p50`, ...)."""
+
+    episode_return: messages.FloatArray
+    steps: int
+    timing: dict[str, float]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Everything that is one number."""
+        return {
+            "return_mean": float(self.episode_return.mean()),
+            "return_std": float(self.episode_return.std()),
+            "episodes": float(len(self.episode_return)),
+            "steps": float(self.steps),
+            **self.timing,
+        }
+
+
+def run(
+    acting: policy.Policy,
+    environment: env.Environment,
+    episodes: int,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
+    limits: Limits = NO_LIMITS,
+) -> Score | None:
+    """Plays greedily; episode k starts from `reset(seed=seed + k)`.
+
+    Args:
+        acting: With batch 1.
+        environment: A single one; left in the middle of nothing.
+        episodes: At least 1.
+        seed: Of the first episode.
+        stop: Asked before each step.
+        limits: When to give up.
+
+    Returns:
+        None if `stop` said so.
+
+    Raises:
+        EnvironmentFailure: The episodes did not end within the limits.
+    """
+    played = _play(acting.act, environment, episodes, seed, stop, limits)
+    if played is None:
+        return None
+    returns, steps, seen = played
+    return Score(returns, steps, measure(acting, seen))
+
+
+def run_at_random(environment: env.Environment, episodes: int, seed: int, limits: Limits = NO_LIMITS) -> Score:
+    """Plays actions drawn uniformly: from all choices, or from within the bounds. Resets as `run` does.
+
+    Args:
+        environment: A single one.
+        episodes: At least 1.
+        seed: Of the first episode, and of the actions.
+        limits: When to give up.
+
+    Raises:
+        EnvironmentFailure: The episodes did not end within the limits.
+    """
+    played = _play(_at_random(environment.spec.action, seed), environment, episodes, seed, lambda: False, limits)
+    assert played is not None
+    returns, steps, _ = played
+    return Score(returns, steps, {})
+
+
+def _at_random(action: specs.ActionSpec, seed: int) -> policy.Act:
+    rng = np.random.default_rng(seed)
+    if action.kind == "discrete":
+        return lambda row: int(rng.integers(action.n))
+    low, high = (np.array(bound, np.float32).reshape(action.shape) for bound in (action.low, action.high))
+    return lambda row: rng.uniform(low, high).astype(np.float32)
+
+
+def _play(
+    act: policy.Act,
+    environment: env.Environment,
+    episodes: int,
+    seed: int,
+    stop: Callable[[], bool],
+    limits: Limits,
+) -> tuple[messages.FloatArray, int, list[NDArray[Any]]] | None:
+    """Returns [episodes], steps, and the first observations [1, *shape] that were acted on; None if `stop` said so."""
+    step, reset = answers.clipped(environment.step), answers.clipped(environment.reset)
+    to_env, clock = environment.to_env, time.monotonic
+    observation_spec = environment.spec.observation
+    row = np.zeros((1, *observation_spec.shape), observation_spec.dtype)
+    most_seen = min(_TIMED_ROWS, max(1, _TIMED_BYTES // row.nbytes))
+    seen: list[NDArray[Any]] = []
+    returns: list[float] = []
+    steps = 0
+    max_steps, max_s, began = limits.max_steps or math.inf, limits.max_s or math.inf, clock()
+    for episode in range(episodes):
+        row[0] = answers.finite(reset(seed=seed + episode)[0], observation_spec)
+        total, over = 0.0, False
+        while not over:
+            if stop():
+                return None
+            if steps >= max_steps or clock() - began >= max_s:
+                raise errors.EnvironmentFailure(
+                    f"gave up after {steps} steps and {clock() - began:.1f} s in episode {episode + 1} of {episodes}",
+                    where=environment.name,
+                    todo="let its episodes end (Gymnasium's TimeLimit truncates them), or raise the limits",
+                )
+            if len(seen) < most_seen:
+                seen.append(row.copy())
+            observation, reward, terminated, truncated, _ = step(to_env(act(row)))
+            row[0] = answers.finite(observation, observation_spec)
+            total += answers.reward(reward)
+            over = answers.over(terminated) | answers.over(truncated)
+            steps += 1
+        returns.append(total)
+    return np.array(returns, np.float32), steps, seen
+
+
+def measure(acting: policy.Policy, rows: list[NDArray[Any]]) -> dict[str, float]:
+    """See `times`."""
+    return times(acting.act, acting.interpreter.invoke, rows)
+
+
+def times(act: Callable[[Any], object], invoke: Callable[[], object], rows: Sequence[NDArray[Any]]) -> dict[str, float]:
+    """Times of one inference over `rows`, in microseconds, clock included (0.06 us).
+
+    `invoke` is the network alone; `observation_to_action` all from a row to the action.
+    """
+    clock = time.perf_counter_ns
+    taken: dict[str, list[int]] = {"invoke": [], "observation_to_action": []}
+    for row in rows:
+        begin = clock()
+        act(row)
+        middle = clock()
+        invoke()
+        end = clock()
+        taken["observation_to_action"].append(middle - begin)
+        taken["invoke"].append(end - middle)
+    return {
+        f"{name}_us_p{percent}": round(float(np.percentile(values, percent)) / 1000.0, 3)
+        for name, values in taken.items()
+        for percent in (50, 99)
+    }

@@ -1,0 +1,202 @@
+"""The hot loops: environment, policy, exploration and record, burst by burst.
+
+Nothing here allocates arrays, reads a clock, takes a lock or touches the network. Both loops act by Gymnasium's
+NEXT_STEP rule: the step after an end resets and does nothing else (trajectory.py says why).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from broker.contract import errors
+from edge_actor.acting import exploration
+from edge_actor.environment import answers, env
+from edge_actor.experience import trajectory
+from edge_actor.policies import policy
+
+
+def burst(
+    environment: env.Environment,
+    acting: policy.Policy | None,
+    explorer: exploration.Explorer,
+    record: trajectory.Trajectory,
+    rows: int,
+    *,
+    until_end: bool = False,
+) -> None:
+    """Takes `rows` steps, or fewer where the record or the block of random rows ends.
+
+    Args:
+        environment: One environment or several.
+        acting: Chooses the actions that are not explored; None acts uniformly at random.
+        explorer: Random rows.
+        record: Where the steps go. If the environment raises or answers nonsense, all steps before are in it.
+        rows: At least 1.
+        until_end: Stop at the end of an episode, where there is only one environment.
+    """
+    rows = min(rows, record.free, explorer.left)
+    goal = record.used + rows
+    if acting is None:
+        run(environment, explorer.take_random(rows), record)
+    elif acting.stochastic:
+        _sampled(environment, acting, explorer, record, rows, until_end)
+    elif acting.head == "deterministic" and explorer.perturbs:
+        drawn, noise = explorer.take_perturbed(rows)
+        unused = iter(noise)
+        act = acting.perturbed(unused)
+        _loop(environment)(environment, act, drawn, record, functools.partial(next, unused), until_end)
+    else:
+        _loop(environment)(environment, acting.act, explorer.take(rows), record, _pass, until_end)
+    explorer.give_back(goal - record.used)
+
+
+def run(environment: env.Environment, actions: Sequence[Any], record: trajectory.Trajectory) -> None:
+    """Takes a step with each of `actions`, for which the record must have rows."""
+    _loop(environment)(environment, _unasked, actions, record, _pass)
+
+
+def _sampled(
+    environment: env.Environment,
+    acting: policy.Policy,
+    explorer: exploration.Explorer,
+    record: trajectory.Trajectory,
+    rows: int,
+    until_end: bool,
+) -> None:
+    first = record.used
+    noise = iter(explorer.take_noise(rows, acting.head))
+    log_probs: list[Any] = []
+    unused = np.zeros(record.n_envs, np.float32)
+
+    def skip() -> None:
+        next(noise)  # a row of noise belongs to a step, also to one that only resets
+        log_probs.append(unused)
+
+    act = acting.sampler(noise, log_probs.append)
+    try:
+        _loop(environment)(environment, act, [None] * rows, record, skip, until_end)
+    finally:
+        done = record.used - first
+        record.log_prob[first : record.used] = np.reshape(log_probs[:done], (done, record.n_envs))
+        record.sampled = True
+
+
+def _one(
+    environment: env.Environment,
+    act: policy.Act,
+    draws: Sequence[Any],
+    record: trajectory.Trajectory,
+    skip: Callable[[], Any],
+    until_end: bool = False,
+) -> None:
+    step, reset, to_env = environment.step, environment.reset, environment.to_env
+    if record.clips:
+        step, reset = answers.clipped(step), answers.clipped(reset)
+    fitted, over = functools.partial(answers.fitted, spec=record.spec.observation), answers.over
+    cells: Sequence[Any] = record.views
+    whole: Any = slice(None)
+    if not cells or record.dtype != record.spec.observation.dtype:
+        step, cells, whole = answers.fitting(step, record.spec.observation), record.cells, ...
+    first, nothing = record.used, environment.no_action
+    ended = bool(record.ended[0])
+    ends: list[tuple[int, bool, bool]] = []
+    actions: list[Any] = []
+    rewards: list[Any] = []
+    took, gained = actions.append, rewards.append
+    last = first + len(draws)
+    rows = zip(record.rows[first:last], cells[first + 1 : last + 1], draws, strict=True)
+    try:
+        for row, cell, drawn in rows:
+            if ended:
+                cell[whole] = fitted(reset()[0])
+                if drawn is None:
+                    skip()
+                took(nothing)
+                gained(0.0)
+                ended = False
+                continue
+            action = act(row) if drawn is None else drawn
+            seen, reward, terminated, truncated, _ = step(to_env(action))
+            try:
+                cell[whole] = seen
+            except (TypeError, ValueError):  # of a memoryview: it is not exactly what it should be
+                cell[whole] = fitted(seen)
+            if terminated is False and truncated is False:
+                took(action)
+                gained(reward)
+                continue
+            terminated, truncated = over(terminated), over(truncated)
+            took(action)
+            gained(reward)
+            if terminated or truncated:
+                ends.append((len(rewards) - 1, terminated, truncated))
+                ended = True
+                if until_end:
+                    break
+    finally:
+        window = slice(first, first + len(rewards))
+        if rewards:
+            record.action[window, 0] = actions
+            with np.errstate(over="ignore"):  # what becomes infinite is found there too
+                record.reward[window, 0] = answers.rewards(rewards)
+        record.terminated[window] = record.truncated[window] = False
+        for row_index, terminated, truncated in ends:
+            record.terminated[first + row_index] = terminated
+            record.truncated[first + row_index] = truncated
+        record.advance(len(rewards), rewards)
+
+
+def _several(
+    environment: env.Environment,
+    act: policy.Act,
+    draws: Sequence[Any],
+    record: trajectory.Trajectory,
+    skip: Callable[[], Any],
+    until_end: bool = False,
+) -> None:
+    step, to_env = environment.step, environment.to_env
+    if record.clips:
+        step = answers.clipped(step)
+    array, shape, dtype, each = np.ndarray, record.shape, record.dtype, (record.n_envs,)
+    first = record.used
+    done = 0
+    window = slice(first, first + len(draws))
+    rows = zip(
+        record.rows[window],
+        record.rows[first + 1 : first + 1 + len(draws)],
+        record.action_rows[window],
+        record.reward_rows[window],
+        record.terminated_rows[window],
+        record.truncated_rows[window],
+        draws,
+        strict=True,
+    )
+    try:
+        for row, cell, action, reward, terminated, truncated, drawn in rows:
+            chosen = act(row) if drawn is None else drawn
+            seen, gained, over, cut, _ = step(to_env(chosen))
+            if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
+                seen = answers.observation(seen, shape, record.spec.observation.dtype)
+            if not gained.shape == over.shape == cut.shape == each:
+                raise errors.EnvironmentFailure(f"rewards and ends must have the shape {each}")
+            cell[...], reward[...], terminated[...], truncated[...] = seen, gained, over, cut
+            action[...] = chosen
+            done += 1
+    finally:
+        record.advance(done)
+
+
+def _loop(environment: env.Environment) -> Callable[..., None]:
+    return _several if environment.vectorized else _one
+
+
+def _unasked(row: policy.Row) -> Any:
+    raise AssertionError("every action was given")
+
+
+def _pass() -> None:
+    """Without noise there is none to skip."""

@@ -1,0 +1,159 @@
+"""The environment as something that can break: begun, made safe, and made anew."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from broker.contract import errors, messages, specs
+from edge_actor import config
+from edge_actor.environment import answers, env, failure
+from edge_actor.experience import trajectory
+
+_RETRY_FIRST_S, _RETRY_LIMIT_S = 0.02, 10.0
+"""Pause before the environment is made anew, and what it grows to while it fails without a step in between."""
+_SAID_S = 1.0
+"""Of failures in quick succession one is said so often; all are counted."""
+
+
+class Plant:
+    """The environment that the actor acts in.
+
+    Args:
+        environment: As made by `env.make`.
+        settings: Of the actor.
+        on_log: Takes one line for people.
+
+    Attributes:
+        environment: The present one; another after a failure.
+        failures: Times that it failed.
+        failure: How it did the last time, in a line.
+        running: False until `begin`, and again after `stop_episode`.
+    """
+
+    def __init__(
+        self, environment: env.Environment, settings: config.ActorConfig, on_log: Callable[[str], None]
+    ) -> None:
+        self.environment = environment
+        self.failures = 0
+        self.failure = ""
+        self.running = False
+        self._pause_s = _RETRY_FIRST_S
+        self._failed_after = 0  # steps
+        self._said_at = -math.inf
+        self._settings = settings
+        self._on_log = on_log
+        self._seeded = self._clips = False
+        self._safe_action = self._parse(settings.safe_action) if settings.safe_action else None
+
+    @property
+    def safe_action(self) -> Any:
+        """The safe action as a policy would choose it, or None."""
+        return self._safe_action
+
+    def begin(self, record: trajectory.Trajectory, assignment: messages.Assignment | None) -> None:
+        """Resets; the first time seeded by settings, assignment and slot, so that actors with equal settings differ."""
+        seed = None
+        if not self._seeded:
+            entropy = [self._settings.seed, *((assignment.seed, assignment.slot) if assignment else ())]
+            seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+            self._seeded = True
+        reset = answers.clipped(self.environment.reset) if record.clips else self.environment.reset
+        record.start(reset(seed=seed)[0])
+        self.running = True
+
+    def look(self, record: trajectory.Trajectory) -> None:
+        """Says once that observations are clipped."""
+        if record.clips and not self._clips:
+            self._clips = True
+            self._on_log(f"the environment observes more than {specs.MAX_MAGNITUDE:g}: clipped from now on")
+
+    def stop_episode(self) -> None:
+        """Someone else used the environment: the next step begins anew."""
+        self.running = False
+
+    def act_safely(self) -> None:
+        """Takes the safe action, if there is one, and does not care what comes of it."""
+        if self._safe_action is None or not self.running:
+            return
+        try:
+            self.environment.step(self.environment.to_env(self._safe_action))
+        except (Exception, SystemExit) as error:  # it may be the environment that failed
+            self._on_log(f"the safe action failed: {failure.text(error)}")
+
+    def rebuild(self, error: BaseException, steps: int, stopping: Callable[[], bool], wake: threading.Event) -> None:
+        """After a failure: makes the environment anew, as often as it takes, with growing pauses.
+
+        Args:
+            error: What it raised.
+            steps: Taken by now in this boot. If it took some since the last failure, the pause is short again.
+            stopping: Asked all the time.
+            wake: Ends a wait.
+
+        Raises:
+            SpecError: It came back with other spaces.
+        """
+        name, spec, n_envs = self.environment.name, self.environment.spec, self._settings.envs
+        self.act_safely()
+        self.running = False
+        if steps > self._failed_after:
+            self._pause_s = _RETRY_FIRST_S
+        self._failed_after = steps
+        self._close()
+        self._count(f"step {steps + 1}: {failure.text(error)}")
+        while not stopping():
+            until = time.monotonic() + self._pause_s
+            while not stopping() and (left := until - time.monotonic()) > 0:
+                wake.wait(left)
+                wake.clear()
+            self._pause_s = min(2 * self._pause_s, _RETRY_LIMIT_S)
+            try:
+                made = env.make(name, n_envs, self._settings.env_arguments)
+            except (Exception, SystemExit) as again:
+                self._count(failure.text(again))
+                continue
+            if made.spec != spec:
+                raise errors.SpecError(
+                    f"the environment came back as {made.spec.describe()}, it was {spec.describe()}",
+                    where=name,
+                    todo="restart this actor",
+                )
+            self.environment = made
+            return
+
+    def close(self) -> None:
+        """Leaves it safe, and closed."""
+        self.act_safely()
+        self._close()
+
+    def _count(self, text: str) -> None:
+        self.failures += 1
+        self.failure = failure.line(text)
+        if time.monotonic() - self._said_at > _SAID_S:
+            self._said_at = time.monotonic()
+            self._on_log(f"the environment failed, {self.failures} times by now: {self.failure}; making it anew")
+
+    def _close(self) -> None:
+        try:
+            self.environment.close()
+        except (Exception, SystemExit) as error:
+            self._on_log(f"the environment did not close: {failure.text(error)}")
+
+    def _parse(self, text: str) -> Any:
+        spec, n_envs = self.environment.spec.action, self.environment.n_envs
+        try:
+            value = np.asarray(json.loads(text), np.float32).reshape(spec.shape)
+        except (TypeError, ValueError) as error:
+            raise errors.ConfigError(
+                f"safe_action {text} does not fit {self.environment.spec.describe()}: {error}", where="safe_action"
+            ) from error
+        one = int(value) if spec.kind == "discrete" else value
+        if spec.kind == "discrete" and not 0 <= one < spec.n:
+            raise errors.ConfigError(f"safe_action must be 0 to {spec.n - 1}, not {text}", where="safe_action")
+        return np.stack([one] * n_envs) if self.environment.vectorized else one

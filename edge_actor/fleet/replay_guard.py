@@ -1,0 +1,88 @@
+"""Which of the learner's genuine words still count: a broker may repeat old ones, and hold back new ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from broker.contract import errors, messages
+
+SILENCE_S = 10.0
+"""The learner speaks every two seconds."""
+
+
+class Authority:
+    """What the learner said last, as far as this actor heard.
+
+    Policies have an order of their own (`reassembly`); receipts only ever take away what they cover; commands are for
+    one boot and carried out once (`command`).
+
+    Args:
+        on_log: Takes one line for people.
+        clock: Monotonic seconds.
+
+    Attributes:
+        silences: How often the learner was not heard of for SILENCE_S.
+    """
+
+    def __init__(self, on_log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_log = on_log
+        self._clock = clock
+        self._heard_at = clock()
+        self._silent = False
+        self._beat = (0, 0)
+        self._assigned: messages.Assignment | None = None
+        self.silences = 0
+
+    def check(self, message: object, boot: int) -> bool:
+        """Takes note of a genuine message.
+
+        Args:
+            message: What came.
+            boot: Of this actor.
+
+        Returns:
+            False for a state of the learner that says nothing new: brokers repeat it with every connection, and one
+            that repeats it for ever must not pass for a learner that lives.
+
+        Raises:
+            MessageError: One that is newer was here before. `reason` is `older_state` or `older_assignment`.
+        """
+        if isinstance(message, messages.LearnerState):
+            return self._check_state(message)
+        if isinstance(message, messages.Assignment) and message.boot == boot:
+            self._check_assignment(message)
+        return True
+
+    def listen(self) -> None:
+        """To be called now and then: notices that nothing new comes, and that it does again."""
+        silent = self._clock() - self._heard_at > SILENCE_S
+        if silent and not self._silent:
+            self.silences += 1
+            self._on_log(f"nothing new from the learner for {SILENCE_S:g} s: it is away, or someone holds it back")
+        elif self._silent and not silent:
+            self._on_log("the learner is heard again")
+        self._silent = silent
+
+    def _check_state(self, state: messages.LearnerState) -> bool:
+        if not state.online:  # a will was made before the first heartbeat, and says nothing of when
+            beat = (state.epoch, self._beat[1] if state.epoch == self._beat[0] else 0)
+        else:
+            beat = (state.epoch, state.heartbeat)
+        if beat < self._beat:
+            raise errors.MessageError(f"a state of the learner, {beat} after {self._beat}", reason="older_state")
+        is_new = beat > self._beat
+        if is_new:
+            self._beat, self._heard_at = beat, self._clock()
+        return is_new
+
+    def _check_assignment(self, new: messages.Assignment) -> None:
+        """Epochs grow with learners; within one, grants and versions grow too."""
+        old = self._assigned
+        if old is None or new.epoch > old.epoch:
+            self._assigned = new
+            return
+        goes_back = new.steps_granted < old.steps_granted or new.lockstep_version < old.lockstep_version
+        if new.epoch < old.epoch or goes_back:
+            raise errors.MessageError("an assignment that a newer one has replaced", reason="older_assignment")
+        self._assigned = new

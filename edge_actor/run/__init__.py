@@ -1,0 +1,1 @@
+"""The actor as a whole: wired, run, and checked before that."""

@@ -1,0 +1,308 @@
+"""Every setting of a training run, with its meaning: CLI, environment, file and run directory all come from here.
+
+Precedence, weakest first: the defaults below, tasks.toml for the environment and algorithm, --config FILE,
+ACTORQ_LEARNER_* environment variables, flags. No TensorFlow here: --help must be quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from broker.contract import errors
+from broker.fleet import identity
+from broker.program import settings
+from broker.program.settings import setting
+from learner.config import tasks
+
+ENV_PREFIX = "ACTORQ_LEARNER_"
+
+PRECISIONS = ("int8", "float32", "float16", "dynamic")
+"""Of a policy as .tflite; quantize/convert.py says what each is."""
+
+
+class Noise(NamedTuple):
+    """What actors add to the actions of a deterministic policy; see the settings noise_*."""
+
+    std: float = 0.0
+    ladder: float = 1.0
+    correlation_steps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmConfig:
+    """Settings that all algorithms have: the policy network, its learning, replay, and random actions.
+
+    Attributes:
+        actions: The kind of actions that it learns, as in specs.ActionSpec.
+    """
+
+    actions: ClassVar[str] = "discrete"
+    hidden: tuple[int, ...] = setting((256, 256), "widths of the policy's hidden layers, after convolutions for images")
+    n_step: int = setting(3, "rewards summed before bootstrapping")
+    gamma: float = setting(0.99, "discount per step")
+    learning_rate: float = setting(5e-4, "Adam's step size")
+    normalizer_floor: float = setting(0.1, "inputs of a smaller standard deviation count as that large when normalised")
+    max_grad_norm: float = setting(1000.0, "gradients of a larger global norm are scaled down to it")
+    batch_size: int = setting(128, "transitions per gradient step")
+    updates_per_call: int = setting(
+        16, "gradient steps per TensorFlow call, fewer of images; samples are drawn for all at once"
+    )
+    replay_capacity: int = setting(100_000, "transitions kept; the oldest leave first")
+    prioritized: bool = setting(False, "sample in proportion to the TD error instead of uniformly")
+    priority_exponent: float = setting(0.6, "how strongly the TD error counts when prioritized: 0 not at all, 1 fully")
+    importance_exponent: float = setting(0.4, "how far weights correct for prioritized sampling: 0 not at all, 1 fully")
+    epsilon_start: float = setting(1.0, "share of random actions at the start")
+    epsilon_end: float = setting(0.05, "share of random actions after the decay")
+    epsilon_decay_steps: int = setting(10_000, "environment steps of the whole fleet over which epsilon falls")
+
+    @property
+    def noise(self) -> Noise:
+        """Choices among discrete actions have none."""
+        return Noise()
+
+
+@dataclass(frozen=True, slots=True)
+class DqnConfig(AlgorithmConfig):
+    """Settings of algorithms/dqn.py."""
+
+    dueling: bool = setting(True, "separate streams for state value and advantages; only the latter is published")
+    double: bool = setting(True, "choose the bootstrap action by the online network, value it by the target network")
+    huber_delta: float = setting(100.0, "TD error beyond which the loss grows linearly; 1 hides episode ends worth 100")
+    target_period: int = setting(200, "updates between two copies of the weights into the target network")
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousConfig(AlgorithmConfig):
+    """Settings that algorithms for continuous actions have."""
+
+    actions: ClassVar[str] = "continuous"
+    n_step: int = setting(5, "rewards summed before bootstrapping")
+    learning_rate: float = setting(3e-4, "Adam's step size")
+    max_grad_norm: float = setting(40.0, "gradients of a larger global norm are scaled down to it")
+    epsilon_start: float = setting(0.0, "share of random actions at the start")
+    epsilon_end: float = setting(0.0, "share of random actions after the decay")
+    critic_hidden: tuple[int, ...] = setting((256, 256), "widths of the critic's hidden layers")
+    critic_learning_rate: float = setting(1e-3, "Adam's step size for the critic")
+    action_cost: float = setting(
+        0.0, "cost of the squared inputs of the policy's tanh, in units of return: keeps it off its ends"
+    )
+    rounding_cost: float = setting(
+        0.03, "cost of an action that int8 rounding moves by 1 % of its range, in deviations of the values of states"
+    )
+    noise_std: float = setting(0.1, "deviation of the noise on actions, relative to half their range")
+    noise_ladder: float = setting(1.0, "noise of the last actor of the fleet relative to the first; geometric between")
+    noise_correlation_steps: float = setting(
+        0.0, "steps over which noise forgets itself (Ornstein-Uhlenbeck); 0: Gaussian, new at every step"
+    )
+
+    @property
+    def noise(self) -> Noise:
+        return Noise(self.noise_std, self.noise_ladder, self.noise_correlation_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class DdpgConfig(ContinuousConfig):
+    """Settings of algorithms/ddpg.py."""
+
+    target_rate: float = setting(0.005, "share of the way that targets go towards the weights with each update")
+
+
+@dataclass(frozen=True, slots=True)
+class D4pgConfig(ContinuousConfig):
+    """Settings of algorithms/d4pg.py."""
+
+    target_period: int = setting(100, "updates between two copies of the weights into the target network")
+    atoms: int = setting(51, "values on which the critic's distribution lies")
+    value_min: float = setting(-150.0, "lowest of them: no discounted return should be lower")
+    value_max: float = setting(150.0, "highest of them: no discounted return should be higher")
+
+
+ALGORITHMS: dict[str, type[AlgorithmConfig]] = {"dqn": DqnConfig, "ddpg": DdpgConfig, "d4pg": D4pgConfig}
+"""Settings by the name of the algorithm."""
+AUTO = "auto"
+"""In the place of an algorithm: whichever learns such actions."""
+_BY_ACTIONS = {"discrete": "dqn", "continuous": "d4pg"}
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """Thresholds of quantize/gate.py: what an int8 policy must show beside fp32 before it is published."""
+
+    gate_agreement_min: float = setting(0.9, "least share of the fp32 action gap on which both act alike")
+    gate_ties_max: float = setting(0.4, "largest share of observations where the two best int8 actions are equal")
+    gate_saturation_max: float = setting(0.05, "largest share of observations tied at the end of the int8 range")
+    gate_action_error_max: float = setting(0.02, "largest mean error of a continuous action, relative to its range")
+    gate_action_error_p99_max: float = setting(0.1, "largest 99th percentile of it")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Settings of training_loop.py: the fleet, the pace, and when to publish, score, save and stop."""
+
+    fleet: str = setting(identity.DEFAULT_FLEET, "name of the fleet; its keys lie in ~/.actorq/fleets/NAME")
+    broker: tuple[str, ...] = setting(
+        (), "MQTT brokers as host[:port], tried in turn (default: as told to `actorq-broker init`, else 127.0.0.1)"
+    )
+    env: str = setting("", "task: actors without an environment of their own take it; empty: the first actor's")
+    algorithm: str = setting(
+        AUTO,
+        "learning algorithm: dqn (discrete actions), ddpg or d4pg (continuous ones); auto: the tuned one, or one that "
+        "learns such actions",
+    )
+    seed: int = setting(0, "seed of weights, replay sampling and the actors' exploration")
+    actors: int = setting(1, "actors to wait for before training starts")
+    wait_s: float = setting(0.0, "give up when no actor came after so long; 0 waits for ever")
+    learning_starts: int = setting(1000, "environment steps (random policy) before the first update")
+    learning_starts_s: float = setting(
+        60.0,
+        "begin with fewer, of two minibatches at least, when gathering them takes longer; 0 (as where learning_starts "
+        "alone is named): never",
+    )
+    samples_per_insert: float = setting(32.0, "times each transition is sampled on average; sets the actors' pace")
+    message_steps: int = setting(1024, "most steps in one experience message; in a large fleet up to four times that")
+    message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
+    record_fraction: float = setting(1.0, "share of the episodes that actors record, whole and evenly spread")
+    max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
+    publish_period_updates: int = setting(100, "updates between two published policies")
+    delta: bool = setting(True, "send policies as differences from earlier ones where that is smaller")
+    policy_expire_s: float = setting(0.0, "actors take no policy published longer ago, if they know the date; 0: any")
+    precision: str = setting("int8", "of published policies: int8, float32, float16 or dynamic (int8 weights only)")
+    weight_bits: int = setting(8, "bits to which published weights are rounded, 2 to 8; fewer than 8 are for studies")
+    evaluate_episodes: int = setting(20, "greedy episodes by which an actor scores a published policy; 0: never")
+    evaluate_steps: int = setting(30_000, "give a score up whose episodes are longer on average")
+    evaluate_s: float = setting(
+        60.0, "give a score up that takes an actor longer; one that holds a control rate has five times as long"
+    )
+    evaluate_seed: int = setting(10_000, "seed of the first scored episode; confirmations use seeds of their own")
+    solved_return: float = setting(float("inf"), "stop when the published int8 policy's mean return reaches this")
+    max_env_steps: int = setting(200_000, "stop after so many environment steps")
+    max_wall_s: float = setting(0.0, "stop after so long; 0: no limit")
+    checkpoint_period_s: float = setting(30.0, "time between two checkpoints")
+    keep_experience: bool = setting(False, "keep all experience in the ledger, not only what replay holds")
+    run_dir: str = setting("", "run directory; empty: runs/ENV-ALGORITHM-TIME")
+    deterministic: bool = setting(False, "lock-step with one actor: the same seed gives the same weights and bytes")
+    threads: int = setting(1, "TensorFlow threads per operation; 1 is fastest for small networks")
+    energy: bool = setting(True, "estimate the learner's energy and CO2 with codecarbon's offline tracker")
+    country: str = setting("USA", "ISO code of the country whose carbon intensity codecarbon uses")
+
+
+class Settings(NamedTuple):
+    """All settings of a run."""
+
+    train: TrainConfig
+    algorithm: AlgorithmConfig
+    gate: GateConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for every setting of a run, whatever its algorithm."""
+    settings.add_arguments(parser, *_classes(*ALGORITHMS.values()))
+
+
+def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table, actions: str = "") -> Settings:
+    """Settings of a run: tuned ones where tasks.toml has some, under whatever the user gave.
+
+    Args:
+        args: What `add_arguments` parsed.
+        env_id: The environment; empty while it is not known.
+        weakest: Tables that are weaker than tasks.toml.
+        actions: The kind of actions that it takes (specs.ActionSpec); empty while that is not known.
+
+    Returns:
+        Of the algorithm that is named, else of the tuned one, else of the one that learns such actions. As long as none
+        of that is known, `algorithm` is AUTO: its settings are then provisional, and none is refused as another's.
+
+    Raises:
+        ConfigError: A setting is unknown, of a wrong type, or of another algorithm; or they cannot go together; or the
+            algorithm cannot learn such actions.
+    """
+    every = _classes(*ALGORITHMS.values())
+    tables = [*weakest, (f"tasks.toml [{env_id}]", tasks.settings(env_id))]
+    values = settings.resolve(every, args, tables=tables, env_prefix=ENV_PREFIX)
+    name = values["algorithm"]
+    if name == AUTO:
+        tuned = [one for one in tasks.algorithms(env_id) if actions in ("", ALGORITHMS[one].actions)]
+        name = tuned[0] if tuned else _BY_ACTIONS.get(actions, AUTO)
+    elif name not in ALGORITHMS:
+        raise errors.ConfigError(
+            f"algorithm {name!r} is unknown", where="algorithm", todo=f"use one of {', '.join((AUTO, *ALGORITHMS))}"
+        )
+    elif actions not in ("", ALGORITHMS[name].actions):
+        able = " or ".join(one for one, cls in ALGORITHMS.items() if cls.actions == actions)
+        raise errors.ConfigError(
+            f"{name} learns {ALGORITHMS[name].actions} actions, and {env_id} takes {actions} ones",
+            where=f"--algorithm {name}",
+            todo=f"leave it out, or name {able}",
+        )
+    given = settings.given(args, ENV_PREFIX)
+    if "learning_starts" in given and "learning_starts_s" not in given:
+        values["learning_starts_s"] = 0.0  # who names the steps means them
+    if name == AUTO or (not env_id and not any("algorithm" in table for _, table in weakest)):
+        provisional = _classes(ALGORITHMS.get(name, DqnConfig))
+        return check(Settings(*(settings.build(cls, values) for cls in provisional)))
+    chosen = _classes(ALGORITHMS[name])
+    known = {field.name for cls in chosen for field in dataclasses.fields(cls)}
+    flags = {field.name for cls in every for field in dataclasses.fields(cls) if getattr(args, field.name) is not None}
+    if foreign := sorted(flags - known):
+        named = ", ".join("--" + field.replace("_", "-") for field in foreign)
+        raise errors.ConfigError(f"{name} has no {named}", todo="leave it out, or choose another --algorithm")
+    tables[-1] = (f"tasks.toml [{env_id}]", tasks.settings(env_id, name))
+    decided = {"algorithm": name, "learning_starts_s": values["learning_starts_s"]}
+    values = settings.resolve(chosen, args, tables=tables, env_prefix=ENV_PREFIX) | decided
+    return check(Settings(*(settings.build(cls, values) for cls in chosen)))
+
+
+def _classes(*algorithms: type[AlgorithmConfig]) -> tuple[type[Any], ...]:
+    return TrainConfig, *algorithms, GateConfig
+
+
+def check(chosen: Settings) -> Settings:
+    """Returns the settings if they can go together.
+
+    Raises:
+        ConfigError: They cannot; every clash is named.
+    """
+    train, algorithm = chosen.train, chosen.algorithm
+    positive = ("actors", "learning_starts", "samples_per_insert", "message_steps", "publish_period_updates", "threads")
+    clashes = [f"{name} must be positive, not {getattr(train, name)}" for name in positive if getattr(train, name) <= 0]
+    if not 0.0 < train.record_fraction <= 1.0:
+        clashes.append(f"record_fraction must be above 0 and at most 1, not {train.record_fraction}")
+    if not 0.0 <= train.policy_expire_s < math.inf:
+        clashes.append(f"policy_expire_s must be 0 or positive, not {train.policy_expire_s}")
+    if train.precision not in PRECISIONS:
+        clashes.append(f"precision {train.precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
+    if not 2 <= train.weight_bits <= 8:
+        clashes.append(f"weight_bits must be 2 to 8, not {train.weight_bits}")
+    if train.evaluate_steps <= 0 or not 0.0 < train.evaluate_s < math.inf:
+        clashes.append(f"evaluate_steps {train.evaluate_steps} and evaluate_s {train.evaluate_s} must be positive")
+    if not 0.0 <= train.learning_starts_s < math.inf:
+        clashes.append(f"learning_starts_s must be 0 or positive, not {train.learning_starts_s}")
+    if not 0.0 < algorithm.normalizer_floor < math.inf:
+        clashes.append(f"normalizer_floor must be positive, not {algorithm.normalizer_floor}")
+    if train.max_env_steps < train.learning_starts:
+        clashes.append(f"max_env_steps {train.max_env_steps} ends before learning_starts {train.learning_starts}")
+    if train.message_steps > algorithm.replay_capacity:
+        clashes.append(f"a message of {train.message_steps} steps exceeds replay_capacity {algorithm.replay_capacity}")
+    if train.learning_starts > algorithm.replay_capacity:
+        clashes.append(f"learning_starts {train.learning_starts} exceeds replay_capacity {algorithm.replay_capacity}")
+    if train.deterministic and train.actors != 1:
+        clashes.append(f"deterministic runs have one actor, not {train.actors}")
+    if not 0.0 <= algorithm.epsilon_end <= algorithm.epsilon_start <= 1.0:
+        clashes.append(f"epsilon must fall within 0..1, not from {algorithm.epsilon_start} to {algorithm.epsilon_end}")
+    noise = algorithm.noise
+    if not (0.0 <= noise.std <= 1.0 and noise.ladder > 0 and noise.correlation_steps >= 0):
+        clashes.append(
+            f"noise_std must be 0 to 1, noise_ladder positive and noise_correlation_steps not negative, not {noise}"
+        )
+    if isinstance(algorithm, D4pgConfig) and not (algorithm.value_min < algorithm.value_max and algorithm.atoms >= 2):
+        clashes.append(
+            f"{algorithm.atoms} atoms cannot lie between value_min {algorithm.value_min} and value_max "
+            f"{algorithm.value_max}"
+        )
+    if clashes:
+        raise errors.ConfigError("settings clash: " + "; ".join(clashes), todo="--dump-config prints what is in force")
+    return chosen

@@ -1,0 +1,1 @@
+"""Experience on the learner: validated, committed to the ledger, receipted, replayed."""

@@ -1,0 +1,493 @@
+"""What the learner has: every message once, on disk before its receipt goes out and before replay sees it.
+
+SQLite in WAL mode, synchronous=FULL: a commit that returned survives the loss of power. One transaction takes all that
+arrived since the one before; it runs on a thread of its own, because it waits for the disk, and training need not.
+
+    meta      id of this ledger, schema, and what was counted before it began
+    sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's
+    messages  one row for ever: (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok` or why it
+              was refused (of each boot's refused ones the newest REFUSED_KEPT; the others are one row, `N refused`)
+    conflicts the first number of a boot that came with two contents, if one did: from there on it gets no receipt
+    payloads  the encoded messages that replay still holds; all of them with --keep-experience
+
+Rows have integer ids in order of arrival, which is the order of replay. With payloads in their own table, forgetting
+some touches no other row: 9.5 k messages of 27 KB a second were committed, 6.6 k with all in one table.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import hashlib
+import itertools
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from broker.contract import errors
+from broker.program import storage
+
+_TIDY_S = 0.5
+"""Between two moves of what was committed from the log into the file: each takes 3 ms. SQLite by itself moves 4000
+pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
+OK = "ok"
+QUARANTINED = "quarantined"
+"""Was in replay, and spoilt training: it counts as before, and replay does not see it again."""
+_SCHEMA_VERSION = "2"
+_DIGEST_BYTES = 8
+_OLDEST = re.compile(rb'"oldest":"[0-9]+"')
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""Of SQLite's codes those that say that the file is no sound ledger; a full disk, say, is no fault of the file."""
+REFUSED_KEPT = 32
+BOOTS_KEPT = 64
+"""Of each actor's boots of which nothing but refused messages came; an actor that lies can invent as many as it likes.
+What is forgotten of a boot was refused, and would be again."""
+_TOGETHER = 64, 16, 4, 1
+"""Rows of one statement; few kinds, so that they stay prepared. After each one this thread waits for Python's lock:
+with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."""
+_OF_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+"""Errors of SQLite that are the disk's: primary codes."""
+_NOTHING: Mapping[str, str] = {}
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY, actor TEXT NOT NULL, boot INTEGER NOT NULL, seq INTEGER NOT NULL, step INTEGER NOT NULL,
+    steps INTEGER NOT NULL, ended INTEGER NOT NULL, bytes INTEGER NOT NULL, arrived_s REAL NOT NULL,
+    verdict TEXT NOT NULL, digest BLOB, UNIQUE (actor, boot, seq)
+);
+CREATE TABLE payloads (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
+"""
+_SINCE_2 = """
+CREATE TABLE sessions (epoch INTEGER PRIMARY KEY);
+CREATE TABLE conflicts (actor TEXT NOT NULL, boot INTEGER NOT NULL, seq INTEGER NOT NULL, UNIQUE (actor, boot));
+"""
+_FROM_1 = f"ALTER TABLE messages ADD COLUMN digest BLOB; {_SINCE_2} UPDATE meta SET value = '2' WHERE key = 'schema';"
+
+
+class Broken(errors.RunError):
+    """The file is there and can be read, and is no sound ledger."""
+
+
+class Entry(NamedTuple):
+    """One message of one actor, as the ledger keeps it. Times are Unix times in seconds.
+
+    `step` counts the steps its boot recorded before it, `ended` the episodes that end in it. `body` is the encoded
+    message, or None for what replay shall not see; then `digest` has its digest.
+    """
+
+    actor_id: str
+    boot: int
+    seq: int
+    step: int
+    steps: int
+    ended: int
+    size_bytes: int
+    verdict: str
+    body: bytes | memoryview | None
+    digest: bytes | None = None
+
+
+class Source(NamedTuple):
+    """Where a message came from, and how many steps it brought."""
+
+    actor_id: str
+    boot: int
+    seq: int
+    steps: int
+
+
+class Mark(NamedTuple):
+    """The last message of one boot: its seq, and the steps up to and with it."""
+
+    seq: int = 0
+    steps: int = 0
+
+
+class _Refused:
+    """Rows of one boot's refused messages, as of this session: ids, steps and bytes, and of those that became one."""
+
+    def __init__(self, *, is_known: bool) -> None:
+        self.is_known = is_known  # something of its boot was taken
+        self.rows: collections.deque[tuple[int, int, int]] = collections.deque()
+        self.merged = (0, 0, 0, 0)  # the same, and how many they are
+
+
+class Ledger:
+    """An open ledger. One commit is under way at most.
+
+    Args:
+        path: Of the file; made if missing.
+        keep: Whether payloads stay for ever.
+        before: Steps and episodes that the run counted before this ledger began; kept in a new one.
+        about: What readers of the file need to know; kept in a new one.
+
+    Attributes:
+        id: Names this ledger in receipts.
+        last_id: Of the newest message.
+        on_commit: Called on the ledger's thread when a commit has ended, well or not.
+
+    Raises:
+        Broken: The file is no ledger, or a broken one.
+        RunError: It cannot be opened now: the disk is full, say.
+    """
+
+    def __init__(
+        self, path: Path, *, keep: bool = False, before: tuple[int, int] = (0, 0), about: Mapping[str, str] = _NOTHING
+    ) -> None:
+        self._path = path
+        self._keep = keep
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
+        self._commit: concurrent.futures.Future[None] | None = None
+        self._forgotten = 0
+        self._refused: dict[str, dict[int, _Refused]] = {}  # by actor and boot, the one that was heard last at the end
+        self._tidied_at = 0.0
+        self.on_commit: Callable[[], None] = lambda: None
+        fresh = not path.exists()
+        with _named(path, _OPENED):
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._others: sqlite3.Connection | None = None  # to look something up while a commit goes on
+        try:
+            for pragma in (
+                "page_size = 16384",
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                "secure_delete = OFF",  # Debian's is on: what is deleted is written again, as zeros; 19 ms, not 12
+                "wal_autocheckpoint = 4000",
+                "journal_size_limit = 100000000",
+            ):
+                self._db.execute(f"PRAGMA {pragma}")
+            if fresh:
+                self._make({**about, "steps_before": str(before[0]), "episodes_before": str(before[1])})
+            self._check()
+            meta = dict(self._db.execute("SELECT key, value FROM meta"))
+            (self.last_id,) = self._db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()
+        except sqlite3.Error as error:
+            self.close()
+            raise _failed(path, error, _OPENED) from error
+        except errors.ActorqError:
+            self.close()
+            raise
+        self.id = meta["id"]
+        self._before = int(meta["steps_before"]), int(meta["episodes_before"])
+
+    def begin_session(self, epochs: Iterable[int]) -> frozenset[int]:
+        """Notes epochs of the run, that of the session that begins among them; returns all of the run's.
+
+        To be called before anything else is written. What it returns is durable: a session that is killed at any time
+        later is known to those that follow.
+        """
+        with _named(self._path, "written"):
+            self._db.execute("BEGIN")
+            self._db.executemany("INSERT OR IGNORE INTO sessions VALUES (?)", [(epoch,) for epoch in epochs])
+            self._db.execute("COMMIT")
+            return frozenset(epoch for (epoch,) in self._db.execute("SELECT epoch FROM sessions"))
+
+    def marks(self) -> dict[tuple[str, int], Mark]:
+        """By actor and boot, how far it came."""
+        with _named(self._path):
+            rows = self._db.execute("SELECT actor, boot, max(seq), step + steps FROM messages GROUP BY actor, boot")
+            return {(actor, boot): Mark(seq, steps) for actor, boot, seq, steps in rows}
+
+    def conflicts(self) -> dict[tuple[str, int], int]:
+        """By actor and boot, the first message that came with two contents; of those that have one."""
+        with _named(self._path):
+            rows = self._db.execute("SELECT actor, boot, seq FROM conflicts")
+            return {(actor, boot): seq for actor, boot, seq in rows}
+
+    def note_conflict(self, actor_id: str, boot: int, seq: int) -> None:
+        """Notes that a message came with another content than it has here. Soon, in the ledger's thread."""
+        values = (actor_id, boot, seq)
+
+        def write() -> None:
+            with contextlib.suppress(sqlite3.Error):  # the next commit fails as well, and says so
+                self._db.execute(
+                    "INSERT INTO conflicts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET seq = min(seq, excluded.seq)",
+                    values,
+                )
+
+        self._worker.submit(write)
+
+    def digest(self, actor_id: str, boot: int, seq: int) -> bytes | None:
+        """Digest of a message that is committed; None if there is none, or it is from before there were digests."""
+        with _named(self._path):
+            if self._others is None:
+                self._others = _reader(self._path)
+            row = self._others.execute(
+                "SELECT digest FROM messages WHERE actor = ? AND boot = ? AND seq = ?", (actor_id, boot, seq)
+            ).fetchone()
+        return row[0] if row else None
+
+    def totals(self) -> tuple[int, int]:
+        """Steps that reached replay over the whole run, and the episodes that ended in them."""
+        with _named(self._path):
+            row = self._db.execute(
+                "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict IN (?, ?)",
+                (OK, QUARANTINED),
+            )
+            steps, ended = row.fetchone()
+        return steps + self._before[0], ended + self._before[1]
+
+    def newest(self, steps: int) -> Iterator[tuple[int, bytes]]:
+        """Ids and bodies of the newest messages that hold that many steps, if there are so many; oldest first."""
+        with _named(self._path):
+            first = _first_of_newest(self._db, steps)
+            yield from self._db.execute(
+                "SELECT id, body FROM payloads JOIN messages USING (id) WHERE id >= ? AND verdict = ? ORDER BY id",
+                (first, OK),
+            )
+
+    def quarantine(self, ids: Sequence[int]) -> list[Source]:
+        """Keeps messages out of replay for good; says what they were.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+        try:
+            return self._worker.submit(self._quarantine, ids).result()
+        except sqlite3.Error as error:
+            raise _failed(self._path, error, "written") from error
+
+    def _quarantine(self, ids: Sequence[int]) -> list[Source]:
+        which = f"id IN ({', '.join('?' * len(ids))})"
+        self._db.execute(f"UPDATE messages SET verdict = ? WHERE {which}", (QUARANTINED, *ids))
+        rows = self._db.execute(f"SELECT actor, boot, seq, steps FROM messages WHERE {which} ORDER BY id", tuple(ids))
+        return [Source(*row) for row in rows]
+
+    @property
+    def busy(self) -> bool:
+        """A commit is under way."""
+        return self._commit is not None and not self._commit.done()
+
+    def begin(self, entries: Sequence[Entry], forget_before: int) -> range:
+        """Begins to commit entries; returns their ids. The commit before must have been awaited.
+
+        Args:
+            entries: In order of arrival.
+            forget_before: Payloads of smaller ids are not needed any longer.
+        """
+        assert self._commit is None
+        ids = range(self.last_id + 1, self.last_id + 1 + len(entries))
+        self.last_id += len(entries)
+        self._commit = self._worker.submit(self._write, ids, entries, forget_before)
+        self._commit.add_done_callback(lambda _: self.on_commit())
+        if time.monotonic() - self._tidied_at > _TIDY_S:
+            self._tidied_at = time.monotonic()
+            self._worker.submit(self._tidy)
+        return ids
+
+    def wait(self) -> None:
+        """Waits until what was begun is durable.
+
+        Raises:
+            StorageError: The disk does not take it.
+            RunError: It cannot be written for another reason.
+        """
+        if self._commit is None:
+            return
+        try:
+            self._commit.result()
+        except sqlite3.Error as error:  # and again, whoever asks: what was not written must never be receipted
+            raise _failed(self._path, error, "written") from error
+        self._commit = None
+
+    def close(self) -> None:
+        """Waits for what is under way, and closes the file."""
+        self._worker.shutdown()
+        if self._others is not None:
+            self._others.close()
+        self._db.close()
+
+    def _write(self, ids: range, entries: Sequence[Entry], forget_before: int) -> None:
+        now = time.time()
+        rows = [
+            (id_, e.actor_id, e.boot, e.seq, e.step, e.steps, e.ended, e.size_bytes, now, e.verdict)
+            + (e.digest if e.body is None else digest(e.body),)
+            for id_, e in zip(ids, entries, strict=True)
+        ]
+        bodies = [(id_, e.body) for id_, e in zip(ids, entries, strict=True) if e.body is not None]
+        db = self._db
+        db.execute("BEGIN")
+        try:
+            _insert(db, "messages", rows)
+            _insert(db, "payloads", bodies)
+            if not self._keep and forget_before > self._forgotten:
+                db.execute("DELETE FROM payloads WHERE id < ?", (forget_before,))
+            for id_, entry in zip(ids, entries, strict=True):
+                if entry.verdict != OK:
+                    self._merge(id_, entry)
+                elif self._refused and (boot := self._refused.get(entry.actor_id, {}).get(entry.boot)):
+                    boot.is_known = True
+            db.execute("COMMIT")
+        except sqlite3.Error:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+        self._forgotten = max(self._forgotten, forget_before)
+
+    def _merge(self, id_: int, entry: Entry) -> None:
+        """Keeps rows of refused messages few, however many come."""
+        db, boots = self._db, self._refused.setdefault(entry.actor_id, {})
+        boot = boots.pop(entry.boot, None)
+        if boot is None:
+            key = entry.actor_id, entry.boot, OK
+            known = db.execute("SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict = ? LIMIT 1", key)
+            boot = _Refused(is_known=known.fetchone() is not None)
+        boots[entry.boot] = boot
+        boot.rows.append((id_, entry.steps, entry.size_bytes))
+        if len(boot.rows) > REFUSED_KEPT:
+            old, (first, steps, size, count) = boot.rows.popleft(), boot.merged
+            boot.merged = (first or old[0], steps + old[1], size + old[2], count + 1)
+            if first:
+                db.execute("DELETE FROM messages WHERE id = ?", (old[0],))
+            first, steps, size, count = boot.merged
+            changed = steps, size, f"{count} refused", first
+            db.execute("UPDATE messages SET steps = ?, bytes = ?, verdict = ? WHERE id = ?", changed)
+        invented = [number for number, one in boots.items() if not one.is_known] if len(boots) > BOOTS_KEPT else []
+        for number in invented[:-BOOTS_KEPT]:
+            del boots[number]
+            db.execute("DELETE FROM messages WHERE actor = ? AND boot = ?", (entry.actor_id, number))
+
+    def _tidy(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # it stays in the log, which is as good, until the next time
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def _make(self, about: Mapping[str, str]) -> None:
+        values = {**about, "id": secrets.token_hex(16), "schema": _SCHEMA_VERSION}
+        self._db.executescript(f"BEGIN; {_TABLES} {_SINCE_2}")
+        self._db.executemany("INSERT INTO meta VALUES (?, ?)", values.items())
+        self._db.execute("COMMIT")
+
+    def _check(self) -> None:
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise _broken(self._path, found)
+        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            raise _broken(self._path, "it has no tables")
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        if row == ("1",):
+            self._db.executescript(f"BEGIN; {_FROM_1} COMMIT;")
+        elif row != (_SCHEMA_VERSION,):  # sound for all that we know: whoever wrote it can go on
+            raise errors.RunError(
+                f"the ledger's schema is {row and row[0]}, and this release of actorq-fleet has {_SCHEMA_VERSION}",
+                where=str(self._path),
+                todo="go on with the release that wrote it, or begin a new run",
+            )
+
+
+def _insert(db: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    at = 0
+    for together in _TOGETHER:
+        while len(rows) - at >= together:
+            one = f"({', '.join('?' * len(rows[at]))})"
+            values = itertools.chain.from_iterable(rows[at : at + together])
+            db.execute(f"INSERT INTO {table} VALUES {', '.join([one] * together)}", tuple(values))
+            at += together
+
+
+def digest(body: bytes | memoryview) -> bytes:
+    """Tells two messages of one number apart. What its actor still holds, `oldest`, differs when it is sent again."""
+    start = 8 + int.from_bytes(body[:8], "little")
+    found = hashlib.blake2b(_OLDEST.sub(b"", bytes(body[8:start]), count=1).rstrip(), digest_size=_DIGEST_BYTES)
+    found.update(body[start:])
+    return found.digest()
+
+
+def about(path: Path) -> dict[str, str]:
+    """What a ledger says of itself; see `bodies`."""
+    with contextlib.closing(_reader(path)) as db, _named(path):
+        return dict(db.execute("SELECT key, value FROM meta"))
+
+
+def bodies(path: Path, newest_steps: int = 1 << 62) -> Iterator[tuple[str, bytes]]:
+    """Actors and encoded messages that a ledger still holds, in order of arrival; a learner may go on meanwhile.
+
+    Args:
+        path: Of the file.
+        newest_steps: Only the newest messages that hold so many steps.
+
+    Raises:
+        RunError: There is no ledger, or it cannot be read.
+    """
+    with contextlib.closing(_reader(path)) as db, _named(path):
+        yield from db.execute(
+            "SELECT actor, body FROM payloads JOIN messages USING (id) WHERE id >= ? ORDER BY id",
+            (_first_of_newest(db, newest_steps),),
+        )
+
+
+def _first_of_newest(db: sqlite3.Connection, steps: int) -> int:
+    """Id from which on the messages that are still held have so many steps, if they have."""
+    first, left = 1 << 62, steps
+    rows = db.execute("SELECT id, steps FROM messages JOIN payloads USING (id) ORDER BY id DESC")
+    while left > 0 and (row := rows.fetchone()) is not None:
+        first, left = row[0], left - row[1]
+    rows.close()
+    return first
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    if not path.exists():
+        raise errors.RunError("there is no ledger", where=str(path), todo="name a run directory, as in runs/")
+    with _named(path):
+        return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def resume(
+    path: Path, *, keep: bool, before: tuple[int, int], about: Mapping[str, str], say: Callable[[str], None]
+) -> Ledger:
+    """The ledger of a run that goes on; a new one, with a new id, where it is lost or broken.
+
+    Args:
+        path: Of the file.
+        keep: Whether payloads stay for ever.
+        before: Steps and episodes by the run's checkpoint, for a new one.
+        about: As for Ledger.
+        say: Told what happened to a ledger that is not as it should be.
+
+    Raises:
+        RunError: It cannot be opened now, and nothing says that it is broken.
+    """
+    if path.exists():
+        try:
+            return Ledger(path, keep=keep)
+        except Broken as error:
+            aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}")
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+            say(f"{error.what}; it is now {aside.name}")
+    else:
+        say(f"the ledger of the run is lost ({path})")
+    say("a new ledger begins; actors send again what they still hold, and replay fills anew")
+    return Ledger(path, keep=keep, before=before, about=about)
+
+
+_OPENED = "opened"
+
+
+@contextlib.contextmanager
+def _named(path: Path, what: str = "read") -> Iterator[None]:
+    """Makes SQLite's errors ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _failed(path, error, what) from error
+
+
+def _failed(path: Path, error: sqlite3.Error, what: str) -> errors.ActorqError:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+        return _broken(path, str(error))
+    what = f"the ledger cannot be {what}: {error}"
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_DISK:
+        todo = "it is as it was: make room on its disk, or see that you may write there; then go on with --resume"
+        return storage.at(what, str(path), todo=todo)
+    return errors.RunError(what, where=str(path), todo="go on with --resume: actors hold what has no receipt yet")
+
+
+def _broken(path: Path, why: str) -> Broken:
+    return Broken(f"the ledger is broken: {why}", where=str(path), todo="restore it, or begin a new run")

@@ -1,0 +1,355 @@
+"""Experience messages -> experience that may enter replay, each exactly once; everything else is counted.
+
+Order of checks: MAC, decoding, sequence, content. A message that fails on its content is receipted all the same, so
+that its actor does not send it for ever; so is one that cannot be decoded, if it is genuine and says which one it is.
+What is the next one of its boot follows from the ledger, and only what the ledger has is receipted. A number that came
+before with another content is a conflict: two machines count as one, and what the second sent is nowhere. From that
+number on its boot gets no receipt, so that nothing leaves a spool unless the ledger has it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.contract import codec, errors, messages, signing, specs
+from learner.experience import dead_letters, ledger
+
+
+class Taken(NamedTuple):
+    """A message that is its boot's next; `experience` is None if it could not be decoded."""
+
+    entry: ledger.Entry
+    experience: messages.Experience | None
+
+
+class _Place(NamedTuple):
+    boot: int
+    seq: int
+    oldest: int
+    step: int
+    steps: int
+
+
+class Ingest:
+    """Checks what actors send.
+
+    Args:
+        macs: MAC of each enrolled actor.
+        spec: What experience must look like.
+        epochs: Of all sessions of this run, this one the last; experience of other runs is refused.
+        marks: How far the ledger is, by actor and boot.
+        letters: Where refused messages go.
+        fits: Whether replay has room for so many steps in so many segments at all.
+        max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
+        say: Takes one line for people: of each actor the first refusal for each reason.
+        may_send: Whether an actor's boot was granted so many steps under an assignment of an epoch.
+        judge: Told of each message, by topic and size, that it brought so many steps, or (None) that it was refused.
+
+    Attributes:
+        refused: Messages that did not enter replay, by reason.
+        messages: Messages that did.
+        steps_refused: Steps in refused messages that could be read.
+        steps_missed: Steps that actors recorded and had to drop before they could be sent.
+    """
+
+    def __init__(
+        self,
+        macs: Mapping[str, signing.ActorMac],
+        spec: specs.EnvSpec,
+        epochs: Collection[int],
+        marks: Mapping[tuple[str, int], ledger.Mark],
+        letters: dead_letters.DeadLetters,
+        fits: Callable[[int, int], bool],
+        max_policy_lag: int = 0,
+        say: Callable[[str], None] = lambda line: None,
+        may_send: Callable[[str, int, int, int], bool] = lambda actor_id, boot, assigned_epoch, steps: True,
+        judge: Callable[[str, int, int | None], None] = lambda topic, size_bytes, steps: None,
+    ) -> None:
+        self._macs = macs
+        self._spec = spec
+        self._epochs, self._epoch = frozenset(epochs), max(epochs)
+        self._max_policy_lag = max_policy_lag
+        self._digest_of: Callable[[str, int, int], bytes | None] = lambda actor_id, boot, seq: None
+        self._on_conflict: Callable[[str, int, int], None] = lambda actor_id, boot, seq: None
+        self._conflicts: dict[tuple[str, int], int] = {}
+        self._settling: dict[tuple[str, int, int], ledger.Entry] = {}  # taken, and not in the ledger yet
+        self._marks = dict(marks)
+        self._durable = dict(marks)
+        self._letters = letters
+        self._fits = fits
+        self._may_send, self._judge = may_send, judge
+        self._due: set[tuple[str, int]] = set()  # boots that shall get a receipt
+        self._invented: dict[str, dict[int, None]] = {}  # boots new in this session, of which all was refused
+        self.refused: Counter[str] = Counter()
+        self.messages = 0
+        self.steps_refused = 0
+        self.steps_missed = 0
+        self._say = say
+        self._said: set[tuple[str, str]] = set()
+
+    def check_stored(self, experience: messages.Experience) -> None:
+        """Raises DecodeError unless arrays of a message that the ledger has are still as replay wants them."""
+        check_arrays(experience, self._spec)
+
+    def consult(
+        self,
+        digest_of: Callable[[str, int, int], bytes | None],
+        conflicts: Mapping[tuple[str, int], int],
+        on_conflict: Callable[[str, int, int], None],
+    ) -> None:
+        """Says where a message that came before can be compared.
+
+        Args:
+            digest_of: Digest of a message of an actor and boot that the ledger has, as far as it is known.
+            conflicts: First number that came with two contents, by actor and boot.
+            on_conflict: Told actor, boot and number of another such message, where it is the first of its boot.
+        """
+        self._digest_of, self._conflicts, self._on_conflict = digest_of, dict(conflicts), on_conflict
+
+    def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> Taken | None:
+        """The message with its verdict, for the ledger; None if it is not genuine or not the next of its boot.
+
+        Args:
+            actor_id: Whose topic it came by.
+            topic: That topic.
+            payload: The sealed message.
+            version: The newest policy version published.
+        """
+        experience = failure = None
+        try:
+            mac = self._macs.get(actor_id)
+            if mac is None:
+                raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
+            body = mac.open(topic, payload)
+            try:
+                experience = codec.decode(messages.Experience, body)
+                place = _Place(
+                    experience.boot, experience.seq, experience.oldest, experience.step, len(experience.reward)
+                )
+            except errors.DecodeError as error:
+                place, failure = _place(body, error), error
+            if place.seq < 1:
+                raise errors.DecodeError(f"message number {place.seq}", reason="sequence")
+        except errors.MessageError as error:
+            self._refuse(error, topic, payload)
+            return None
+        is_new = (actor_id, place.boot) not in self._marks
+        try:
+            if not self._is_next(actor_id, place, body):
+                return None
+        except errors.DecodeError as error:
+            self._refuse(error, topic, payload)
+            return None
+        if experience is not None:
+            try:
+                self._check(actor_id, experience, version)
+                if len(body) > specs.MAX_EXPERIENCE_BYTES:
+                    raise errors.DecodeError(
+                        f"{len(body)} bytes, more than the {specs.MAX_EXPERIENCE_BYTES} of a message of experience",
+                        reason="too_large",
+                    )
+                self.messages += 1
+                self._judge(topic, len(payload), place.steps)
+            except errors.DecodeError as error:
+                failure = error
+        if failure is not None:
+            self._refuse(failure, topic, payload)
+            self.steps_refused += place.steps
+            if (actor_id, failure.reason) not in self._said:
+                self._said.add((actor_id, failure.reason))
+                self._say(
+                    f"what {actor_id} sends is refused ({failure.reason}): {failure.what}; "
+                    f"{place.steps} steps so far, the rest is counted in messages_refused"
+                )
+            if is_new:
+                self._remember(actor_id, place.boot)
+        elif actor_id in self._invented:
+            self._invented[actor_id].pop(place.boot, None)
+        entry = ledger.Entry(
+            actor_id=actor_id,
+            boot=place.boot,
+            seq=place.seq,
+            step=place.step,
+            steps=place.steps,
+            ended=0 if experience is None else int(np.count_nonzero(experience.terminated | experience.truncated)),
+            size_bytes=len(body),
+            verdict=failure.reason if failure else ledger.OK,
+            body=None if failure else body,
+            digest=ledger.digest(body) if failure else None,
+        )
+        self._settling[actor_id, place.boot, place.seq] = entry
+        return Taken(entry, experience)
+
+    def settle(self, entries: Sequence[ledger.Entry]) -> None:
+        """Takes note that the ledger has these."""
+        for entry in entries:
+            key = entry.actor_id, entry.boot
+            self._settling.pop((*key, entry.seq), None)
+            if key not in self._marks:  # forgotten meanwhile
+                continue
+            self._durable[key] = ledger.Mark(entry.seq, entry.step + entry.steps)
+            self._due.add(key)
+
+    def receipts(self, ledger_id: str) -> Iterator[tuple[str, messages.Receipt]]:
+        """One for each boot that sent something which the ledger has, since the last call."""
+        for key in sorted(self._due):
+            actor_id, boot = key
+            mark = self._durable.get(key, ledger.Mark())
+            seq = min(mark.seq, self._conflicts[key] - 1) if key in self._conflicts else mark.seq
+            if seq > 0:
+                yield actor_id, messages.Receipt(ledger_id, boot, seq)
+        self._due.clear()
+
+    def _refuse(self, error: errors.MessageError, topic: str, payload: bytes) -> None:
+        self.refused[error.reason] += 1
+        self._judge(topic, len(payload), None)
+        self._letters.add(topic, error.reason, error.what, payload)
+
+    def _remember(self, actor_id: str, boot: int) -> None:
+        """Forgets an earlier boot of which nothing was ever taken, where an actor has too many (as the ledger does)."""
+        boots = self._invented.setdefault(actor_id, {})
+        boots[boot] = None
+        if len(boots) > ledger.BOOTS_KEPT:
+            key = actor_id, next(iter(boots))
+            del boots[key[1]]
+            for known in (self._marks, self._durable):
+                known.pop(key, None)
+            self._due.discard(key)
+
+    def _is_next(self, actor_id: str, place: _Place, body: memoryview) -> bool:
+        """Whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again.
+
+        Raises:
+            DecodeError: It was here before, with another content.
+        """
+        key = actor_id, place.boot
+        mark = self._marks.get(key, ledger.Mark())
+        if place.seq <= mark.seq:
+            known = self._known(*key, place.seq)
+            if known is not None and known != ledger.digest(body):
+                self._conflict(key, place.seq)
+            self.refused["duplicate"] += 1
+            self._due.add(key)
+            return False
+        if place.seq > max(mark.seq + 1, place.oldest):
+            self.refused["gap"] += 1
+            return False
+        if mark.seq:  # a ledger's first message of a boot tells nothing: those before went to another ledger
+            self.steps_missed += max(0, place.step - mark.steps)
+        self._marks[key] = ledger.Mark(place.seq, place.step + place.steps)
+        return True
+
+    def _known(self, actor_id: str, boot: int, seq: int) -> bytes | None:
+        """Digest of a message that was here before, if that can be told."""
+        entry = self._settling.get((actor_id, boot, seq))
+        if entry is None:
+            return self._digest_of(actor_id, boot, seq)
+        return entry.digest if entry.body is None else ledger.digest(entry.body)
+
+    def _conflict(self, key: tuple[str, int], seq: int) -> None:
+        if seq < self._conflicts.get(key, math.inf):
+            self._conflicts[key] = seq
+            self._on_conflict(*key, seq)
+        raise errors.DecodeError(
+            f"number {seq} of boot {key[1]} was here before, with another content", reason="conflict"
+        )
+
+    def _check(self, actor_id: str, experience: messages.Experience, version: int) -> None:
+        """Raises DecodeError unless the arrays fit each other, the spec, this run and replay."""
+        if experience.oldest < 1 or experience.oldest > experience.seq:
+            raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
+        if experience.fingerprint != self._spec.fingerprint:
+            raise errors.DecodeError("made in another environment", reason="fingerprint")
+        if experience.assigned_epoch not in self._epochs:
+            raise errors.DecodeError("recorded for another run", reason="epoch")
+        newest = version if experience.epoch == self._epoch else math.inf
+        if not 0 <= experience.epoch <= self._epoch or not 0 <= experience.version <= newest:
+            raise errors.DecodeError("chosen by a policy that was never published", reason="version")
+        if self._max_policy_lag and experience.version and self._lag(experience, version) > self._max_policy_lag:
+            raise errors.DecodeError("chosen by a policy that is too old", reason="stale")
+        check_arrays(experience, self._spec)
+        if not self._fits(len(experience.reward), len(experience.length)):
+            raise errors.DecodeError("longer than replay is", reason="too_long")
+        if not self._may_send(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward)):
+            raise errors.DecodeError("more steps than were granted", reason="grant")
+
+    def _lag(self, experience: messages.Experience, version: int) -> float:
+        return version - experience.version if experience.epoch == self._epoch else math.inf
+
+
+def _place(body: bytes | memoryview, error: errors.DecodeError) -> _Place:
+    """Where a genuine message that cannot be decoded belongs: an actor that runs another release, say.
+
+    Raises:
+        DecodeError: `error`, if the message does not say.
+    """
+    try:
+        length = int.from_bytes(body[:8], "little")
+        metadata = json.loads(bytes(body[8 : 8 + min(length, codec.MAX_HEADER_BYTES)]))["__metadata__"]
+        boot, seq, oldest, step = (int(metadata[name]) for name in ("boot", "seq", "oldest", "step"))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise error from None
+    if not all(0 <= value < 2**63 for value in (boot, seq, oldest, step)):
+        raise error
+    return _Place(boot, seq, oldest, step, 0)
+
+
+def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
+    """Raises DecodeError unless shapes, dtypes and values are those of `spec`.
+
+    What there is of each segment goes through lists: they are short, and numpy takes 2 us a call whatever the length.
+    """
+    length, steps = experience.length.tolist(), len(experience.reward)
+    env_index, episode_return = experience.env_index.tolist(), experience.episode_return.tolist()
+    terminated, truncated = experience.terminated.tolist(), experience.truncated.tolist()
+    per_segment = (env_index, terminated, truncated, episode_return, experience.episode_length)
+    if not length or any(len(values) != len(length) for values in per_segment):
+        raise errors.DecodeError("arrays of segments differ in length", reason="shape")
+    if min(length) < 1 or sum(length) != steps:
+        raise errors.DecodeError("segment lengths do not add up to the steps", reason="shape")
+    observation, action = spec.observation, spec.action
+    if (
+        experience.observation.shape != (steps + len(length), *observation.shape)
+        or experience.observation.dtype != observation.dtype
+    ):
+        raise errors.DecodeError("observations do not have the spec's shape and dtype", reason="shape")
+    action_shape, action_dtype = (
+        ((steps,), "int32") if action.kind == "discrete" else ((steps, *action.shape), "float32")
+    )
+    if experience.action.shape != action_shape or experience.action.dtype != action_dtype:
+        raise errors.DecodeError("actions do not have the spec's shape and dtype", reason="shape")
+    if len(experience.log_prob) not in (0, steps):
+        raise errors.DecodeError("log-probabilities do not match the steps", reason="shape")
+    if min(env_index) < 0 or max(terminated) > 1 or max(truncated) > 1:
+        raise errors.DecodeError("flags are neither 0 nor 1", reason="value")
+    floats: list[NDArray[Any]] = [experience.reward]
+    if len(experience.log_prob):
+        floats.append(experience.log_prob)
+    if observation.dtype == "float32":
+        floats.append(experience.observation)
+    if not all(map(math.isfinite, episode_return)) or not all(map(_is_bounded, floats)):
+        raise errors.DecodeError(f"NaN, or values beyond {specs.MAX_MAGNITUDE:g}", reason="value")
+    if action.kind == "discrete":
+        # As unsigned numbers those below 0 are the largest: one pass for both ends
+        legal = bool(experience.action.view(np.uint32).max() < action.n)
+    else:
+        flat = experience.action.reshape(steps, -1)
+        legal = bool(
+            (flat >= np.array(action.low, np.float32)).all() and (flat <= np.array(action.high, np.float32)).all()
+        )
+    if not legal:
+        raise errors.DecodeError("actions out of bounds", reason="action")
+
+
+def _is_bounded(array: NDArray[Any]) -> bool:
+    """Whether none is larger than MAX_MAGNITUDE. One pass of BLAS: what is shows in the sum of squares, as NaN does."""
+    if np.vdot(array, array) < specs.MAX_MAGNITUDE**2 / 2:
+        return True
+    return bool((np.abs(array) <= specs.MAX_MAGNITUDE).all())

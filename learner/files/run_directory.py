@@ -1,0 +1,171 @@
+"""One directory per run that explains itself: settings, command line, versions, metrics, checkpoints, policies.
+
+config.toml  run.json  metrics.jsonl  tensorboard/  checkpoints/  policies/vNNNNNN.PRECISION.tflite + .json
+owed.json (what actors may hold of grants)  ledger.sqlite  dead_letters.jsonl (when something was refused)
+summary.json (at the end)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import importlib.metadata
+import json
+import math
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from broker.contract import errors, messages
+from broker.fleet import identity
+from broker.program import settings
+from learner import config
+
+LEDGER = "ledger.sqlite"
+"""Where a run keeps its accepted experience."""
+_NAME_CHARS = 100
+"""Of the environment's name, in that of its run: file systems take 255 in all."""
+
+
+class RunDirectory:
+    """An open run directory, locked against a second process.
+
+    Args:
+        path: Made if missing.
+        resume: Whether it must exist already (true) or must not (false).
+
+    Raises:
+        RunError: It exists and should not, or the reverse; or another process uses it.
+    """
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        if resume and not (path / "config.toml").exists():
+            raise no_run(path)
+        if not resume and any((path / name).exists() for name in ("config.toml", LEDGER)):
+            raise errors.RunError(
+                "the run directory holds a run already", where=str(path), todo=f"--resume {path}, or another --run-dir"
+            )
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.policies = path / "policies"
+        for directory in (self.checkpoints, self.policies):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._lock = open(path / ".lock", "wb")  # noqa: SIM115  held, and thereby locked, until the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.RunError(
+                "another process is using the run directory",
+                where=str(path),
+                todo="stop it, or choose another --run-dir",
+            ) from None
+
+    def describe(self, effective: config.Settings) -> None:
+        """Writes the effective settings, and who ran what with which versions; a resumed run adds to the latter."""
+        identity.write_atomic(self.path / "config.toml", settings.dump(*effective).encode(), mode=0o644)
+        file = self.path / "run.json"
+        starts = _starts(file)
+        starts.append(
+            {
+                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "command": sys.argv,
+                "git": _git_state(),
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                "versions": versions(),
+            }
+        )
+        identity.write_atomic(file, (json.dumps({"starts": starts}, indent=2) + "\n").encode(), mode=0o644)
+
+    def owed_steps(self) -> float:
+        """How many steps an actor may hold, at most, that this run granted before; infinite if nobody knows."""
+        try:
+            steps = json.loads((self.path / "owed.json").read_text())["steps"]
+            return float(steps) if steps is not None else math.inf
+        except (OSError, ValueError, KeyError, TypeError):
+            return math.inf
+
+    def note_owed_steps(self, steps: float) -> None:
+        """Keeps that number, so that it outlives a learner that is killed."""
+        text = json.dumps({"steps": steps if math.isfinite(steps) else None}) + "\n"
+        identity.write_atomic(self.path / "owed.json", text.encode(), mode=0o644)
+
+    def save_policy(self, manifest: messages.Manifest, model: bytes) -> Path:
+        """Keeps a published policy as a plain .tflite with its manifest beside it; returns the model's path.
+
+        Of older ones it keeps ever fewer: the last hundred versions, of the last thousand every tenth, and so on.
+        """
+        stem = policy_name(manifest)
+        path = self.policies / f"{stem}.tflite"
+        identity.write_atomic(path, model, mode=0o644, sync=False)  # a record; the loop shall not wait for the disk
+        text = json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
+        identity.write_atomic(self.policies / f"{stem}.json", text.encode(), mode=0o644, sync=False)
+        step = 1
+        while (old := manifest.version - 100 * step) > 0:
+            if old % step == 0 and old % (10 * step):
+                for kind in ("tflite", "json"):
+                    (self.policies / f"v{old:06d}.{manifest.precision}.{kind}").unlink(missing_ok=True)
+            step *= 10
+        return path
+
+    def save_summary(self, summary: dict[str, Any]) -> None:
+        text = json.dumps(summary, indent=2) + "\n"
+        identity.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
+
+
+def no_run(path: Path) -> errors.RunError:
+    """Nothing was begun in a directory: what a run writes first is its settings."""
+    if (path / "checkpoints").is_dir():  # killed before it could
+        return errors.RunError(
+            "there is no run to resume: it ended before it had settings",
+            where=str(path),
+            todo=f"start it again as it was started, with --run-dir {path}",
+        )
+    return errors.RunError("there is no run to resume", where=str(path), todo="name a run directory, as in runs/")
+
+
+def _starts(file: Path) -> list[Any]:
+    """What is known of those before; where a broken disk has spoilt it, nothing, and the run goes on all the same."""
+    try:
+        starts = json.loads(file.read_text())["starts"] if file.exists() else []
+    except (ValueError, KeyError, TypeError):
+        return []
+    return starts if isinstance(starts, list) else []
+
+
+def policy_name(manifest: messages.Manifest) -> str:
+    """Of a policy's files, without their suffix."""
+    return f"v{manifest.version:06d}.{manifest.precision}"
+
+
+def new_path(train: config.TrainConfig, env_id: str) -> Path:
+    """Where a new run goes: where it was asked to, or runs/ENV-ALGORITHM-TIME."""
+    if train.run_dir:
+        return Path(train.run_dir)
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in env_id)
+    return Path("runs") / f"{name[:_NAME_CHARS]}-{train.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _git_state() -> str:
+    """Commit of the source tree, `+` if it was changed, or empty outside a checkout."""
+    root = Path(__file__).parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def versions() -> dict[str, str]:
+    """Of ourselves and of what results depend on; empty where something is not installed."""
+    names = ("actorq-fleet", "tensorflow", "keras", "numpy", "ai-edge-litert", "paho-mqtt", "codecarbon")
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found

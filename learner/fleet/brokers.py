@@ -1,0 +1,138 @@
+"""All brokers of the fleet as one: a link to each. What is retained goes to all, what comes from any is taken in.
+
+An actor is connected to one of them, whichever that is. None is waited for: a link whose broker is away goes on trying
+by itself, and what is retained is sent to that broker once it is back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from broker.contract import address
+from broker.mqtt import connect_errors, link
+
+_OTHERS_S = 1.0
+"""How long the start waits for the other brokers once one has answered."""
+_TURN_S = 0.05
+"""How long a message waits for the network thread, which may be writing megabytes: a policy's part that does not go out
+costs more, since that policy then goes as a whole difference."""
+
+
+class Brokers:
+    """A connection to each broker of a list.
+
+    Args:
+        addresses: Where they are.
+        client_id: As for link.Link, like all further options.
+    """
+
+    def __init__(self, addresses: Sequence[str], client_id: str, **options: Any) -> None:
+        self._answered = threading.Event()
+        self._links = {
+            where: link.Link([where], client_id, on_connect=self._answered.set, **options)
+            for where in dict.fromkeys(addresses)
+        }
+        self._all = list(self._links.values())
+
+    @property
+    def address(self) -> str:
+        """Of those that are connected; of all, if none is. For people."""
+        return ", ".join([where for where, one in self._links.items() if one.connected] or self._links)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether they serve this machine only: they are spoken to without TLS."""
+        return not any(address.Address.parse(where).tls for where in self._links)
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever a connection is made or lost: what was under way then may not have arrived."""
+        return sum(2 * one.connections - one.connected for one in self._all)
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(one.bytes_sent for one in self._all)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(one.bytes_received for one in self._all)
+
+    def subscribe(self, topic_filter: str, handler: link.Handler) -> None:
+        """As Link.subscribe; the handler is called on several threads."""
+        for one in self._all:
+            one.subscribe(topic_filter, handler)
+
+    def route(self, topic_filter: str, handler: link.Handler) -> None:
+        """As Link.route; the handler is called on several threads."""
+        for one in self._all:
+            one.route(topic_filter, handler)
+
+    def follow(self, wanted: Collection[str]) -> None:
+        """As Link.follow, at every broker."""
+        for one in self._all:
+            one.follow(wanted)
+
+    def start(self) -> None:
+        """Connects, and waits until one broker has answered; briefly for the others.
+
+        Raises:
+            BrokerUnreachable: None did in time, or those that did let us not in.
+        """
+        for one in self._all:
+            one.start()
+        timeout_s = 2 * link.CONNECT_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
+        while not all(one.connected for one in self._all) and (left := deadline - time.monotonic()) > 0:
+            if self._answered.wait(left):
+                self._answered.clear()
+                deadline = min(deadline, time.monotonic() + _OTHERS_S)
+        if not any(one.connected for one in self._all):
+            raise connect_errors.as_error(
+                {at: found for one in self._all for at, found in one.refusals.items()}, timeout_s
+            )
+
+    def retain_all(self, those: Sequence[tuple[str, bytes]]) -> None:
+        """As Link.retain_all, at every broker."""
+        for one in self._all:
+            one.retain_all(those)
+
+    def publish(self, topic: str, payload: bytes) -> bool:
+        """Sends once, by every broker that is there; false if none took it."""
+        taken = [one.publish(topic, payload, wait_s=_TURN_S) for one in self._all]
+        return any(taken)
+
+    def turn(self) -> None:
+        """As Link.turn, at every broker."""
+        for one in self._all:
+            one.turn()
+
+    def rest(self) -> None:
+        """As Link.rest, at every broker."""
+        for one in self._all:
+            one.rest()
+
+    def repeat(self) -> None:
+        """As Link.repeat."""
+        for one in self._all:
+            one.repeat()
+
+    def gather(self, seconds: float) -> None:
+        """Sets Link.gather_s of all."""
+        for one in self._all:
+            one.gather_s = seconds
+
+    def mute(self) -> None:
+        """As Link.mute."""
+        for one in self._all:
+            one.mute()
+
+    def close(self, farewell: tuple[str, bytes] | None = None) -> None:
+        """As Link.close, of all at the same time."""
+        threads = [threading.Thread(target=one.close, args=(farewell,)) for one in self._all]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()

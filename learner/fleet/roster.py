@@ -1,0 +1,512 @@
+"""Which actors are in the fleet, which of them live, and what each is assigned."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker.contract import errors, messages, specs, topics
+from learner import config
+
+SILENCE_S = 10.0
+"""An actor that said nothing for so long is not counted as live."""
+EXPIRE_PERIOD_S = 0.5
+"""Between two looks for who fell silent: in every turn of an idle loop they took a tenth of its time (500 actors)."""
+ASSIGN_PERIOD_S = 0.02
+"""Least time between two assignments of one actor that differ in nothing but the pace."""
+LOOK_PERIOD_S = 0.1
+"""Between two looks at a large fleet, and two times that it is sent receipts. A few assignments each time, because a
+hundred hold up the loop for 50 ms; and not more often, because each time costs the broker something, too."""
+MESSAGES_PER_S = 80.0
+"""What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
+POLICIES_PER_S = 100.0
+"""So many deliveries of a policy, which is a hundred times as large as the rest."""
+GATHER_S = 0.003
+"""Of the 10 ms between two commits, which each message waits for on average half of."""
+LONGER = 4
+"""So many times as many steps a message of a large fleet holds at most: actors gather them in memory."""
+GRANT_PERIODS = 2
+"""So many messages of an actor come between two assignments that differ in nothing but the pace."""
+BOOTS_AT_ONCE = 8
+"""So many boots of an actor are granted their share in one session before anything of them has come. Of more, each is
+granted one message, the later the more there are: what they were granted cannot be taken back, because it may still
+come. An actor sends what earlier boots left first, so that once a boot is heard, only so many before it count."""
+BOOT_PERIOD_S = 1.0
+AGAIN = 0.1
+"""Of the time between two messages: until an actor is looked at again that can be granted no more. A learner that falls
+behind has hundreds of those, and looking at all of them each time took a tenth of a core."""
+PROOF_S = 1.0
+"""Signs of life so far apart come from a process that lives: what a socket or a broker held back comes at once."""
+CONTESTED_S = 60.0
+"""For so long after a second process of one name was refused, another one waits until the first is gone."""
+_RIVALS = 4
+
+
+@dataclass(slots=True)
+class Actor:
+    """One actor as the learner sees it; `recorded` counts steps of (this session, `boot`) that arrived.
+
+    `since_s` is when its process was first heard of. `rivals` are other processes that went by its name lately: gone,
+    most of them.
+    `credits` is what its boots were granted in this session, rounded up to whole rows, less what arrived of it.
+    """
+
+    actor_id: str
+    slot: int
+    state: messages.ActorState | None = None
+    live: bool = False
+    seen_at: float = -math.inf
+    boot: int = 0
+    recorded: int = 0
+    credits: dict[int, int] = field(default_factory=dict)
+    granted_at: float = -math.inf  # a boot's first grant
+    exceeds: bool = False  # and it was said
+    refused: str = ""
+    assignment: messages.Assignment | None = None
+    due_at: float = -math.inf  # when its pace is looked at again
+    version: int = 0  # the newest policy of this session that it acted on
+    since_s: float = -math.inf
+    contested_at: float = -math.inf
+    rivals: dict[tuple[int, str], Rival] = field(default_factory=dict)
+
+    def process(self, boot: int) -> Actor | None:
+        """The account of a boot: this one, or a rival's."""
+        if boot == self.boot:
+            return self
+        return next((rival.process for rival in self.rivals.values() if rival.process.boot == boot), None)
+
+
+_OF_A_PROCESS = ("state", "live", "seen_at", "boot", "recorded", "refused", "assignment", "version", "since_s")
+
+
+@dataclass(slots=True)
+class Rival:
+    """A process that does not have its actor's name, or has lost it to another; and its signs of life since then."""
+
+    process: Actor
+    heartbeat: int
+    first_s: float = math.inf
+    last_s: float = -math.inf
+    is_refused: bool = False
+
+
+class Roster:
+    """Actors by id.
+
+    Args:
+        session: This learner's session.
+        epoch: Its epoch.
+        env_id: The task; empty takes the fleet's. Where it is named, only actors that run it decide the spec.
+        log: Takes one line for people.
+        quorum: So many live actors must have the same spec until it becomes the fleet's.
+        fingerprint: Of the spec that the fleet must have; empty: any.
+        unfit: Why the learner cannot train on what an actor has; empty if it can.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        epoch: int,
+        env_id: str,
+        log: Callable[[str], None],
+        quorum: int = 1,
+        fingerprint: str = "",
+        unfit: Callable[[messages.Birth], str] = lambda birth: "",
+    ) -> None:
+        self._session = session
+        self.epoch = epoch
+        self._log = log
+        self._quorum, self._fingerprint, self._unfit = quorum, fingerprint, unfit
+        self.actors: dict[str, Actor] = {}
+        self._spec: specs.EnvSpec | None = None
+        self._earlier_steps: float = 0
+        self._earlier: dict[str, float] = {}  # by actor: what may still come of sessions before this one
+        self._working: list[Actor] | None = None
+        self._looked_at = self._expired_at = -math.inf
+        self._somebody_waits = False
+        self._allowance = math.inf  # assignments that change nothing but the pace; kept by `look`
+        self._rebuffs: dict[tuple[str, int], messages.Assignment] = {}
+        self.env_id = env_id
+
+    @property
+    def period_s(self) -> float:
+        """How often each actor may speak and be spoken to in a fleet of this size."""
+        return len(self.working()) / MESSAGES_PER_S
+
+    @property
+    def gather_s(self) -> float:
+        """How long what they send may stay in the socket, so that it is read together: in a large fleet only."""
+        return GATHER_S if self.period_s > 1.0 else 0.0
+
+    @property
+    def receipt_s(self) -> float:
+        """How long receipts may wait for others, so that they go out together: in a large fleet only."""
+        return LOOK_PERIOD_S if self.period_s > 1.0 else 0.0
+
+    @property
+    def policy_s(self) -> float:
+        """Least time between two policies, each of which goes to every actor."""
+        return len(self.working()) / POLICIES_PER_S
+
+    @property
+    def grant_s(self) -> float:
+        """How long a grant must last: until the next assignment has come, and a message more."""
+        return (GRANT_PERIODS + 1) * self.period_s
+
+    @property
+    def the_spec(self) -> specs.EnvSpec:
+        """The fleet's spec: the first that enough live actors have."""
+        if self._spec is None:
+            raise errors.SpecError("no actor has told its spec yet")
+        return self._spec
+
+    @property
+    def decided(self) -> bool:
+        """The fleet has a spec."""
+        return self._spec is not None
+
+    @property
+    def refusals(self) -> str:
+        """Who was refused and why, to be appended to a sentence."""
+        return "".join(f"; actor {a.actor_id}: {a.refused}" for a in self.actors.values() if a.refused)
+
+    def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> Actor:
+        """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live.
+
+        Of one process the highest heartbeat is true: what comes later with a lower one is the will of a connection that
+        has been replaced, or took another way. A process with a higher boot has the name at once, since one that
+        crashed starts again so. One with a lower boot has it when the one before is gone: its counter was lost. If both
+        prove to live, two machines share one bundle, and whichever came later is refused.
+        """
+        actor = self.actors.setdefault(actor_id, Actor(actor_id, slot=len(self.actors)))
+        if actor.state is not None and (state.boot, state.session) != (actor.boot, actor.state.session):
+            if not self._gets_the_name(actor, state, retained=retained, now_s=now_s):
+                return actor
+        elif actor.state is not None and state.heartbeat <= actor.state.heartbeat:
+            return actor
+        is_new = state.boot != actor.boot
+        if is_new:
+            actor.boot, actor.recorded, actor.refused, actor.since_s = state.boot, 0, "", now_s
+            actor.assignment, actor.due_at = None, -math.inf
+        was_live = actor.live
+        actor.state = state
+        actor.live = state.online and (actor.live or not retained)
+        if not retained:
+            actor.seen_at = now_s
+        if is_new or actor.live != was_live:
+            self._working = None
+        if actor.live and (is_new or not was_live):
+            self._somebody_waits = True
+            self._admit(actor)
+        elif was_live and not actor.live:
+            self._log(f"actor {actor_id} went offline")
+        return actor
+
+    def _gets_the_name(self, actor: Actor, state: messages.ActorState, *, retained: bool, now_s: float) -> bool:
+        """Whether a state of another process than the one that has the actor's name gives it to that process."""
+        key = state.boot, state.session
+        rival = actor.rivals.get(key)
+        if rival is None and state.boot > actor.boot and now_s - actor.contested_at > CONTESTED_S:
+            if state.online and actor.live:
+                self._set_aside(actor)
+            return state.online or not actor.live
+        if retained or (rival is not None and state.heartbeat <= rival.heartbeat):
+            return False
+        if not state.online:
+            actor.rivals.pop(key, None)
+            return False
+        if rival is None:
+            rival = self._rival(actor, key, Actor(actor.actor_id, actor.slot, boot=state.boot, since_s=now_s), 0)
+        if not rival.first_s <= now_s <= rival.last_s + SILENCE_S + 2.0 * self.period_s:
+            rival.first_s = now_s
+        rival.heartbeat, rival.last_s = state.heartbeat, now_s
+        if now_s - rival.first_s < PROOF_S:
+            return False
+        if not actor.live:
+            self._give(actor, key)
+            return True
+        if actor.seen_at <= rival.first_s:
+            return False  # it may be gone: it has been silent for as long as the other one speaks
+        actor.contested_at = now_s
+        if rival.process.since_s >= actor.since_s:
+            self._refuse(actor, rival)
+            return False
+        later = self._set_aside(actor)
+        self._give(actor, key)
+        self._refuse(actor, later)
+        return True
+
+    def _rival(self, actor: Actor, key: tuple[int, str], process: Actor, heartbeat: int) -> Rival:
+        while len(actor.rivals) >= _RIVALS:
+            del actor.rivals[min(actor.rivals, key=lambda other: actor.rivals[other].last_s)]
+        made = actor.rivals[key] = Rival(process, heartbeat)
+        return made
+
+    def _set_aside(self, actor: Actor) -> Rival:
+        """Makes the process that has the name a rival; it keeps its account."""
+        assert actor.state is not None
+        process = replace(actor, rivals={})
+        return self._rival(actor, (actor.boot, actor.state.session), process, actor.state.heartbeat)
+
+    def _give(self, actor: Actor, key: tuple[int, str]) -> None:
+        """Gives the name to a rival, with the account it has."""
+        process = actor.rivals.pop(key).process
+        for name in _OF_A_PROCESS:
+            setattr(actor, name, getattr(process, name))
+        actor.due_at, self._working = -math.inf, None
+
+    def _refuse(self, actor: Actor, rival: Rival) -> None:
+        boot, old = rival.process.boot, rival.process.assignment
+        todo = "enrol one of them under a name of its own: actorq-broker enroll NAME"
+        if not rival.is_refused:
+            rival.is_refused = True
+            self._log(f"actor {actor.actor_id}: two machines go by this name, and the later is refused; {todo}")
+        refused = f"another machine goes by the name {actor.actor_id!r}, and was there before; {todo}"
+        self._rebuffs[actor.actor_id, boot] = replace(old, refused=refused) if old else self._nothing(boot, refused)
+
+    def _nothing(self, boot: int, refused: str) -> messages.Assignment:
+        """An assignment that grants nothing."""
+        zero = {"epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_decay_steps": 1, "epsilon_offset": 0, "seed": 0}
+        own = {"session": self._session, "epoch": self.epoch, "boot": boot, "channel": topics.MAIN_CHANNEL}
+        values: dict[str, Any] = {**own, **zero, "slot": 0, "slots": 1, "steps_granted": 0, "refused": refused}
+        return messages.Assignment(**values)
+
+    def rebuffs(self) -> Iterator[tuple[str, messages.Assignment]]:
+        """What processes that go by another's name are to be told, once and not retained; by actor."""
+        while self._rebuffs:
+            (actor_id, _), assignment = self._rebuffs.popitem()
+            yield actor_id, assignment
+
+    def _admit(self, actor: Actor) -> None:
+        birth = actor.state.birth if actor.state else None
+        if birth is None:
+            return
+        if self._spec is None:
+            self._decide(actor, birth)
+            return
+        self._compare(actor, birth, self._spec)
+
+    def _decide(self, actor: Actor, birth: messages.Birth) -> None:
+        """Takes the spec of this actor as the fleet's, once enough others have the same."""
+        why = self._unfit(birth)
+        if self._fingerprint not in ("", birth.spec.fingerprint):
+            why = f"the run was made for another environment than {birth.env_id}, {birth.spec.describe()}"
+        if why:
+            actor.refused = why
+            self._log(f"actor {actor.actor_id} refused: {why}")
+            return
+        about = f"{birth.env_id}, {birth.spec.describe()}"
+        if self._spec_of(actor) == "":
+            self._log(f"actor {actor.actor_id} runs {about}, and has to wait for actors that run {self.env_id}")
+            return
+        alike = [a for a in self.actors.values() if a.live and self._spec_of(a) == birth.spec.fingerprint]
+        if len(alike) < self._quorum:
+            self._log(f"actor {actor.actor_id} is here: {about}; {len(alike)} of {self._quorum} that agree")
+            return
+        self._spec, self.env_id, self._working = birth.spec, self.env_id or birth.env_id, None
+        for other in self.actors.values():
+            if other.live and not other.refused and other.state and other.state.birth:
+                self._compare(other, other.state.birth, self._spec)
+
+    def _spec_of(self, actor: Actor) -> str:
+        """Fingerprint of its spec; empty, if it has no say in what the fleet's shall be."""
+        birth = actor.state.birth if actor.state else None
+        if birth is None or actor.refused or self.env_id not in ("", birth.env_id):
+            return ""
+        return birth.spec.fingerprint
+
+    def _compare(self, actor: Actor, birth: messages.Birth, spec: specs.EnvSpec) -> None:
+        if birth.spec.fingerprint != spec.fingerprint:
+            actor.refused = (
+                f"the fleet trains on {spec.describe()}, this actor's environment {birth.env_id} "
+                f"has {birth.spec.describe()}"
+            )
+            self._log(f"actor {actor.actor_id} refused: {actor.refused}")
+            return
+        if birth.env_id != self.env_id:
+            self._log(f"actor {actor.actor_id} runs {birth.env_id} where the task is {self.env_id}; the specs agree")
+        self._log(
+            f"actor {actor.actor_id} joined: {birth.env_id} x{birth.n_envs}, {birth.spec.describe()}, "
+            f"{birth.board}, {birth.runtime}"
+        )
+
+    def expire(self, now_s: float) -> None:
+        """Marks actors that fell silent as not live. They speak as often as they were told to, or are to be."""
+        if now_s - self._expired_at < EXPIRE_PERIOD_S:
+            return
+        self._expired_at, fleet_s = now_s, self.period_s  # before any of them is gone
+        for actor in self.actors.values():
+            told_s = actor.assignment.message_period_s if actor.assignment else 0.0
+            if actor.live and now_s - actor.seen_at > SILENCE_S + 2.0 * max(told_s, fleet_s):
+                actor.live, self._working = False, None
+                self._log(f"actor {actor.actor_id} fell silent")
+
+    def working(self) -> list[Actor]:
+        """Live actors whose experience is wanted, by slot."""
+        if self._working is None:
+            found = [a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth]
+            if self._spec is None:  # so far: of the spec that most have
+                groups = Counter(self._spec_of(actor) for actor in found)
+                del groups[""]
+                most = max(groups, key=lambda spec: groups[spec], default="")
+                found = [actor for actor in found if most and self._spec_of(actor) == most]
+            self._working = sorted(found, key=lambda actor: actor.slot)
+        return self._working
+
+    def may_send(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> bool:
+        """Whether so many steps more were granted to a boot, by this session or by those of the run before it."""
+        if steps <= self._credit(actor_id, boot, assigned_epoch):
+            return True
+        actor = self.actors.get(actor_id)
+        if actor is not None and not actor.exceeds:
+            actor.exceeds = True
+            self._log(f"actor {actor_id} sends more than it was granted; the rest is refused, and counted as `grant`")
+        return False
+
+    def take(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> None:
+        """Counts what came of a grant, whether refused for its content or not; what was refused as `grant` is none."""
+        left, actor = self._credit(actor_id, boot, assigned_epoch) - steps, self.actors.get(actor_id)
+        if left < 0:
+            return
+        if assigned_epoch != self.epoch:
+            self._earlier[actor_id] = left
+        elif actor is not None:
+            actor.credits[boot] = int(left)
+            if len(actor.credits) > BOOTS_AT_ONCE:
+                for old in [one for one in sorted(actor.credits) if one < boot][:-BOOTS_AT_ONCE]:
+                    del actor.credits[old]
+            if (process := actor.process(boot)) is not None:
+                process.recorded += steps
+
+    def _credit(self, actor_id: str, boot: int, assigned_epoch: int) -> float:
+        if assigned_epoch != self.epoch:
+            return self._earlier.get(actor_id, self._earlier_steps)
+        actor = self.actors.get(actor_id)
+        return actor.credits.get(boot, 0) if actor is not None else 0
+
+    def expect_earlier(self, steps: float) -> None:
+        """Says how many steps each actor may hold, at most, of the run's sessions before this one."""
+        self._earlier_steps = steps
+
+    def owed_steps(self, actor_id: str) -> int:
+        """What an actor may hold of what it was granted in this session, at most."""
+        return sum(self.actors[actor_id].credits.values())
+
+    def assign_due(
+        self, *, lockstep_version: int, now_s: float, **rest: Any
+    ) -> Iterator[tuple[str, messages.Assignment]]:
+        """New assignments of those that are due one, by actor; arguments as for `assign`.
+
+        Those who have waited for the longest come first, so that nobody is passed over for ever.
+        """
+        live = sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.due_at)
+        for actor in live:
+            if self._is_early(actor, lockstep_version, now_s):
+                return  # and so are all that follow
+            assignment = self.assign(actor, lockstep_version=lockstep_version, now_s=now_s, **rest)
+            if assignment is not None:
+                yield actor.actor_id, assignment
+
+    def _is_early(self, actor: Actor, lockstep_version: int, now_s: float) -> bool:
+        """Whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""
+        return self._is_paced(actor, lockstep_version) and (self._allowance < 1 or now_s < actor.due_at)
+
+    @staticmethod
+    def _is_paced(actor: Actor, lockstep_version: int) -> bool:
+        old = actor.assignment
+        return old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
+
+    def look(self, now_s: float) -> bool:
+        """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
+        elapsed_s = now_s - self._looked_at
+        if not self._somebody_waits and elapsed_s < min(LOOK_PERIOD_S, self.period_s / 10):
+            return False
+        # Spread over time: all at once, they would hold up receipts, and all actors would send at once as well
+        allowed = MESSAGES_PER_S / GRANT_PERIODS * elapsed_s
+        self._allowance = min(max(4.0, 2.0 * allowed), self._allowance + allowed)
+        self._looked_at, self._somebody_waits = now_s, False
+        return True
+
+    def assign(
+        self,
+        actor: Actor,
+        *,
+        steps_left: int,
+        env_steps: int,
+        lockstep_version: int,
+        settings: config.TrainConfig,
+        exploration: config.AlgorithmConfig,
+        now_s: float,
+    ) -> messages.Assignment | None:
+        """The assignment an actor should hold now; None if the one it has will do.
+
+        Args:
+            actor: One of `self.actors`.
+            steps_left: Steps that the whole fleet may still record; each working actor gets an equal share.
+            env_steps: Steps of the fleet so far, for the exploration schedule.
+            lockstep_version: See messages.Assignment.
+            settings: Messages and seed.
+            exploration: Its epsilon and noise.
+            now_s: Monotonic time.
+        """
+        if self._is_early(actor, lockstep_version, now_s):
+            return None
+        old = actor.assignment
+        n = max(1, len(self.working()))
+        period_s = 0.0 if settings.deterministic else max(settings.message_period_s, self.period_s)
+        ages = period_s > 0 and settings.message_period_s > 0
+        longer = int(min(LONGER, period_s / settings.message_period_s)) if ages else 1
+        message_steps = min(longer * settings.message_steps, exploration.replay_capacity)
+        share = math.ceil(max(0, steps_left) / n)
+        unheard = len(actor.credits) - BOOTS_AT_ONCE
+        if old is None and now_s - actor.granted_at < BOOT_PERIOD_S * unheard:
+            return None
+        if not actor.recorded and unheard > 0:
+            share = min(share, message_steps)
+        granted = actor.recorded + share
+        actor.due_at = now_s + max(ASSIGN_PERIOD_S, GRANT_PERIODS * self.period_s)
+        if old is None:
+            noise = exploration.noise
+            new = messages.Assignment(
+                session=self._session,
+                epoch=self.epoch,
+                boot=actor.boot,
+                channel=topics.MAIN_CHANNEL,
+                slot=actor.slot,
+                slots=n,
+                epsilon_start=exploration.epsilon_start,
+                epsilon_end=exploration.epsilon_end,
+                epsilon_decay_steps=max(1, exploration.epsilon_decay_steps // n),
+                epsilon_offset=env_steps // n,
+                noise_std=noise.std * noise.ladder ** (actor.slot % n / max(1, n - 1)),
+                noise_correlation_steps=noise.correlation_steps,
+                seed=settings.seed,
+                steps_granted=granted,
+                record_fraction=settings.record_fraction,
+                message_steps=message_steps,
+                message_period_s=period_s,
+                lockstep_version=lockstep_version,
+                refused=actor.refused,
+            )
+        else:
+            changes: dict[str, Any] = {
+                "steps_granted": max(old.steps_granted, granted),
+                "message_steps": message_steps,
+                "message_period_s": period_s,
+                "lockstep_version": lockstep_version,
+                "refused": actor.refused,
+            }
+            if all(getattr(old, name) == value for name, value in changes.items()):
+                actor.due_at = now_s + AGAIN * self.period_s
+                return None
+            self._allowance -= self._is_paced(actor, lockstep_version)
+            new = replace(old, **changes)
+        if old is None:
+            n_envs = actor.state.birth.n_envs if actor.state and actor.state.birth else 1
+            actor.credits[actor.boot], actor.granted_at = n_envs - 1, now_s
+        actor.credits[actor.boot] += new.steps_granted - (old.steps_granted if old else 0)
+        actor.assignment = new
+        return new

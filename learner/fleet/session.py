@@ -1,0 +1,444 @@
+"""The learner's presence on the fleet: claims it, announces itself, seals what goes out, opens what comes in.
+
+Network threads only put payloads into a queue. `drain` hands them on in the caller's thread, one after the other; what
+is not a genuine message of the fleet is counted in `refused` and goes no further.
+
+One learner to a fleet: the one with the highest epoch. One that hears of a higher epoch than its own says nothing any
+more that a broker would retain, from that moment on, and ends. It hears of it before it speaks: whenever it connects,
+what is retained comes first. One that hears of a lower epoch repeats what it has said, for that may be overwritten.
+
+Epochs come from a file beside the keys. Where that is lost, or older than what was said since, a learner hears a higher
+epoch than its own that nobody live has; actors would take nothing of it. It then takes one above that before it claims.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from broker.contract import address, codec, errors, messages, signing, topics
+from broker.fleet import identity
+from learner import config
+from learner.fleet import brokers, inbox, roster
+
+HEARTBEAT_S = 2.0
+_RETAINED_S = 0.3  # retained messages follow the SUBACK at once
+_ENROLMENT_PERIOD_S = 0.1  # how long a revoked actor may still be heard
+_TICK_S = 2.5  # longer than any file system's clock takes to tell two changes apart
+_WAITING_S = 15.0  # between two lines that tell people what is waited for
+_EXCESS = 500
+"""Messages beyond what its tokens pay for, after which nothing more of an actor is subscribed to for a while: to read
+packets only to leave them out took all of a core, and what nobody subscribes to the broker throws away by itself."""
+_DEAF_S, _DEAFEST_S = 30.0, 600.0
+"""For how long: the first time, and at most. It is doubled each time."""
+_LEAVES = ("state", "experience", "report")
+_SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
+
+
+class Stopped(Exception):
+    """The session was asked to stop before training began."""
+
+
+class Arrival(NamedTuple):
+    """One message from an actor. Experience comes sealed: ingest opens it, checks it and keeps its own counts."""
+
+    actor_id: str
+    topic: str
+    message: messages.ActorState | messages.Report | bytes
+    retained: bool
+
+
+class Session:
+    """One learner process on one fleet.
+
+    Args:
+        settings: Fleet, brokers and task.
+        say: Takes one line for people.
+        take_over: Claim the fleet though another learner is live; that one ends.
+    """
+
+    def __init__(self, settings: config.TrainConfig, say: Callable[[str], None], *, take_over: bool = False) -> None:
+        self.fleet = identity.Fleet.open(settings.fleet)
+        self.id = secrets.token_hex(8)
+        self.epoch = self.fleet.next_epoch()
+        self.topics = topics.Topics(settings.fleet)
+        self.macs: dict[str, signing.ActorMac] = {}
+        self._enrolment: frozenset[tuple[str, int, int]] = frozenset()
+        self._enrolled_at = -_ENROLMENT_PERIOD_S
+        self._enrolled_ns, self._changed_at, self._read_at = -1, 0.0, 0.0
+        self._follow_enrolment()
+        self.refused: Counter[str] = Counter()
+        self._settings = settings
+        self._say = say
+        self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
+        self._addresses = settings.broker or self.fleet.brokers
+        # Without TLS whoever is on this machine may write at any topic: nobody shall pay for that
+        vouched = all(address.Address.parse(where).tls for where in self._addresses)
+        self._inbox = inbox.Inbox(self._bucket_of if vouched else None, min(64, settings.message_steps))
+        self._vouched = vouched
+        self._excess: Counter[str] = Counter()  # by actor, since it was last deaf to it
+        self._deaf: dict[str, tuple[float, float]] = {}  # by actor: until when, and for how long that was
+        self._followed: frozenset[str] = frozenset()
+        self._came = False  # a message, the last time we looked
+        self._claimed = False
+        self._take_over = take_over
+        self._left_over = self._contested = False
+        self._rival: messages.LearnerState | None = None
+        self._heard_epoch = 0  # the highest that our key has signed
+        self._above: set[str] = set()  # actors that have a policy of a higher epoch
+        self._fingerprint = ""
+        self._version = 0
+        self._heartbeat = 0
+        self._announced_at = 0.0
+        self.brokers = self._made_brokers()
+        self._follow()
+
+    def join(self) -> list[Arrival]:
+        """Connects and claims the fleet; returns what arrived meanwhile.
+
+        Raises:
+            BrokerUnreachable: No broker answered.
+            FleetBusy: Another learner is alive on the fleet.
+        """
+        self.brokers.start()
+        arrivals: list[Arrival] = []
+        deadline = time.monotonic() + _RETAINED_S
+        while (left := deadline - time.monotonic()) > 0:
+            arrivals += self.drain(left)
+            if self._left_over and not self._take_over:  # someone said "online": if alive, it will say so again
+                self._left_over = False
+                deadline = time.monotonic() + _SILENCE_S
+        if self._heard_epoch > self.epoch:
+            self._go_above()
+        self._claimed = True
+        self.announce(self._fingerprint, 0)
+        return arrivals
+
+    def _made_brokers(self) -> brokers.Brokers:
+        """Not connected yet; their will has our epoch."""
+        settings, state_topic = self._settings, self.topics.learner_state
+        made = brokers.Brokers(
+            self._addresses,
+            f"actorq-{settings.fleet}-learner",
+            username=identity.LEARNER_USER,
+            password=self.fleet.password,
+            tls=self.fleet.tls(),
+            will=(state_topic, self._sealed(state_topic, self._state(online=False))),
+            listens_first=True,
+            has_room=self._inbox.has_room,
+            on_log=self._say,
+        )
+        made.subscribe(state_topic, self._hear_learner)
+        listen = made.route if self._vouched else made.subscribe
+        for leaf in _LEAVES:
+            listen(self.topics.every_actor(leaf), self._inbox.put)
+        return made
+
+    def _go_above(self) -> None:
+        """Takes an epoch above what was heard, and connects anew, since a will cannot be changed."""
+        lost, self.epoch = self.epoch, self.fleet.next_epoch(above=self._heard_epoch)
+        self._say(
+            f"the fleet has heard epoch {self._heard_epoch} of this key, and {self.fleet.directory / 'epoch'} had "
+            f"{lost}: it was lost, or put back; this learner is epoch {self.epoch}"
+        )
+        self.brokers.close()
+        self.brokers, self._followed = self._made_brokers(), frozenset()
+        self._follow()
+        self.brokers.start()
+
+    def gather(self, found: roster.Roster, stop: threading.Event, until_s: float = math.inf) -> roster.Roster:
+        """Joins, and waits until enough actors with one spec are alive, which becomes the fleet's.
+
+        Args:
+            found: Takes them in.
+            stop: Ends the wait.
+            until_s: Monotonic time at which the session must end.
+
+        Raises:
+            EnvironmentFailure: They did not come in time.
+            NothingLearned: Nor did they before the session had to end.
+            Stopped: `stop` was set meanwhile.
+        """
+        settings = self._settings
+        arrivals = self.join()
+        found.epoch = self.epoch
+        self._say(
+            f"learner on {self.brokers.address}, fleet {settings.fleet!r}: waiting for {settings.actors} actor(s); "
+            f"enrolled: {', '.join(self.macs) or 'none; run `actorq-broker enroll NAME`'}"
+        )
+        deadline, say_at = time.monotonic() + (settings.wait_s or math.inf), time.monotonic() + _WAITING_S
+        while True:
+            for arrival in arrivals:
+                if isinstance(arrival.message, messages.ActorState):
+                    self.compare_epochs(arrival.actor_id, arrival.message.vitals.policy_epoch)
+                    found.observe(arrival.actor_id, arrival.message, retained=arrival.retained, now_s=time.monotonic())
+            if found.decided and len(found.working()) >= settings.actors:
+                return found
+            if stop.is_set():
+                raise Stopped
+            if time.monotonic() > deadline:
+                raise errors.EnvironmentFailure(
+                    f"{len(found.working())} of {settings.actors} actors came within {settings.wait_s:g} s",
+                    where=f"fleet {settings.fleet!r} at {self.brokers.address}{found.refusals}",
+                    todo="start actors with `actorq-actor run`, and look at what they say",
+                )
+            if time.monotonic() > until_s:
+                came = f"{len(found.working())} of {settings.actors} actors came before the time was up"
+                raise errors.NothingLearned(
+                    f"nothing was learned: {came}",
+                    where=f"max_wall_s {settings.max_wall_s:g}; fleet {settings.fleet!r} at {self.brokers.address}",
+                    todo="start actors with `actorq-actor run`, and look at what they say",
+                )
+            if time.monotonic() > say_at:
+                say_at += _WAITING_S
+                self._say(f"still waiting: {len(found.working())} of {settings.actors} actor(s) are here")
+            self.beat()
+            arrivals = list(self.drain(0.1))
+
+    def compare_epochs(self, actor_id: str, policy_epoch: int) -> None:
+        """Says, once an actor, that it has a policy which is newer than any of ours can be.
+
+        Nothing more: what an actor says of epochs is its word only, and epochs must not be used up by a lie.
+        """
+        if policy_epoch > self.epoch and actor_id not in self._above:
+            self._above.add(actor_id)
+            self._say(
+                f"actor {actor_id} has a policy of epoch {policy_epoch} and takes none of ours, of epoch {self.epoch}. "
+                f"If {self.fleet.directory / 'epoch'} was lost or put back: end this learner, write {policy_epoch} "
+                "into it, and go on with --resume"
+            )
+
+    def announce(self, fingerprint: str, version: int) -> None:
+        """Says (retained) which spec this learner trains on and which policy version is the newest."""
+        self._fingerprint, self._version = fingerprint, version
+        self._heartbeat += 1
+        self._announced_at = time.monotonic()
+        self.retain(self.topics.learner_state, self._state(online=True))
+
+    def beat(self) -> None:
+        """Announces again when the heartbeat is due; and all the rest, if another learner may have overwritten it."""
+        if self._contested:
+            self._contested = False
+            self.brokers.repeat()
+        if time.monotonic() - self._announced_at > HEARTBEAT_S:
+            self.announce(self._fingerprint, self._version)
+
+    @property
+    def is_local(self) -> bool:
+        """As of Brokers."""
+        return self.brokers.is_local
+
+    def retain(self, topic: str, message: messages.Message) -> int:
+        """Signs and publishes a retained message, now and on every connect; its size in bytes."""
+        sealed = self._sealed(topic, message)
+        self.brokers.retain_all([(topic, sealed)])
+        return len(sealed)
+
+    def retain_all(self, those: Iterable[tuple[str, messages.Message]]) -> None:
+        """As `retain`, of several together."""
+        if sealed := [(topic, self._sealed(topic, message)) for topic, message in those]:
+            self.brokers.retain_all(sealed)
+
+    def tell(self, topic: str, message: messages.Message) -> int:
+        """Signs and sends a message once; its size in bytes, or 0 if it cannot go out now."""
+        sealed = self._sealed(topic, message)
+        return len(sealed) if self.brokers.publish(topic, sealed) else 0
+
+    def forget(self, topic: str) -> None:
+        """Takes back what is retained at a topic."""
+        self.brokers.retain_all([(topic, b"")])
+
+    def command(self, actor_id: str, command: messages.Command) -> bool:
+        """Signs and sends a command; false if it cannot go out now."""
+        return self.tell(self.topics.command(actor_id), command) > 0
+
+    def drain(self, wait_s: float) -> Iterator[Arrival]:
+        """What has arrived; waits up to `wait_s` for the first message, or until woken.
+
+        Raises:
+            FleetBusy: Another learner is alive on the fleet, or has taken it over.
+        """
+        if self._rival is not None:
+            raise self._busy(self._rival)
+        self._count_left_out()
+        while (raw := self._next(wait_s)) is not None:
+            wait_s = 0.0
+            arrival = self._open(*raw)
+            if arrival is not None:
+                yield arrival
+        if self._rival is not None:
+            raise self._busy(self._rival)
+
+    def _next(self, wait_s: float) -> inbox.Arrived | None:
+        """What came first. Where one message follows another, this thread itself reads the sockets.
+
+        A network thread would pass it Python's lock several times a message, which took a fifth of all that one costs.
+        """
+        raw = self._inbox.get(0.0)
+        if raw is None and self._came:
+            self.brokers.turn()
+            raw = self._inbox.get(0.0)
+        if raw is None:
+            self.brokers.rest()  # the caller may compute now: what a full socket did not take must go out meanwhile
+            raw = self._inbox.get(wait_s)
+        self._came = raw is not None
+        return raw
+
+    def judge(self, topic: str, size_bytes: int, steps: int | None) -> None:
+        """As Inbox.judge."""
+        self._inbox.judge(topic, size_bytes, steps)
+
+    def _bucket_of(self, topic: str) -> tuple[str, str] | None:
+        """The topic itself, if its actor is enrolled; others share one."""
+        leaf = topic.rpartition("/")[2]
+        if leaf not in inbox.LIMITS or topic == self.topics.learner_state:
+            return None
+        with contextlib.suppress(errors.MessageError):
+            if self.topics.actor_id(topic) in self.macs:
+                return topic, leaf
+        return leaf, leaf
+
+    def _count_left_out(self) -> None:
+        for (topic, leaf), count in self._inbox.take_left_out().items():
+            self.refused["rate" if leaf == "experience" else f"{leaf}.rate"] += count
+            if "/" in topic:
+                self._excess[self.topics.actor_id(topic)] += count
+        for actor_id in [one for one, count in self._excess.items() if count >= _EXCESS]:
+            del self._excess[actor_id]
+            deaf_s = min(_DEAFEST_S, 2 * self._deaf[actor_id][1] if actor_id in self._deaf else _DEAF_S)
+            self._deaf[actor_id] = time.monotonic() + deaf_s, deaf_s
+            self._say(
+                f"actor {actor_id} sends more than it was asked for (`rate`): nobody listens to it for {deaf_s:g} s"
+            )
+        self._follow()
+
+    def _follow(self) -> None:
+        """Listens to each enrolled actor by itself, where the broker vouches for topics; to who floods not at all."""
+        if not self._vouched:
+            return
+        self._follow_enrolment()  # nothing comes of who has just been enrolled, to look for its key
+        now = time.monotonic()
+        heard = frozenset(name for name in self.macs if now >= self._deaf.get(name, (0.0, 0.0))[0])
+        if heard != self._followed:
+            self._followed = heard
+            self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in _LEAVES])
+
+    def wake(self) -> None:
+        """Ends the wait of `drain`, now or the next one. From any thread."""
+        self._inbox.wake()
+
+    def close(self) -> None:
+        """Says goodbye, if the fleet was ours, and disconnects."""
+        topic = self.topics.learner_state
+        self.brokers.close((topic, self._sealed(topic, self._state(online=False))) if self._claimed else None)
+
+    def _open(self, topic: str, payload: bytes, retained: bool) -> Arrival | None:
+        self._follow_enrolment()
+        leaf = topic.rpartition("/")[2]
+        try:
+            if topic == self.topics.learner_state:
+                self._learner(topic, payload)  # raises: `_hear_learner` has kept the good ones
+            actor_id = self.topics.actor_id(topic)
+            if leaf == "experience":
+                return Arrival(actor_id, topic, payload, retained)
+            body = self._mac(actor_id).open(topic, payload)
+            if leaf == "state":
+                return Arrival(actor_id, topic, codec.decode(messages.ActorState, body), retained)
+            return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
+        except errors.MessageError as error:
+            self.refused[f"{leaf}.{error.reason}"] += 1
+            self._inbox.judge(topic, len(payload), None)
+            return None
+
+    def _mac(self, actor_id: str) -> signing.ActorMac:
+        mac = self.macs.get(actor_id)
+        if mac is None:
+            raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
+        return mac
+
+    def _follow_enrolment(self) -> None:
+        """Takes in actors that were enrolled since, with their newest key, and forgets those that were revoked."""
+        now = time.monotonic()
+        if now - self._enrolled_at < _ENROLMENT_PERIOD_S:
+            return
+        self._enrolled_at = now
+        if (enrolled_ns := self.fleet.enrolled_ns) != self._enrolled_ns:
+            self._enrolled_ns, self._changed_at = enrolled_ns, now
+        elif self._read_at > self._changed_at + _TICK_S:  # of 500 actors, each look takes milliseconds
+            return
+        self._read_at, enrolment = now, self.fleet.enrolment
+        if enrolment == self._enrolment:
+            return
+        self._enrolment = enrolment
+        self.fleet.check_key()
+        for gone in self.macs.keys() - set(self.fleet.actors()):
+            del self.macs[gone]
+        for name in self.fleet.actors():
+            with contextlib.suppress(errors.IdentityError):  # a broken file is this actor's trouble alone
+                self.macs[name] = signing.ActorMac(self.fleet.bundle(name).mac_key)
+
+    def _learner(self, topic: str, payload: bytes) -> messages.LearnerState:
+        return codec.decode(messages.LearnerState, self._verifier.open(topic, payload))
+
+    def _hear_learner(self, topic: str, payload: bytes, retained: bool) -> None:
+        """Before any queue, so that nothing more goes out once another learner has the fleet."""
+        try:
+            state = self._learner(topic, payload)
+        except errors.MessageError:
+            self._inbox.put(topic, payload, retained)  # to be counted
+            return
+        if state.session == self.id:
+            return
+        self._heard_epoch = max(self._heard_epoch, state.epoch)
+        if self._claimed and state.epoch < self.epoch:
+            self._contested = True
+        elif not state.online:
+            # A goodbye, not the will of one that never had the fleet: somebody had it after us, and left
+            if self._claimed and state.epoch > self.epoch and state.heartbeat:
+                self._rival = state
+                self.brokers.mute()
+        elif self._claimed or (state.epoch > self.epoch and not retained):
+            self._rival = state
+            self.brokers.mute()
+        elif retained:
+            self._left_over = True
+        elif not self._take_over:
+            self._rival = state
+
+    def _busy(self, rival: messages.LearnerState) -> errors.FleetBusy:
+        where = f"fleet {self.topics.fleet!r} at {self.brokers.address}"
+        if rival.epoch > self.epoch:
+            self.fleet.next_epoch(above=rival.epoch - 1)  # whoever starts next is above it, whatever became of the file
+        if not self._claimed:
+            return errors.FleetBusy(
+                "another learner is live on this fleet",
+                where=where,
+                todo="stop it; or take its actors with --take-over; or give this one a fleet of its own with --fleet",
+            )
+        # Not retained. It is the last that we say, so that our successor repeats whatever we may have overwritten
+        self.tell(self.topics.learner_state, messages.LearnerState(False, self.id, self.epoch, self._heartbeat + 1))
+        return errors.FleetBusy(
+            "another learner has taken this fleet over",
+            where=f"{where}, epoch {rival.epoch} after our {self.epoch}",
+            todo="what was trained is saved; go on with --resume RUN, when that learner is gone or with --take-over",
+        )
+
+    def _state(self, *, online: bool) -> messages.LearnerState:
+        return messages.LearnerState(
+            online=online,
+            session=self.id,
+            epoch=self.epoch,
+            heartbeat=self._heartbeat,
+            env_id=self._settings.env,
+            fingerprint=self._fingerprint,
+            version=self._version,
+        )
+
+    def _sealed(self, topic: str, message: messages.Message) -> bytes:
+        return self.fleet.sealer.seal(topic, *codec.pieces(message))

@@ -1,0 +1,1 @@
+"""Networks as pure functions over layers: forward pass, losses, optimizer."""

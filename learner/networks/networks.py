@@ -1,0 +1,226 @@
+"""Networks from an environment's spec: initial layers, one forward pass, the input normaliser, the Q-network.
+
+Weights are plain lists of arrays beside the layers they belong to, not objects that own them: the same `forward` trains
+them as variables, evaluates targets and is traced with constants for conversion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from broker.contract import specs
+from learner.networks import layers
+
+FloatArray = NDArray[np.float32]
+Tensor = Any  # TensorFlow ships no types
+
+_NATURE_CNN = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size, stride; Mnih et al. 2015
+_IMAGE_SIDE_MIN = 36  # below it the Nature stack has no pixel left
+
+
+def is_image(observation: specs.ObservationSpec) -> bool:
+    """True for uint8 [height, width, channels] large enough for the convolutional stack."""
+    shape = observation.shape
+    return observation.dtype == "uint8" and len(shape) == 3 and min(shape[:2]) >= _IMAGE_SIDE_MIN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normalizer:
+    """`x * gain + offset` in front of the network; [features], or [1] in front of a convolution."""
+
+    gain: FloatArray
+    offset: FloatArray
+
+    @staticmethod
+    def identity(observation: specs.ObservationSpec) -> Normalizer:
+        """Leaves floats alone and brings bytes to 0..1."""
+        width = 1 if is_image(observation) else observation.size
+        gain = 1 / 255 if observation.dtype == "uint8" else 1.0
+        return Normalizer(np.full(width, gain, np.float32), np.zeros(width, np.float32))
+
+    @staticmethod
+    def fitted(observation: specs.ObservationSpec, sample: NDArray[Any], floor: float) -> Normalizer:
+        """Mean 0 and deviation 1 per feature over `sample` [N, *shape]; bytes as in `identity`.
+
+        Deviations below `floor` count as `floor`: what hardly moved while exploring may move far later on.
+        """
+        if observation.dtype == "uint8":
+            return Normalizer.identity(observation)
+        flat = sample.reshape(len(sample), -1).astype(np.float64)
+        gain = 1 / np.maximum(flat.std(0), floor)
+        return Normalizer(gain.astype(np.float32), (-flat.mean(0) * gain).astype(np.float32))
+
+
+def dense(
+    n_in: int, n_out: int, activation: layers.Activation, rng: np.random.Generator, scale: float = 2.0
+) -> layers.Dense:
+    """A layer with kernel variance `scale / n_in` (2 keeps the signal through ReLUs: He et al. 2015), zero bias."""
+    bound = math.sqrt(3 * scale / n_in)
+    # Drawn by inputs, as the runs were from which the tuned settings come: the same seed gives the same network
+    kernel = rng.uniform(-bound, bound, (n_in, n_out)).T.astype(np.float32, order="C")
+    return layers.Dense(kernel, np.zeros(n_out, np.float32), activation)
+
+
+def torso(
+    observation: specs.ObservationSpec, hidden: Sequence[int], rng: np.random.Generator
+) -> tuple[layers.PolicyLayers, int]:
+    """ReLU layers from a normalised observation to `hidden[-1]` features, behind the Nature stack for images.
+
+    Returns:
+        The layers and the number of features that come out.
+    """
+    stack: list[layers.Layer] = []
+    width = observation.size
+    if is_image(observation):
+        height, across, channels = observation.shape
+        for filters, size, stride in _NATURE_CNN:
+            flat = dense(size * size * channels, filters, "relu", rng)
+            stack.append(layers.Conv2D(flat.kernel.reshape(filters, size, size, channels), flat.bias, stride, "relu"))
+            height, across, channels = (height - size) // stride + 1, (across - size) // stride + 1, filters
+        width = height * across * channels
+        stack.append(layers.Flatten())
+    elif len(observation.shape) > 1:
+        stack.append(layers.Flatten())
+    for n_out in hidden:
+        stack.append(dense(width, n_out, "relu", rng))
+        width = n_out
+    return tuple(stack), width
+
+
+class Rounding(Protocol):
+    """Simulates what int8 does to a tensor on its way through `forward`."""
+
+    def __call__(self, what: Literal["kernel", "linear", "tanh"], at: int, x: Tensor) -> Tensor:
+        """Returns `x`, rounded or as it is.
+
+        Args:
+            what: A layer's kernel, its outputs behind ReLU but in front of tanh, or what comes out of tanh.
+            at: Which of the layers with weights, from 0.
+            x: The tensor; a kernel has its outputs first.
+        """
+
+
+def forward(
+    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, rounding: Rounding = lambda what, at, x: x
+) -> Tensor:
+    """Runs `stack` on float32 x [B, ...] with `weights` in the order of `layers.arrays`."""
+    remaining, at = iter(weights), -1
+    for layer in stack:
+        if isinstance(layer, layers.Flatten):
+            x = tf.reshape(x, (-1, math.prod(x.shape[1:])))
+            continue
+        if isinstance(layer, layers.Rescale):
+            x = x * layer.gain + layer.offset
+            continue
+        at += 1
+        kernel = rounding("kernel", at, next(remaining))
+        if isinstance(layer, layers.Dense):
+            x = tf.matmul(x, kernel, transpose_b=True)
+        else:
+            x = tf.nn.conv2d(x, tf.transpose(kernel, (1, 2, 3, 0)), strides=layer.stride, padding="VALID")
+        x = tf.nn.bias_add(x, next(remaining))
+        x = rounding("linear", at, tf.nn.relu(x) if layer.activation == "relu" else x)
+        if layer.activation == "tanh":
+            x = rounding("tanh", at, tf.tanh(x))
+    return x
+
+
+def outputs(policy: layers.PolicyLayers, observations: NDArray[Any]) -> FloatArray:
+    """What a frozen policy answers to raw observations [N, *shape], in fp32: [N, outputs]."""
+    weights = [tf.constant(array) for array in layers.arrays(policy).values()]
+    answer: FloatArray = forward(policy, weights, tf.constant(observations.astype(np.float32))).numpy()
+    return answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QNetwork:
+    """Action values of discrete actions; dueling as in Wang et al. 2016, https://arxiv.org/abs/1511.06581.
+
+    Dueling: q = value + advantage - mean advantage, with a hidden layer of its own for each stream. Plain: no value
+    stream, and q is what `advantage` says.
+    """
+
+    torso: layers.PolicyLayers
+    advantage: layers.PolicyLayers
+    value: layers.PolicyLayers
+
+    @staticmethod
+    def build(spec: specs.EnvSpec, hidden: Sequence[int], dueling: bool, rng: np.random.Generator) -> QNetwork:
+        """Initial layers; with dueling the last of `hidden` is the width of either stream."""
+        shared = hidden[:-1] if dueling else hidden
+        body, width = torso(spec.observation, shared, rng)
+
+        def head(outputs: int) -> layers.PolicyLayers:
+            # Outputs start small, so that the first targets are rewards and not noise.
+            if not dueling:
+                return (dense(width, outputs, "none", rng, scale=0.01),)
+            return (dense(width, hidden[-1], "relu", rng), dense(hidden[-1], outputs, "none", rng, scale=0.01))
+
+        return QNetwork(body, head(spec.action.size), head(1) if dueling else ())
+
+    @property
+    def parts(self) -> dict[str, layers.PolicyLayers]:
+        return {"torso": self.torso, "advantage": self.advantage, "value": self.value}
+
+    def initial(self) -> dict[str, FloatArray]:
+        """Weights by stable name, in the order in which `q_values` takes them."""
+        return {f"{part}/{name}": a for part, stack in self.parts.items() for name, a in layers.arrays(stack).items()}
+
+    def q_values(self, weights: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Values [B, actions] of normalised float32 observations x [B, ...]."""
+        torso_w, advantage_w, value_w = self._split(weights)
+        features = forward(self.torso, torso_w, x)
+        advantage = forward(self.advantage, advantage_w, features)
+        if not self.value:
+            return advantage
+        value = forward(self.value, value_w, features)
+        return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
+
+    def policy_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
+        """The greedy policy: raw observation to advantages with mean 0. No argmax needs the value stream."""
+        policy = self.advantage_layers(weights, normalizer)
+        last = policy[-1]
+        assert isinstance(last, layers.Dense)
+        return (*policy[:-1], layers.centred(last))
+
+    def advantage_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
+        """The advantage stream as it was trained, from raw observations: its mean over actions is anything."""
+        torso_w, advantage_w, _ = self._split(weights)
+        policy = layers.with_arrays(self.torso, torso_w) + layers.with_arrays(self.advantage, advantage_w)
+        return layers.absorb(policy, normalizer.gain, normalizer.offset)
+
+    def q_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
+        """The whole network as one stack, from raw observations to action values.
+
+        With dueling the two streams run side by side in layers as wide as both, and the last layer adds them up.
+        """
+        if not self.value:
+            return self.advantage_layers(weights, normalizer)
+        torso_w, advantage_w, value_w = self._split(weights)
+        advantage, value = (
+            [layer for layer in layers.with_arrays(stream, arrays) if isinstance(layer, layers.Dense)]
+            for stream, arrays in ((self.advantage, advantage_w), (self.value, value_w))
+        )
+        first = layers.Dense(
+            np.vstack([advantage[0].kernel, value[0].kernel]), np.hstack([advantage[0].bias, value[0].bias]), "relu"
+        )
+        last = layers.centred(advantage[1])
+        last = layers.Dense(
+            np.hstack([last.kernel, np.repeat(value[1].kernel, last.bias.size, axis=0)]),
+            last.bias + value[1].bias,
+            "none",
+        )
+        policy = (*layers.with_arrays(self.torso, torso_w), first, last)
+        return layers.absorb(policy, normalizer.gain, normalizer.offset)
+
+    def _split(self, weights: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        a = len(layers.arrays(self.torso))
+        b = a + len(layers.arrays(self.advantage))
+        return weights[:a], weights[a:b], weights[b:]

@@ -1,0 +1,1 @@
+"""A policy's way out of the learner: converted, gated, numbered, signed and sent."""

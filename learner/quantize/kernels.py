@@ -1,0 +1,171 @@
+"""Kernels [outputs, inputs] row by row, in loops that numba compiles: each weight comes from memory once.
+
+numpy takes a pass for each step, and a multiplication by a row or a column costs two: that took three times as long
+(docs/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds
+Python's lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
+_BYTES_IN, _BYTES_OUT = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.uint8, 1, "C")
+_IN, _VECTOR_IN = (types.Array(types.float32, n, "C", readonly=True) for n in (2, 1))
+_OUT, _VECTOR_OUT = types.Array(types.int8, 2, "C"), types.Array(types.float32, 1, "C")
+_MATRIX_OUT = types.Array(types.float32, 2, "C")
+_INDEX_OUT = types.Array(types.uint32, 1, "C")
+_BLOCK = 128
+_INPUTS_MIN = 32
+"""Fewer of them, and BLAS is faster."""
+BELOW_HALF = np.float32(0.49999997)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
+_SIZE = np.int32(0x7FFFFFFF)  # of a float32's bits: as integers, they are in the order of the sizes, NaN above all
+
+
+def _compiled(signature: Any, **options: Any) -> Callable[[Any], Any]:
+    """Compiles for this machine, once: later processes load it from __pycache__ or the user's cache."""
+
+    def compile_it(function: Any) -> Any:
+        try:
+            return numba.njit(signature, nogil=True, cache=True, **options)(function)
+        except (RuntimeError, OSError):  # neither can be written, or their disk is full
+            return numba.njit(signature, nogil=True, **options)(function)
+
+    return compile_it
+
+
+@_compiled(types.void(_IN, _VECTOR_IN, _VECTOR_OUT))
+def measure(weights: FloatArray, columns: FloatArray, largest: FloatArray) -> None:
+    """Writes the largest size in each row of `weights * columns`; NaN where one is.
+
+    Args:
+        weights: float32 [R, C].
+        columns: float32 [C].
+        largest: float32 [R], written.
+    """
+    for i in range(len(weights)):
+        row, size = weights[i], np.int32(0)
+        for j in range(len(row)):
+            size = max(size, np.int32(np.float32(row[j] * columns[j]).view(np.int32) & _SIZE))
+        largest[i] = np.int32(size).view(np.float32)
+
+
+@numba.njit(fastmath={"reassoc"})  # in any order: the compiler may add up several at once
+def _dot(one: FloatArray, other: FloatArray) -> np.float32:
+    total = np.float32(0)
+    for j in range(len(one)):
+        total += one[j] * other[j]
+    return total
+
+
+@_compiled(types.void(_IN, _VECTOR_IN, _VECTOR_IN, _VECTOR_IN, _OUT, _VECTOR_OUT, _VECTOR_OUT))
+def write(
+    weights: FloatArray,
+    columns: FloatArray,
+    factors: FloatArray,
+    mean: FloatArray,
+    rounded: NDArray[np.int8],
+    raised: FloatArray,
+    largest: FloatArray,
+) -> None:
+    """Writes `weights * columns * factors[:, None]`, each product rounded to float32, as integers; halves away from 0.
+
+    Args:
+        weights: float32 [R, C].
+        columns: float32 [C].
+        factors: float32 [R].
+        mean: float32 [C], or [0] if nobody asks what rounding changes.
+        rounded: int8 [R, C], written; what does not fit 8 bits gives any number.
+        raised: float32 [R], written: what rounding adds to each row's product with `mean`.
+        largest: float32 [R], written as by `measure`.
+    """
+    change = np.empty(len(columns), np.float32)
+    for i in range(len(weights)):
+        row, into, factor, size = weights[i], rounded[i], factors[i], np.int32(0)
+        for j in range(len(row)):
+            product = np.float32(row[j] * columns[j])
+            size = max(size, np.int32(product.view(np.int32) & _SIZE))
+            x = product * factor
+            integer = np.int32(x + math.copysign(BELOW_HALF, x))
+            into[j] = np.int8(integer)
+            change[j] = np.float32(integer) - x
+        raised[i] = _dot(change, mean) if len(mean) else np.float32(0)
+        largest[i] = np.int32(size).view(np.float32)
+
+
+def product(x: FloatArray, weights: FloatArray) -> FloatArray:
+    """`x @ weights.T`: float32 [N, R], of [N, C] and [R, C].
+
+    Two to three times as fast as OpenBLAS without AVX-512, about as fast with it (docs/quantization.md).
+    """
+    if len(x) < 4 or len(weights) < 2 or weights.shape[1] < _INPUTS_MIN:
+        return x @ weights.T
+    y = np.empty((len(x), len(weights)), np.float32)
+    _multiply(np.ascontiguousarray(x, np.float32), np.ascontiguousarray(weights, np.float32), y)
+    return y
+
+
+@_compiled(types.void(_IN, _IN, _MATRIX_OUT), fastmath={"reassoc", "contract"})
+def _multiply(x: FloatArray, weights: FloatArray, y: FloatArray) -> None:
+    """Eight sums at a time, so that six loads serve eight multiplications. At least 4 rows of x, and 2 of weights."""
+    for i in range(0, len(weights), 2):
+        r = min(i, len(weights) - 2)  # the last ones overlap those before
+        v, w = weights[r], weights[r + 1]
+        for j in range(0, len(x), 4):
+            n = min(j, len(x) - 4)
+            a, b, c, d = x[n], x[n + 1], x[n + 2], x[n + 3]
+            av = bv = cv = dv = aw = bw = cw = dw = np.float32(0)
+            for k in range(weights.shape[1]):
+                av += a[k] * v[k]
+                bv += b[k] * v[k]
+                cv += c[k] * v[k]
+                dv += d[k] * v[k]
+                aw += a[k] * w[k]
+                bw += b[k] * w[k]
+                cw += c[k] * w[k]
+                dw += d[k] * w[k]
+            y[n, r], y[n + 1, r], y[n + 2, r], y[n + 3, r] = av, bv, cv, dv
+            y[n, r + 1], y[n + 1, r + 1], y[n + 2, r + 1], y[n + 3, r + 1] = aw, bw, cw, dw
+
+
+@numba.njit(nogil=True)
+def _find(old: NDArray[np.uint8], new: NDArray[np.uint8], span: range, far: NDArray[np.uint32], count: int) -> int:
+    for i in span:
+        if np.uint8(new[i] - old[i] + 8) > 15:
+            if count < len(far):
+                far[count] = i
+            count += 1
+    return count
+
+
+@_compiled(types.int64(_BYTES_IN, _BYTES_IN, _BYTES_OUT, _INDEX_OUT))
+def pack(old: NDArray[np.uint8], new: NDArray[np.uint8], packed: NDArray[np.uint8], far: NDArray[np.uint32]) -> int:
+    """As `broker.contract.policy_patch.pack`."""
+    half, count = len(new) // 2, 0
+    in_blocks = half // _BLOCK * _BLOCK
+    for start in range(0, in_blocks, _BLOCK):
+        low, high = slice(start, start + _BLOCK), slice(half + start, half + start + _BLOCK)
+        old_low, old_high, new_low, new_high, into = old[low], old[high], new[low], new[high], packed[low]
+        seen = np.uint8(0)
+        for i in range(_BLOCK):
+            first, second = np.uint8(new_low[i] - old_low[i] + 8), np.uint8(new_high[i] - old_high[i] + 8)
+            into[i] = np.uint8(first & 15 | second << 4)
+            seen = np.uint8(seen | first | second)
+        if seen > 15:  # one of them in a few blocks
+            count = _find(old, new, range(start, start + _BLOCK), far, count)
+            count = _find(old, new, range(half + start, half + start + _BLOCK), far, count)
+            if count > len(far):
+                return count
+    for i in range(in_blocks, half):
+        first, second = np.uint8(new[i] - old[i] + 8), np.uint8(new[half + i] - old[half + i] + 8)
+        packed[i] = np.uint8(first & 15 | second << 4)
+    count = _find(old, new, range(in_blocks, half), far, count)
+    return _find(old, new, range(half + in_blocks, 2 * half), far, count)

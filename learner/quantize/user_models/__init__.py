@@ -1,0 +1,1 @@
+"""`actorq-learner quantize`: models that come from elsewhere."""

@@ -1,0 +1,98 @@
+"""Calibration observations out of an .npz file."""
+
+from __future__ import annotations
+
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.contract import errors
+
+ROWS_MIN = 64
+BYTES_MAX = 1 << 30
+"""Of observations in memory, four bytes a number at least: networks take them as float32. What a file would become is
+read in its headers, before any more of it is."""
+_format: Any = np.lib.format  # without types in numpy 1.26
+_HEADER_BYTES_MAX = 1 << 16  # of arrays of numbers, which numpy writes in version 1.0
+
+
+_UNREADABLE = (
+    OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, OverflowError, SyntaxError,
+    struct.error, tokenize.TokenError, zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
+"""What Python's zipfile and numpy raise for archives that were damaged or made to do harm."""
+
+
+class _TooLarge(Exception):
+    """Says how large."""
+
+
+def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """One array [N, *shape] of an archive, if its headers say that it fits, and that they agree.
+
+    Raises:
+        _TooLarge: It would not fit.
+        ValueError: It is no array of numbers, or not as long as it says.
+    """
+    if member.file_size > BYTES_MAX + _HEADER_BYTES_MAX:
+        raise _TooLarge(f"{member.file_size / 1e6:,.0f} MB")
+    with file.open(member) as stream:
+        if (version := _format.read_magic(stream)) != (1, 0):
+            raise ValueError(f"its array has format {version}, as no array of numbers has")
+        shape, _, dtype = _format.read_array_header_1_0(stream)
+        if dtype.hasobject:
+            raise ValueError("its array holds Python objects")
+        size_bytes, begins = math.prod(shape) * dtype.itemsize, stream.tell()
+        if (needed := math.prod(shape) * max(4, dtype.itemsize)) > BYTES_MAX:
+            raise _TooLarge(f"{needed / 1e6:,.0f} MB")
+        if member.file_size != begins + size_bytes:
+            raise ValueError(f"its array has {member.file_size - begins} bytes, and should have {size_bytes}")
+        stream.seek(0)
+        array: NDArray[Any] = _format.read_array(stream, allow_pickle=False)
+    return array
+
+
+def load(path: Path) -> NDArray[Any]:
+    """Observations [N, *shape] out of an .npz file: its array `observations`, or its only one.
+
+    Raises:
+        ConfigError: There is no such array, or it is too large, has too few rows, no numbers, or NaN.
+    """
+    todo = "save observations as your environment gives them: np.savez('OBS.npz', observations=array)"
+    try:
+        with zipfile.ZipFile(path) as file:
+            names = [member.removesuffix(".npy") for member in file.namelist()]
+            name = "observations" if "observations" in names else names[0] if len(names) == 1 else ""
+            array = _read(file, file.infolist()[names.index(name)]) if name else np.empty(0)
+    except _TooLarge as error:
+        raise errors.ConfigError(
+            f"the observations would take {error} in memory, and {BYTES_MAX / 1e6:,.0f} MB are the limit",
+            where=str(path),
+            todo="save fewer rows: a thousand or more are good",
+        ) from error
+    except _UNREADABLE as error:
+        raise errors.ConfigError(f"no observations can be read: {error}", where=str(path), todo=todo) from error
+    if not name:
+        raise errors.ConfigError(
+            f"it holds {len(names)} arrays ({', '.join(sorted(names))}), and none is named `observations`",
+            where=str(path),
+            todo=todo,
+        )
+    if array.dtype.kind not in "fiu":
+        raise errors.ConfigError(f"observations are {array.dtype}, not numbers", where=str(path), todo=todo)
+    if array.ndim < 2 or len(array) < ROWS_MIN:
+        raise errors.ConfigError(
+            f"observations have the shape {array.shape}: {ROWS_MIN} rows are the least, a thousand or more are good",
+            where=str(path),
+            todo=todo,
+        )
+    if not np.isfinite(array).all():
+        raise errors.ConfigError("observations hold NaN or infinite values", where=str(path), todo="leave those out")
+    return array

@@ -1,0 +1,259 @@
+"""A whole fleet on one machine: broker, learner and actors as processes of their own, for the demo and for tests.
+
+Everything that must outlive a process (keys, boot counters, policies) lies in the run directory, so that a demo never
+touches the user's fleets. Children are started in sessions of their own: Ctrl-C reaches only this process, which ends
+them in order, learner first, so that it can still save and say goodbye.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from broker.contract import address, errors
+from broker.fleet import identity
+from broker.program import cli, settings
+from broker.serve.mosquitto import process
+from learner import config
+from learner.files import run_directory
+
+_BROKER_TIMEOUT_S = 15.0
+_LEARNER_STOP_S = 3.5
+_STOP_S = 1.0
+
+
+class LocalFleet:
+    """Processes of one fleet; a context that ends them all.
+
+    Args:
+        directory: For keys, boot counters and logs.
+        broker_kind: As in `actorq-broker up --kind`.
+        brokers: How many brokers serve it.
+        tls: Whether over TLS, as on a network.
+
+    Attributes:
+        children: Processes by name: `broker-0` and so on, `learner`, and actors by their own.
+        brokers: What each broker said of itself when it was ready.
+        addresses: Where they are.
+    """
+
+    def __init__(self, directory: Path, broker_kind: str = "auto", *, brokers: int = 1, tls: bool = False) -> None:
+        self.directory = directory
+        self.name = "local"
+        self.children: dict[str, subprocess.Popen[str]] = {}
+        self._environment = os.environ | {"ACTORQ_HOME": str(directory / "home"), "PYTHONUNBUFFERED": "1"}
+        self._fleet = identity.Fleet.open(self.name, directory / "home" / "fleets" / self.name)
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._spools = tempfile.TemporaryDirectory(
+            prefix="actorq-", dir=memory
+        )  # what is left there ends with the fleet
+        self._broker_options = ["--fleet", self.name, "--kind", broker_kind, *(["--tls"] if tls else [])]
+        self.brokers: list[dict[str, Any]] = [{"port": 0}] * brokers
+        for index in range(brokers):
+            self.start_broker(index)
+        self.addresses = tuple(str(address.Address(one["host"], one["port"], tls)) for one in self.brokers)
+
+    @property
+    def broker(self) -> dict[str, Any]:
+        """The first one."""
+        return self.brokers[0]
+
+    @property
+    def address(self) -> str:
+        """Of the first broker."""
+        return self.addresses[0]
+
+    def __enter__(self) -> LocalFleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start_actor(self, actor_id: str, arguments: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Enrols and starts an actor; its output goes to logs/ACTOR.log."""
+        bundle = self.directory / "home" / f"{actor_id}.json"
+        if not bundle.exists():
+            self._fleet.enroll(actor_id, self.addresses).write(bundle)
+        state = self.directory / "home" / "actors" / actor_id
+        spool = str(self.spool(actor_id))
+        command = ["edge_actor", "run", "--bundle", str(bundle), "--state-dir", str(state), "--spool-dir", spool]
+        return self._spawn(actor_id, [*command, *arguments])
+
+    def spool(self, actor_id: str) -> Path:
+        """Where an actor keeps what it accepted."""
+        return Path(self._spools.name) / actor_id
+
+    def start_learner(
+        self, arguments: Sequence[str], name: str = "learner", brokers: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Starts a learner on the fleet's brokers or on these; its stderr is ours, its stdout a pipe."""
+        where = ",".join(brokers or self.addresses)
+        command = ["learner", "train", "--fleet", self.name, "--broker", where, *arguments]
+        return self._spawn(name, command, pipe=True, log=False)
+
+    def start_broker(self, index: int) -> None:
+        """Starts a broker, on the port that it had before."""
+        name, port = f"broker-{index}", self.brokers[index]["port"]
+        command = ["broker", "up", "--port", str(port), *self._broker_options, "--json"]
+        self.brokers[index] = self._await_broker(name, self._spawn(name, command, pipe=True))
+
+    def kill_broker(self, index: int) -> None:
+        """Ends a broker with SIGKILL, Mosquitto and whoever started it."""
+        child = self.children[f"broker-{index}"]
+        for pid in {child.pid, self.brokers[index]["pid"]}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        child.wait()
+
+    def stop(self) -> None:
+        """Ends the learner, then the actors, then the brokers; each gets time to end by itself."""
+        for group, stop_s in (("learner", _LEARNER_STOP_S), ("actor", _STOP_S), ("broker", _STOP_S)):
+            alive = [child for name, child in self.children.items() if _kind(name) == group]
+            for child in alive:
+                if child.poll() is None:
+                    child.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + stop_s
+            for child in alive:
+                try:
+                    child.wait(max(0.01, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
+        self._spools.cleanup()
+
+    def learner_output(self) -> str:
+        """What the learner printed on stdout; it must have ended."""
+        stream = self.children["learner"].stdout
+        return stream.read() if stream else ""
+
+    def ended(self) -> str:
+        """Name of a broker or actor that ended by itself, or empty."""
+        return next((n for n, c in self.children.items() if _kind(n) != "learner" and c.poll() is not None), "")
+
+    def log_tail(self, name: str) -> str:
+        """The last lines that a child wrote."""
+        file = self.directory / "logs" / f"{name}.log"
+        return "\n".join(file.read_text(errors="replace").splitlines()[-8:]) if file.exists() else ""
+
+    def _spawn(
+        self, name: str, module: Sequence[str], *, pipe: bool = False, log: bool = True
+    ) -> subprocess.Popen[str]:
+        stderr = open(self.directory / "logs" / f"{name}.log", "a") if log else None  # noqa: SIM115  the child's
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", *module],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipe else stderr,
+                stderr=stderr,
+                text=True,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=process.die_with_parent(),  # noqa: PLW1509  no thread runs here yet
+            )
+        finally:
+            if stderr:
+                stderr.close()
+        self.children[name] = child
+        return child
+
+    def _await_broker(self, name: str, child: subprocess.Popen[str]) -> dict[str, Any]:
+        killer = threading.Timer(_BROKER_TIMEOUT_S, child.kill)
+        killer.start()
+        line = child.stdout.readline() if child.stdout else ""
+        killer.cancel()
+        if not line:
+            child.wait()
+            raise errors.BrokerUnreachable(
+                "the broker did not start",
+                where=str(self.directory / "logs" / f"{name}.log"),
+                todo=self.log_tail(name),
+            )
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _kind(name: str) -> str:
+    """Of a child."""
+    word = name.partition("-")[0]
+    return word if word in ("learner", "broker") else "actor"
+
+
+def actions_of(env_id: str) -> str:
+    """The kind of actions that an environment takes (specs.ActionSpec), as an actor on this machine says.
+
+    Raises:
+        ActorqError: It cannot be made, or cannot be carried; with the actor's words and exit code.
+    """
+    command = [sys.executable, "-m", "edge_actor", "spec", "--env", env_id]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _as_said(done.stderr, done.returncode)
+    kind: str = json.loads(done.stdout.splitlines()[-1])["action"]["kind"]
+    return kind
+
+
+def _as_said(stderr: str, code: int) -> errors.ActorqError:
+    """The error that one of our commands ended with."""
+    _, found, text = stderr.rpartition("error: ")
+    what, where, todo = (text if found else stderr).strip(), "", ""
+    what, _, todo = what.partition("\n  to do: ")
+    what, _, where = what.partition("\n  where: ")
+    error = errors.EnvironmentFailure(what or "the actor ended without a word", where=where, todo=todo)
+    error.exit_code = code
+    return error
+
+
+def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[dict[str, Any] | None, int]:
+    """Trains on a fleet of this machine.
+
+    Args:
+        effective: Settings of the learner.
+        envs: Environments per actor.
+        broker_kind: As in `actorq-broker up --kind`.
+
+    Returns:
+        The learner's summary with `train_wall_s`, counted from the start of the first process; and its exit code.
+
+    Raises:
+        EnvironmentFailure: The broker or an actor ended by itself.
+    """
+    stop = threading.Event()
+    cli.on_stop_signal(stop.set)
+    train = effective.train
+    path = run_directory.new_path(train, train.env)
+    if (path / "config.toml").exists():
+        raise errors.RunError("the run directory holds a run already", where=str(path), todo="choose another --run-dir")
+    started = time.time()
+    with LocalFleet(path, broker_kind) as fleet:
+        print(f"{fleet.broker['kind']} broker on {fleet.address}; run directory: {path}", file=sys.stderr, flush=True)
+        config_file = path / "demo.toml"
+        config_file.write_text(settings.dump(effective.train, effective.algorithm, effective.gate))
+        learner = fleet.start_learner(["--config", str(config_file), "--run-dir", str(path), "--json"])
+        for index in range(train.actors):
+            fleet.start_actor(f"actor-{index}", ["--env", train.env, "--envs", str(envs), "--heartbeat-s", "1"])
+        while learner.poll() is None and not stop.wait(0.05):
+            if gone := fleet.ended():
+                error = errors.EnvironmentFailure(
+                    f"{gone} ended by itself, with code {fleet.children[gone].returncode}: {fleet.log_tail(gone)}",
+                    where=str(path / "logs" / f"{gone}.log"),
+                )
+                print(f"error: {error}", file=sys.stderr, flush=True)  # to stop the others takes seconds
+                error.said = True
+                raise error
+        fleet.stop()
+        output = fleet.learner_output()
+    summary: dict[str, Any] | None = json.loads(output) if output else None
+    if summary is not None:
+        summary = {"train_wall_s": round(summary["finished_unix_s"] - started, 3), **summary}
+    return summary, learner.returncode

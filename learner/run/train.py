@@ -1,0 +1,135 @@
+"""One session of a learner, from joining the fleet to the summary.
+
+Nothing here imports TensorFlow before actors are sought: its three seconds pass while they arrive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.contract import errors, messages
+from broker.program import amx
+from learner import config
+from learner.experience import replay
+from learner.files import checkpoint, run_directory
+from learner.fleet import roster, session
+from learner.quantize import stderr_filter
+from learner.run import console, energy
+
+SWITCH_S = 0.001
+"""How long a thread may keep Python's lock from another. With the default, 5 ms, an update that has been computed waits
+so long for the loop to hear of it, and so does what arrives: 146 updates/s instead of 176 beside 500 actors."""
+
+
+@amx.refused()
+def run(
+    initial: config.Settings,
+    configure: Callable[[str, str], config.Settings],
+    *,
+    resume: Path | None,
+    take_over: bool,
+    stop: threading.Event,
+    screen: console.Console,
+) -> tuple[dict[str, Any], Path]:
+    """One session of a learner on a fleet; returns its summary (see summary.py) and the run directory.
+
+    Args:
+        initial: Settings for finding the fleet and its actors.
+        configure: Effective settings once the environment and the kind of its actions are known.
+        resume: Run directory to go on with.
+        take_over: Claim the fleet though another learner is live; that one ends.
+        stop: Set from outside to end the session early.
+        screen: For people.
+
+    Raises:
+        session.Stopped: `stop` was set before training began.
+        NothingLearned: The time ended before any actor came.
+    """
+    started = time.monotonic()
+    loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
+    loading.start()
+    try:
+        directory = run_directory.RunDirectory(resume, resume=True) if resume else None
+        saved = checkpoint.load_newest(directory.checkpoints, screen.say) if directory else None
+        if directory and saved is None:
+            screen.say("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
+        tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
+        here = session.Session(initial.train, screen.say, take_over=take_over)
+        try:
+            found = roster.Roster(
+                here.id,
+                here.epoch,
+                initial.train.env,
+                screen.say,
+                quorum=initial.train.actors,
+                fingerprint=saved.meta["fingerprint"] if saved else "",
+                unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
+            )
+            until_s = started + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
+            actors = here.gather(found, stop, until_s)
+            settings = configure(actors.env_id, actors.the_spec.action.kind)
+            directory = directory or run_directory.RunDirectory(
+                run_directory.new_path(settings.train, actors.env_id), resume=False
+            )
+            directory.describe(settings)
+            from learner.run import summary, training_loop  # with TensorFlow, which has had time to load
+
+            _set_up_tensorflow(settings.train)
+            sys.setswitchinterval(SWITCH_S)
+            loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, started, stop)
+            loop.train()
+            used = tracker.stop() if tracker else None
+            result = summary.make(loop, used, tracker.error if tracker else "switched off")
+            with loop.records.attempt("the summary"):
+                directory.save_summary(result)
+            return result, directory.path
+        finally:
+            here.close()
+            screen.close()
+    except errors.ActorqError as error:
+        if loading.is_alive():  # it takes seconds more, and until then stderr is held back
+            for line in f"error: {error}".splitlines():
+                screen.say(line)
+            error.said = True
+        raise
+    finally:
+        loading.join()  # until then stderr is held back, and an error message would be lost with it
+
+
+def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
+    """Why an actor's environment cannot be trained on here; empty if it can. One that lies about it ends nothing."""
+    spec, hidden = birth.spec, settings.algorithm.hidden
+    is_image = spec.observation.dtype == "uint8" and len(spec.observation.shape) == 3  # as in networks.py
+    weights = hidden[-1] * spec.action.size + (0 if is_image else hidden[0] * spec.observation.size)
+    if weights > messages.MAX_POLICY_BYTES:
+        return (
+            f"a policy for {spec.describe()} has {weights:,} weights; actors take {messages.MAX_POLICY_BYTES:,} bytes"
+        )
+    try:
+        replay.check_memory(spec, settings.algorithm.replay_capacity, settings.train.max_env_steps)
+    except errors.ConfigError as error:
+        return f"{error.what}; {error.todo}"
+    return ""
+
+
+def _load_tensorflow() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with contextlib.suppress(Exception), stderr_filter.hidden():  # whoever imports it next is told why it does not load
+        import tensorflow  # noqa: F401  ... or finds it loaded, or waits for the rest
+
+
+def _set_up_tensorflow(settings: config.TrainConfig) -> None:
+    """Before its first operation, which fixes the threads."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(settings.threads)
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()

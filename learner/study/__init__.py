@@ -1,0 +1,1 @@
+"""Commands that look at fleets and finished runs: fidelity, export, benchmarks of boards."""

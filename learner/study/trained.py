@@ -1,0 +1,158 @@
+"""What training left in a run directory: the newest checkpoint as policies that can be exported, and what it saw."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.contract import codec, errors, messages, specs
+from learner import config
+from learner.experience import ledger
+from learner.files import checkpoint, run_directory
+from learner.networks import actor_critic, layers, networks
+
+State = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A trained policy and the observations in its replay.
+
+    Attributes:
+        env_id: What the actors played.
+        updates: Gradient steps behind the weights.
+        action: What the policy's outputs are about.
+        whole: The policy from raw observations to all that its network says: action values, or actions.
+        needed: What is enough to act as it does: without the value stream, where there is one.
+        dueling: Whether there is one.
+        observations: Those that replay would be rebuilt from [N, *shape], oldest first, in their stored dtype.
+        published: The model of these weights that actors were sent last; None where training went on after it.
+    """
+
+    env_id: str
+    updates: int
+    action: specs.ActionSpec
+    whole: layers.PolicyLayers
+    needed: layers.PolicyLayers
+    dueling: bool
+    observations: NDArray[Any]
+    published: bytes | None
+
+
+def load(run: Path, log: Callable[[str], None]) -> Trained:
+    """Reads the newest checkpoint of a run.
+
+    Args:
+        run: Run directory.
+        log: Told about broken checkpoints that are passed over.
+
+    Raises:
+        RunError: There is no run, none of its checkpoints can be read, or its ledger is missing or empty.
+    """
+    settings = _settings(run)
+    found = checkpoint.load_newest(run / "checkpoints", log)
+    if found is None:
+        raise errors.RunError(
+            "the run has no checkpoint yet", where=str(run), todo="let it train on, or name another run"
+        )
+    state = found.parts["algorithm"]
+    capacity = settings.get("replay_capacity", config.AlgorithmConfig().replay_capacity)
+    held = ledger.bodies(run / run_directory.LEDGER, newest_steps=capacity)
+    seen = [codec.decode(messages.Experience, body).observation for _, body in held]
+    if not seen:
+        raise errors.RunError(
+            "the run's ledger holds no experience, so there are no states to compare policies on",
+            where=str(run),
+            todo=f"go on for a while with it: actorq-learner train --resume {run}",
+        )
+    spec = _spec(run)
+    if spec.fingerprint != found.meta["fingerprint"]:
+        raise errors.RunError(
+            "the checkpoint does not fit the run's ledger: it is of another network", where=str(run), todo=_ANOTHER
+        )
+    try:
+        normalizer = networks.Normalizer(state["normalizer/gain"], state["normalizer/offset"])
+        policies = _policies if spec.action.kind == "discrete" else _actor
+        whole, needed = policies(spec, settings, state, normalizer)
+    except KeyError as error:
+        raise errors.RunError(
+            f"the checkpoint does not fit the run's settings: {error} is missing", where=str(run), todo=_ANOTHER
+        ) from error
+    except _Misfit as error:
+        raise errors.RunError(
+            "the checkpoint does not fit the run's settings: it is of another network", where=str(run), todo=_ANOTHER
+        ) from error
+    dueling, env_id = bool(settings.get("dueling")), found.meta["env_id"]
+    published = _published(run, found.meta.get("published", ""))
+    updates = int(state["updates"])
+    return Trained(env_id, updates, spec.action, whole, needed, dueling, np.concatenate(seen), published)
+
+
+def _published(run: Path, name: str) -> bytes | None:
+    path = run / "policies" / f"{name}.tflite"
+    try:
+        return path.read_bytes() if name else None
+    except OSError as error:
+        raise errors.RunError(
+            f"the policy that the run published cannot be read: {error}",
+            where=str(path),
+            todo="name a run whose policies were not removed",
+        ) from error
+
+
+class _Misfit(Exception):
+    """Weights have other shapes than the network of the settings."""
+
+
+def _policies(
+    spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
+) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
+    network = networks.QNetwork.build(spec, settings["hidden"], settings["dueling"], np.random.default_rng(0))
+    weights = _weights(state, network.initial())
+    return network.q_layers(weights, normalizer), network.advantage_layers(weights, normalizer)
+
+
+def _actor(
+    spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
+) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
+    network = actor_critic.ActorCritic.build(
+        spec, settings["hidden"], settings["critic_hidden"], settings.get("atoms", 1), np.random.default_rng(0)
+    )
+    policy = network.policy_layers(_weights(state, network.initial()), normalizer)
+    return policy, policy
+
+
+def _weights(state: State, initial: dict[str, NDArray[np.float32]]) -> list[NDArray[Any]]:
+    weights = [state[f"weights/{name}"] for name in initial]
+    if any(w.shape != array.shape for w, array in zip(weights, initial.values(), strict=True)):
+        raise _Misfit
+    return weights
+
+
+def _spec(run: Path) -> specs.EnvSpec:
+    about = json.loads(ledger.about(run / run_directory.LEDGER)["spec"])
+    observation, action = about["observation"], about["action"]
+    bounds = {key: tuple(action[key]) for key in ("shape", "low", "high")}
+    return specs.EnvSpec(
+        specs.ObservationSpec(tuple(observation["shape"]), observation["dtype"]),
+        specs.ActionSpec(action["kind"], action["n"], **bounds),
+    )
+
+
+_ANOTHER = "name a run whose config.toml was not edited"
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((run / "config.toml").read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise errors.RunError(
+            f"there is no run: {error}", where=str(run), todo="name a run directory, as in runs/"
+        ) from error

@@ -1,0 +1,61 @@
+"""What paho would make of a packet, our client makes too, of odd ones as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paho.mqtt.client as mqtt
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+
+from broker.mqtt import paho_client as paho
+
+PAYLOAD = bytes(range(256)) * 300
+PUBLISH = 0x30
+
+
+def heard(client: mqtt.Client, command: int, packet: bytes) -> tuple[Any, ...]:
+    """What a packet's callback gets, or how it is refused."""
+    messages: list[Any] = []
+    client.on_message = lambda _, __, message: messages.append(
+        (message.topic, message.payload, message.qos, message.retain, message.dup, message.mid)
+    )
+    client._in_packet |= {"command": command, "packet": bytearray(packet), "remaining_length": len(packet)}
+    try:
+        code = client._packet_handle()
+    except Exception as error:  # whichever paho raises
+        return type(error), *messages
+    return code is MQTTErrorCode.MQTT_ERR_SUCCESS, *messages
+
+
+@pytest.mark.parametrize(
+    ("command", "packet"),
+    [
+        (PUBLISH, b"\x00\x03a/b" + PAYLOAD),
+        (PUBLISH, b"\x00\x03a/b"),
+        (PUBLISH | 1, b"\x00\x03a/b" + PAYLOAD),
+        (PUBLISH | 2, b"\x00\x03a/b\x12\x34" + PAYLOAD),
+        (PUBLISH | 8 | 2, b"\x00\x03a/b\x12\x34"),
+        (PUBLISH | 2, b"\x00\x03a/b\x12"),
+        (PUBLISH | 2, "\x00\x03ä/".encode() + b"\x12\x34x"),
+        (PUBLISH, b"\x00\x00" + PAYLOAD),
+        (PUBLISH, b"\x00\x09a/b"),
+        (PUBLISH, b"\x00"),
+        (PUBLISH, b""),
+        (PUBLISH | 6, b"\x00\x03a/b\x12\x34" + PAYLOAD),
+    ],
+)
+def test_a_message_reaches_its_callback_as_by_paho_itself(
+    monkeypatch: pytest.MonkeyPatch, command: int, packet: bytes
+) -> None:
+    for cls in (mqtt.Client, paho.Client):  # there is no socket for an acknowledgement
+        monkeypatch.setattr(cls, "_send_puback", lambda self, mid: MQTTErrorCode.MQTT_ERR_SUCCESS)
+    plain = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv311)
+    assert heard(paho.Client("x", 1.0), command, packet) == heard(plain, command, packet)
+
+
+def test_only_whole_messages_are_heard() -> None:
+    expected = ("a/b", PAYLOAD, 1, True, False, 0x1234)
+    client = paho.Client("x", 1.0)
+    assert heard(client, PUBLISH | 3, b"\x00\x03a/b\x12\x34" + PAYLOAD) == (True, expected)
+    assert bytes(client._taken) == b"\x40\x02\x12\x34", "and acknowledged"

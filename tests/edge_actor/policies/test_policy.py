@@ -1,0 +1,115 @@
+"""Policies: heads, sampling with log-probabilities, and what does not fit."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker.contract import errors, specs
+from edge_actor.environment import env
+from edge_actor.policies import interpreter, policy
+from tests.edge_actor.policies.models import files
+
+CARTPOLE = env.make("CartPole-v1").spec
+INT8 = files.INT8.read_bytes()
+
+
+class FixedOutput:
+    """An interpreter whose output is what a test says; `row` is added, broadcast."""
+
+    def __init__(self, output: Any, inputs: int) -> None:
+        self.output = np.array(output, np.float32)
+        self.input = np.zeros((len(self.output), inputs), np.float32)
+        self.delegate = "none"
+
+    def invoke(self) -> None:
+        pass
+
+
+def with_output(monkeypatch: pytest.MonkeyPatch, head: str, action: specs.ActionSpec, output: Any) -> policy.Policy:
+    fixed = FixedOutput(output, 3)
+    monkeypatch.setattr(interpreter, "Interpreter", lambda *args, **kwargs: fixed)
+    spec = specs.EnvSpec(specs.ObservationSpec((3,)), action)
+    return policy.Policy(b"", head, spec, len(fixed.output))
+
+
+def test_greedy_actions_of_one_and_of_many_are_the_same() -> None:
+    one, many = policy.Policy(INT8, "q_values", CARTPOLE, 1), policy.Policy(INT8, "q_values", CARTPOLE, 32)
+    rows = np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32)
+    chosen = many.act(rows)
+    assert [one.act(row[None]) for row in rows] == chosen.tolist()
+    assert set(chosen.tolist()) == {0, 1}
+    assert type(one.act(rows[:1])) is int
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0, 1.0], [0.0, 2.0], [3.0, -1.0], [0.0, 5.0, 1.0], [2.0, 2.0, 2.0], [-3.0, -2.0, -1.0]]
+)
+def test_the_first_of_the_largest_is_chosen(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
+    made = with_output(monkeypatch, "q_values", specs.ActionSpec("discrete", n=len(values)), [values])
+    assert made.act(np.zeros((1, 3), np.float32)) == np.argmax(values)
+
+
+def test_raw_uint8_frames_are_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = with_output(monkeypatch, "q_values", specs.ActionSpec("discrete", n=2), [[0.0, 1.0]])
+    made.act(np.array([[0, 128, 255]], np.uint8))
+    assert made.interpreter.input.tolist() == [[0.0, 128.0, 255.0]]
+
+
+def test_categorical_samples_the_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    probability = np.array([0.7, 0.2, 0.1])
+    made = with_output(monkeypatch, "categorical", specs.ActionSpec("discrete", n=3), [np.log(probability) + 5.0])
+    noise = np.random.default_rng(0).gumbel(size=(20_000, 1, 3)).astype(np.float32)
+    log_probs: list[Any] = []
+    act = made.sampler(iter(noise), log_probs.append)
+    chosen = [act(np.zeros((1, 3), np.float32)) for _ in noise]
+    assert np.bincount(chosen) / len(chosen) == pytest.approx(probability, abs=0.01)
+    assert np.concatenate(log_probs) == pytest.approx(np.log(probability)[chosen], abs=1e-5)
+    assert made.act(np.zeros((1, 3), np.float32)) == 0
+
+
+def test_gaussian_samples_and_gives_the_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    action = specs.ActionSpec("continuous", shape=(2,), low=(-9.0, -9.0), high=(9.0, 9.0))
+    made = with_output(monkeypatch, "gaussian", action, [[1.0, -2.0, math.log(0.5), math.log(2.0)]] * 3)
+    noise = np.array([[[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]], np.float32)
+    log_probs: list[Any] = []
+    chosen = made.sampler(iter(noise), log_probs.append)(np.zeros((3, 3), np.float32))
+    assert chosen == pytest.approx(np.array([[1.0, 0.0], [1.5, -2.0], [1.0, -2.0]]))
+    peak = -math.log(2 * math.pi)  # log 0.5 and log 2 cancel
+    assert log_probs[0] == pytest.approx([peak - 0.5, peak - 0.5, peak])
+    assert made.act(np.zeros((3, 3), np.float32)).tolist() == [[1.0, -2.0]] * 3
+
+
+def test_deterministic_actions_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    action = specs.ActionSpec("continuous", shape=(2, 1), low=(-1.0, -1.0), high=(1.0, 1.0))
+    made = with_output(monkeypatch, "deterministic", action, [[0.5, -0.25]])
+    chosen = made.act(np.zeros((1, 3), np.float32))
+    made.interpreter.output[...] = 0.0
+    assert chosen.tolist() == [[0.5], [-0.25]]
+
+
+def test_a_policy_for_another_spec_is_refused() -> None:
+    other = specs.EnvSpec(specs.ObservationSpec((6,)), CARTPOLE.action)
+    with pytest.raises(errors.PolicyError, match="needs \\(6,\\) to 2") as caught:
+        policy.Policy(INT8, "q_values", other, 1)
+    assert caught.value.reason == "spec"
+
+
+def test_a_head_that_cannot_choose_such_actions_is_refused() -> None:
+    with pytest.raises(errors.SpecError, match="gaussian"):
+        policy.Policy(INT8, "gaussian", CARTPOLE, 1)
+
+
+def test_nan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.PolicyError, match="NaN"):
+        with_output(monkeypatch, "q_values", specs.ActionSpec("discrete", n=2), [[math.nan, 0.0]])
+
+
+def test_order_comes_from_the_manifest() -> None:
+    manifest: Any = SimpleNamespace(head="q_values", epoch=3, version=8)
+    made = policy.from_manifest(manifest, INT8, spec=CARTPOLE, batch=2, runtime="auto", threads=1)
+    assert (made.epoch, made.version, made.batch) == (3, 8, 2)

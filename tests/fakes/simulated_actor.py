@@ -1,0 +1,282 @@
+"""An actor but for board and environment, for load: enrolment, TLS connection, MAC, numbering, window, receipts.
+
+It checks every policy it is sent, as edge_actor does, unless others on this machine do so for it. What it records is
+drawn once and sent again and again. It has no thread: whoever owns it serves its socket.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.contract import address, codec, errors, messages, signing, specs, topics
+from broker.fleet import identity
+from edge_actor.policies import reassembly
+from tests.fakes import light_connection
+
+SPEC = specs.EnvSpec(specs.ObservationSpec((24,), "float32"), specs.ActionSpec("discrete", n=4))
+BOOT = int(time.time())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """What each actor sends. `rate` in steps/s, 0 for as fast as receipts come; `messages` 0 for no end.
+
+    Receipts of what is sent within `warm_s` of the last one's connecting do not count: the learner compiles then.
+    """
+
+    rate: float
+    message_steps: int
+    window: int
+    messages: int
+    warm_s: float
+
+
+@dataclasses.dataclass(slots=True)
+class Tally:
+    """Of all actors together; times in seconds on this machine's monotonic clock."""
+
+    connected: int = 0
+    warm_until_s: float = 0.0
+    lost: int = 0
+    sent: int = 0
+    receipted: int = 0
+    steps: int = 0
+    bytes_sent: int = 0
+    first_sent_s: float = 0.0
+    last_receipt_s: float = 0.0
+    warm_s: float = 0.0
+    warm_steps: int = 0
+    held_max: int = 0
+    refused: int = 0
+    receipt_s: list[float] = dataclasses.field(default_factory=list)
+    sent_s: list[tuple[str, int, float]] = dataclasses.field(default_factory=list)
+    verified_s: dict[int, list[float]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
+
+
+@functools.cache
+def _drawn(bits: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Observations, actions and rewards of 2 ** bits steps."""
+    rng, steps = np.random.default_rng(0), 1 << bits
+    observation = rng.standard_normal((steps, *SPEC.observation.shape), np.float32)
+    return observation, rng.integers(0, SPEC.action.n, steps).astype(np.int32), rng.standard_normal(steps, np.float32)
+
+
+class Pattern:
+    """Experience of one segment, whose arrays are the same in every message."""
+
+    def __init__(self, steps: int) -> None:
+        observation, action, reward = _drawn(steps.bit_length())
+        self._arrays: dict[str, Any] = {
+            "length": np.array([steps], np.int32),
+            "env_index": np.zeros(1, np.int32),
+            "terminated": np.ones(1, np.uint8),
+            "truncated": np.zeros(1, np.uint8),
+            "episode_return": np.ones(1, np.float32),
+            "episode_length": np.array([steps], np.int32),
+            "observation": observation[: steps + 1],
+            "action": action[:steps],
+            "reward": reward[:steps],
+        }
+
+    def message(self, seq: int, oldest: int, step: int, epoch: int) -> list[bytes | memoryview]:
+        """The encoded message number `seq`, after `step` steps, in pieces."""
+        return codec.pieces(
+            messages.Experience(
+                boot=BOOT,
+                seq=seq,
+                oldest=oldest,
+                step=step,
+                fingerprint=SPEC.fingerprint,
+                assigned_epoch=epoch,
+                epoch=0,
+                version=0,
+                **self._arrays,
+            )
+        )
+
+
+_pattern = functools.lru_cache(maxsize=1024)(Pattern)
+
+
+class Policies:
+    """What was sent of a channel, verified: by one actor for itself, or once for all actors of a process."""
+
+    def __init__(self, learner_key: bytes) -> None:
+        self._verifier = signing.LearnerVerifier(learner_key)
+        self._reassembly = reassembly.Reassembly(SPEC)
+        self._sealed: dict[str, bytes] = {}
+
+    def take(self, topic: str, leaf: str, sealed: bytes) -> int:
+        """The version that an actor who was sent this has; 0 for none.
+
+        Raises:
+            PolicyError: It is none, or not one for this actor.
+            SignatureError: It is not the learner's.
+        """
+        if sealed != self._sealed.get(leaf):
+            body = self._verifier.open(topic, sealed)
+            if leaf == "keyframe":
+                self._reassembly.add_keyframe(codec.decode(messages.Policy, body), sealed, 0.0)
+            else:
+                self._reassembly.add_delta(codec.decode(messages.PolicyDelta, body), sealed, 0.0)
+            waiting = self._reassembly.take_waiting()
+            if waiting is not None:
+                self._reassembly.add_delta(*waiting, 0.0)
+            self._sealed[leaf] = sealed
+        newest = self._reassembly.newest
+        return newest.manifest.version if newest is not None else 0
+
+
+class SimulatedActor:
+    """One connection. Everything runs on the swarm's thread."""
+
+    def __init__(self, bundle: identity.Bundle, load: Load, tally: Tally, policies: Policies) -> None:
+        self._load, self._tally, self._policies = load, tally, policies
+        self._topics = topics.Topics(bundle.fleet)
+        self._id = bundle.actor_id
+        self._mac = signing.ActorMac(bundle.mac_key)
+        self._verifier = signing.LearnerVerifier(bundle.learner_key)
+        self._assignment: messages.Assignment | None = None
+        self._held: collections.deque[tuple[int, int, float]] = collections.deque()  # seq, steps, and when it was sent
+        self._told = False
+        self._made = self._recorded = self._beats = 0
+        where = address.Address.parse(bundle.brokers[0])
+        self.connection = light_connection.LightConnection(
+            (where.host, where.port),
+            bundle.tls() if where.tls else None,
+            f"{self._id}-swarm",
+            (self._id, bundle.password),
+            (self._topics.actor_state(self._id), self._state(online=False)),
+        )
+        names, channel = self._topics, topics.MAIN_CHANNEL
+        wanted = [names.assignment(self._id), names.receipt(self._id), names.keyframe(channel), names.delta(channel)]
+        self.connection.subscribe(wanted)
+
+    @property
+    def done(self) -> bool:
+        """All that it was told to send has its receipt."""
+        return 0 < self._load.messages <= self._made and not self._held
+
+    @property
+    def starts(self) -> bool:
+        """It has just been told for the first time what to send."""
+        told, self._told = self._told, self._assignment is not None
+        return self._told and not told
+
+    @property
+    def held(self) -> int:
+        """Messages without a receipt."""
+        return len(self._held)
+
+    def close(self) -> None:
+        """Says goodbye."""
+        self._beats += 1  # the state with the highest number counts
+        self.connection.publish(self._topics.actor_state(self._id), self._state(online=False), retain=True)
+        self.connection.close()
+
+    def beat(self) -> None:
+        """Says that it is there."""
+        if not self._beats:
+            self._tally.connected += 1
+        self._beats += 1
+        self.connection.publish(self._topics.actor_state(self._id), self._state(online=True), retain=True)
+
+    @property
+    def period_s(self) -> float:
+        """Between two messages, and two heartbeats, as the learner assigned it."""
+        return self._assignment.message_period_s if self._assignment else 0.0
+
+    @property
+    def full_steps(self) -> int:
+        """Steps of a message where all are granted: what is recorded in the assigned period, where there is a rate."""
+        wanted = self._assignment
+        if wanted is None or not self._load.rate:
+            return self._load.message_steps
+        return max(1, min(wanted.message_steps, round(self._load.rate * wanted.message_period_s)))
+
+    @property
+    def message_steps(self) -> int:
+        """Of the next message; where fewer are granted, a period takes as long (edge_actor, at a control rate)."""
+        wanted = self._assignment
+        if wanted is None or not self._load.rate:
+            return self._load.message_steps
+        return min(self.full_steps, wanted.steps_granted - self._recorded)
+
+    def send(self) -> bool:
+        """Sends the next message; false if window, grant or plan forbid it."""
+        wanted, steps = self._assignment, self.message_steps
+        if wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
+            return False
+        if 0 < self._load.messages <= self._made:
+            return False
+        if len(self._held) >= self._load.window:
+            return False
+        self._made += 1
+        oldest = self._held[0][0] if self._held else self._made
+        topic = self._topics.experience(self._id)
+        body = _pattern(steps).message(self._made, oldest, self._recorded, wanted.epoch)
+        payload = self._mac.seal(topic, *body)
+        now = time.monotonic()
+        self._recorded += steps
+        self._held.append((self._made, steps, now))
+        self._tally.first_sent_s = self._tally.first_sent_s or now
+        self._tally.sent += 1
+        if now >= self._tally.warm_until_s:
+            self._tally.sent_s.append((self._id, self._made, now))
+        self._tally.bytes_sent += len(payload)
+        self._tally.held_max = max(self._tally.held_max, len(self._held))
+        self.connection.publish(topic, payload)
+        return True
+
+    def _state(self, *, online: bool) -> bytes:
+        birth = messages.Birth("Simulated-v0", SPEC, 1, "simulated", "", "none", "", 0.0)
+        state = messages.ActorState(online, "swarm", BOOT, self._beats, birth)
+        return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
+
+    def receive(self) -> None:
+        """Takes in what has arrived. Raises ConnectionError when the broker hung up."""
+        for topic, sealed in self.connection.receive():
+            if not sealed:
+                continue
+            leaf = topic.rpartition("/")[2]
+            if leaf in ("keyframe", "delta"):
+                self._take_policy(topic, leaf, sealed)
+                continue
+            body = self._verifier.open(topic, sealed)
+            if leaf == "receipt":
+                self._acknowledge(codec.decode(messages.Receipt, body))
+            else:
+                assignment = codec.decode(messages.Assignment, body)
+                if assignment.boot == BOOT:
+                    self._assignment = assignment
+        if not self._beats and self.connection.subscribed:
+            self.beat()
+
+    def _acknowledge(self, receipt: messages.Receipt) -> None:
+        now = time.monotonic()
+        while self._held and receipt.boot == BOOT and self._held[0][0] <= receipt.seq:
+            _, steps, sent_s = self._held.popleft()
+            if sent_s >= self._tally.warm_until_s:
+                self._tally.receipt_s.append(now - sent_s)
+            self._tally.receipted += 1
+            self._tally.steps += steps
+            if not self._tally.warm_s and self._made > self._load.messages // 10:  # all have begun
+                self._tally.warm_s, self._tally.warm_steps = now, self._tally.steps
+                self._tally.receipt_s.clear()
+            self._tally.last_receipt_s = now
+
+    def _take_policy(self, topic: str, leaf: str, sealed: bytes) -> None:
+        try:
+            version = self._policies.take(topic, leaf, sealed)
+        except errors.PolicyError:
+            self._tally.refused += 1
+            return
+        if version:
+            self._tally.verified_s[version].append(time.monotonic())

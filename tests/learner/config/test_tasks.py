@@ -1,0 +1,104 @@
+"""tasks.toml holds only settings that exist, and says when a task is solved."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from broker.contract import errors
+from learner import config
+from learner.config import tasks
+
+
+def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None, **known: str) -> config.Settings:
+    parser = argparse.ArgumentParser()
+    config.add_arguments(parser)
+    return config.effective(parser.parse_args(flags), env_id, ("a test", weakest or {}), **known)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "algorithms", "solved"),
+    [
+        ("CartPole-v1", ["dqn"], 475.0),
+        ("Acrobot-v1", ["dqn"], -100.0),
+        ("MountainCar-v0", ["dqn"], -110.0),
+        ("LunarLander-v3", ["dqn"], 200.0),
+        ("Pendulum-v1", ["d4pg", "ddpg"], -170.0),
+        ("MountainCarContinuous-v0", ["ddpg"], 90.0),
+        ("LunarLanderContinuous-v3", ["d4pg"], 200.0),
+        ("dm_control/cartpole-balance-v0", ["d4pg"], 950.0),
+        ("dm_control/cartpole-swingup-v0", ["d4pg"], 800.0),
+        ("dm_control/reacher-easy-v0", ["d4pg"], 900.0),
+        ("dm_control/walker-stand-v0", ["d4pg"], 900.0),
+    ],
+)
+def test_tuned_tasks_are_valid(env_id: str, algorithms: list[str], solved: float) -> None:
+    assert effective(env_id).train.algorithm == algorithms[0], "the one that is taken if none is asked for"
+    for algorithm in algorithms:
+        found = effective(env_id, "--algorithm", algorithm)
+        assert type(found.algorithm) is config.ALGORITHMS[algorithm]
+        assert found.algorithm != config.ALGORITHMS[algorithm]()
+        assert solved <= found.train.solved_return < float("inf")
+        assert found.train.max_env_steps > found.train.learning_starts
+
+
+def test_an_unknown_task_trains_on_the_defaults() -> None:
+    assert effective("SomeoneElses-v3") == config.Settings(
+        config.TrainConfig(), config.DqnConfig(), config.GateConfig()
+    )
+    assert effective("SomeoneElses-v3", "--algorithm", "ddpg").algorithm == config.DdpgConfig()
+
+
+def test_what_is_tuned_for_one_algorithm_is_not_taken_for_another() -> None:
+    assert tasks.settings("CartPole-v1", "dqn")["n_step"] == 10
+    assert effective("CartPole-v1", "--algorithm", "d4pg").algorithm == config.D4pgConfig()
+
+
+def test_while_the_task_is_not_known_no_setting_is_refused_as_another_algorithm_s() -> None:
+    assert effective("", "--noise-std", "0.2").train.algorithm == config.AUTO
+    tuned = effective("Pendulum-v1", "--noise-std", "0.2").algorithm
+    assert isinstance(tuned, config.D4pgConfig)
+    assert tuned.noise_std == 0.2
+    assert effective("", "--noise-std", "0.2", weakest={"algorithm": "ddpg"}).algorithm.noise.std == 0.2
+    with pytest.raises(errors.ConfigError, match="dqn has no --noise-std"):
+        effective("", "--noise-std", "0.2", weakest={"algorithm": "dqn"})
+
+
+def test_settings_of_another_algorithm_and_unknown_algorithms_are_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="d4pg has no --dueling, --huber-delta"):
+        effective("Pendulum-v1", "--no-dueling", "--huber-delta", "1", "--noise-std", "0.2")
+    with pytest.raises(errors.ConfigError, match="'sarsa' is unknown") as caught:
+        effective("Pendulum-v1", "--algorithm", "sarsa")
+    assert "dqn, ddpg, d4pg" in caught.value.todo
+    with pytest.raises(errors.ConfigError, match=r"noise_std must be 0 to 1.*cannot lie between value_min"):
+        effective("Pendulum-v1", "--noise-std", "2", "--value-min", "5")
+
+
+@pytest.mark.fault(23)
+def test_the_algorithm_follows_from_the_actions_where_none_is_named() -> None:
+    assert effective("SomeoneElses-v3", "--atoms", "11", actions="continuous").algorithm == config.D4pgConfig(atoms=11)
+    assert effective("SomeoneElses-v3", actions="discrete").train.algorithm == "dqn"
+    assert effective("Pendulum-v1", actions="continuous").train.algorithm == "d4pg", "the tuned one"
+    assert effective("MountainCarContinuous-v0").train.algorithm == "ddpg"
+    assert effective("CartPole-v1").train.algorithm == "dqn", "tuned for one alone"
+    with pytest.raises(errors.ConfigError, match="dqn has no --atoms"):
+        effective("SomeoneElses-v3", "--atoms", "11", actions="discrete")
+
+
+@pytest.mark.fault(23)
+def test_a_named_algorithm_must_fit_the_actions() -> None:
+    with pytest.raises(errors.ConfigError, match="dqn learns discrete actions, and It-v0 takes continuous") as caught:
+        effective("It-v0", "--algorithm", "dqn", actions="continuous")
+    assert caught.value.todo == "leave it out, or name ddpg or d4pg"
+
+
+@pytest.mark.fault(28)
+def test_who_names_the_first_steps_means_them() -> None:
+    assert effective("SomeoneElses-v3").train.learning_starts_s > 0
+    assert effective("CartPole-v1", actions="discrete").train.learning_starts_s > 0, "tuned for a fast one"
+    named = ("--learning-starts", "500")
+    assert effective("SomeoneElses-v3", *named, actions="discrete").train.learning_starts_s == 0
+    assert effective("SomeoneElses-v3", *named).train.learning_starts_s == 0
+    assert effective("CartPole-v1", *named, "--learning-starts-s", "9").train.learning_starts_s == 9

@@ -1,0 +1,282 @@
+"""What was committed is there, once; what cannot be read is named and set aside."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import resource
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.contract import errors
+from learner.experience import ledger
+from learner.files import run_directory
+
+
+def entry(seq: int, boot: int = 1, verdict: str = ledger.OK, steps: int = 10) -> ledger.Entry:
+    body = bytes([seq]) * 20 if verdict == ledger.OK else None
+    return ledger.Entry("pi", boot, seq, 100 + seq, steps, 2, 20, verdict, body)
+
+
+def commit(book: ledger.Ledger, *entries: ledger.Entry, forget_before: int = 0) -> None:
+    book.begin(entries, forget_before)
+    book.wait()
+
+
+def seqs(book: ledger.Ledger, steps: int = 10**6) -> list[int]:
+    return [body[0] for _, body in book.newest(steps)]
+
+
+def test_remembers_over_a_restart(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    commit(book, entry(1), entry(2, verdict="shape"), entry(1, boot=2))
+    commit(book, entry(3))
+    book.close()
+    again = ledger.resume(tmp_path / run_directory.LEDGER, keep=False, before=(9, 9), about={}, say=pytest.fail)
+    assert again.id == book.id
+    assert again.last_id == 4
+    assert again.marks() == {("pi", 1): ledger.Mark(3, 113), ("pi", 2): ledger.Mark(1, 111)}
+    assert again.totals() == (30, 6), "refused steps are not in replay"
+    assert seqs(again) == [1, 1, 3]
+    assert [id_ for id_, _ in again.newest(15)] == [3, 4], "the newest that hold so many steps"
+    again.close()
+
+
+def test_a_key_never_comes_twice(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    commit(book, entry(1))
+    book.begin([entry(2), entry(1)], 0)
+    for _ in range(2):
+        with pytest.raises(errors.RunError, match="cannot be written"):
+            book.wait()
+    book.close()
+    again = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    assert again.marks() == {("pi", 1): ledger.Mark(1, 111)}, "of a group all is written, or nothing"
+    again.close()
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_there(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book._db.execute("PRAGMA max_page_count = 12")
+    commit(book, entry(1))
+    big = ledger.Entry("pi", 1, 2, 0, 10, 0, 10**6, ledger.OK, bytes(10**6))
+    book.begin([big], 0)
+    with pytest.raises(errors.StorageError, match="full"):
+        book.wait()
+    book.close()
+    again = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    assert seqs(again) == [1]
+    again.close()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_forgets_payloads_and_never_keys(tmp_path: Path, keep: bool) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER, keep=keep)
+    commit(book, *(entry(seq) for seq in range(1, 6)))
+    commit(book, entry(6), forget_before=4)
+    assert seqs(book) == ([1, 2, 3, 4, 5, 6] if keep else [4, 5, 6])
+    assert book.marks() == {("pi", 1): ledger.Mark(6, 116)}
+    assert book.totals() == (60, 12)
+    book.close()
+
+
+def test_a_new_ledger_has_a_new_id(tmp_path: Path) -> None:
+    books = [ledger.Ledger(tmp_path / name) for name in ("a", "b")]
+    assert books[0].id != books[1].id
+    for book in books:
+        book.close()
+
+
+def test_what_is_forgotten_is_not_written_again(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    commit(book, *(ledger.Entry("pi", 1, seq, 0, 10, 0, 27_000, ledger.OK, bytes(27_000)) for seq in range(1, 85)))
+    book._worker.submit(book._tidy).result()  # the log begins anew with the next commit
+    commit(book, entry(85), forget_before=85)
+    assert seqs(book) == [85]
+    _, pages, _ = book._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    assert pages < 84, "zeros were written over what went: SQLite can be built so that it does (Debian's is)"
+    book.close()
+
+
+@pytest.mark.parametrize("damage", ["lost", "junk", "cut", "empty"])
+def test_a_lost_or_broken_ledger_is_named_and_a_new_one_begins(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / run_directory.LEDGER
+    book = ledger.Ledger(path)
+    commit(book, *(entry(seq) for seq in range(1, 100)))
+    book.close()
+    data = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes({"junk": b"junk" * 5000, "cut": data[: len(data) // 2], "empty": b""}[damage])
+    said: list[str] = []
+    again = ledger.resume(path, keep=False, before=(500, 7), about={"env_id": "x"}, say=said.append)
+    assert again.id != book.id
+    assert again.marks() == {}
+    assert again.totals() == (500, 7), "the run goes on counting where its checkpoint was"
+    assert ("is lost" if damage == "lost" else "is broken") in said[0]
+    assert "a new ledger begins" in said[-1]
+    assert (damage == "lost") == (not list(tmp_path.glob("*.broken-*")))
+    assert ledger.about(path)["env_id"] == "x"
+    commit(again, entry(1))
+    again.close()
+
+
+def test_others_read_along(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER, about={"env_id": "x"})
+    commit(book, entry(1), entry(2, verdict="shape"), entry(3))
+    assert list(ledger.bodies(tmp_path / run_directory.LEDGER)) == [("pi", entry(1).body), ("pi", entry(3).body)]
+    assert ledger.about(tmp_path / run_directory.LEDGER)["id"] == book.id
+    book.close()
+    with pytest.raises(errors.RunError, match="no ledger"):
+        ledger.about(tmp_path / "elsewhere")
+
+
+def test_what_is_committed_is_in_the_file_when_wait_returns(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    commit(book, entry(1))
+    other = sqlite3.connect(tmp_path / run_directory.LEDGER)
+    assert other.execute("SELECT seq FROM messages").fetchall() == [(1,)]
+    assert book._db.execute("PRAGMA synchronous").fetchone() == (2,), "FULL: each commit is synced"
+    other.close()
+    book.close()
+
+
+def test_the_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much was committed, moving it into the file makes no receipt wait for long."""
+    monkeypatch.setattr(ledger, "_TIDY_S", 0.0)
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    size = 100_000
+    for seq in range(1, 31):
+        commit(book, ledger.Entry("pi", 1, seq, 0, 10, 0, size, ledger.OK, bytes([seq]) * size))
+    log = tmp_path / f"{run_directory.LEDGER}-wal"
+    assert log.stat().st_size < 5 * size
+    assert seqs(book) == list(range(1, 31))
+    book.close()
+
+
+@contextlib.contextmanager
+def no_room(size_bytes: int) -> Iterator[None]:
+    """No file grows beyond that: what a full disk is to SQLite, without one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("left_behind", ["closed", "killed"])
+def test_a_sound_ledger_that_cannot_be_opened_now_is_not_called_broken(tmp_path: Path, left_behind: str) -> None:
+    path = tmp_path / run_directory.LEDGER
+    book = ledger.Ledger(path)
+    commit(book, *(entry(seq) for seq in range(1, 100)))
+    if left_behind == "killed":  # its log is not in the file
+        (tmp_path / "copy").mkdir()
+        for file in tmp_path.glob("ledger*"):
+            shutil.copy(file, tmp_path / "copy")
+        path = tmp_path / "copy" / run_directory.LEDGER
+    book.close()
+    refused: list[errors.ActorqError] = []
+    for size_bytes in (0, 4096, 16384):
+        with no_room(size_bytes):
+            try:
+                ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail).close()
+            except errors.ActorqError as error:
+                refused.append(error)
+    assert refused, "else this shows nothing"
+    assert all("cannot be" in one.what and "make room" in one.todo and "--resume" in one.todo for one in refused)
+    assert not list(path.parent.glob("*.broken-*"))
+    again = ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    assert again.id == book.id and again.totals() == (990, 198)
+    again.close()
+
+
+@pytest.mark.fault(10)
+def test_a_ledger_that_somebody_holds_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / run_directory.LEDGER
+    ledger.Ledger(path).close()
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0.05))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(errors.ActorqError, match="locked"):
+        ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    other.close()
+    assert not list(tmp_path.glob("*.broken-*"))
+    with pytest.raises(errors.ActorqError, match="cannot be opened"):
+        ledger.Ledger(tmp_path / "nowhere" / run_directory.LEDGER)
+
+
+def test_a_ledger_of_another_release_is_not_called_broken(tmp_path: Path) -> None:
+    path = tmp_path / run_directory.LEDGER
+    book = ledger.Ledger(path)
+    book._db.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    book.close()
+    with pytest.raises(errors.RunError, match="schema is 99"):
+        ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    assert not list(tmp_path.glob("*.broken-*"))
+
+
+def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / run_directory.LEDGER
+    book = ledger.Ledger(path)
+    commit(book, entry(1))
+    book.close()
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.executescript("ALTER TABLE messages DROP COLUMN digest; DROP TABLE sessions; DROP TABLE conflicts;")
+        old.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
+        old.commit()
+    again = ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    commit(again, entry(2))
+    assert again.id == book.id and again.totals() == (20, 4)
+    assert again.digest("pi", 1, 1) is None and again.digest("pi", 1, 2) == ledger.digest(bytes([2]) * 20)
+    again.close()
+
+
+def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    assert book.begin_session({3}) == {3}
+    again = ledger.Ledger(tmp_path / run_directory.LEDGER)  # the first one was killed
+    assert again.begin_session({7}) == {3, 7}
+    again.close()
+
+
+def refused_rows(book: ledger.Ledger) -> tuple[int, int]:
+    """Rows of refused messages, and how many messages they stand for."""
+    rows = [verdict for (verdict,) in book._db.execute("SELECT verdict FROM messages WHERE verdict != 'ok'")]
+    return len(rows), sum(int(v.split()[0]) if v.endswith(" refused") else 1 for v in rows)
+
+
+@pytest.mark.fault(16)
+def test_rows_of_refused_messages_do_not_grow_for_ever(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    commit(book, entry(1))
+    for begin in range(2, 2002, 100):
+        commit(book, *(entry(seq, verdict="grant", steps=1) for seq in range(begin, begin + 100)))
+    rows, stand_for = refused_rows(book)
+    assert rows <= 40 and stand_for == 2000, "few rows, and each message is counted"
+    assert book._db.execute("SELECT sum(steps) FROM messages WHERE verdict != 'ok'").fetchone() == (2000,)
+    assert book.marks() == {("pi", 1): ledger.Mark(2001, 2102)}
+    assert book.totals() == (10, 2) and seqs(book) == [1]
+    book.close()
+
+
+@pytest.mark.fault(16)
+def test_nor_do_boots_that_were_invented(tmp_path: Path) -> None:
+    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    commit(book, entry(1, boot=7))
+    commit(book, entry(1, boot=8, verdict="grant"), entry(2, boot=8))
+    for boot in range(100, 1100):
+        commit(book, entry(1, boot=boot, verdict="grant"), entry(2, boot=boot, verdict="grant"))
+    commit(book, entry(2, boot=7, verdict="shape"))
+    marks = book.marks()
+    assert len(marks) <= 70
+    assert marks["pi", 1099].seq == marks["pi", 8].seq == marks["pi", 7].seq == 2
+    assert book.totals() == (20, 4)
+    book.close()

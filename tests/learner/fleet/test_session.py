@@ -1,0 +1,341 @@
+"""One learner to a fleet, over real brokers; and only genuine messages get through."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker.contract import codec, errors, messages, signing, topics
+from broker.fleet import identity
+from learner import config
+from learner.fleet import roster, session
+from tests.conftest import BrokerProcess, wait_until
+from tests.fakes import fleet_examples, plain_client, stranger
+
+TOPICS = topics.Topics("lab")
+
+
+@pytest.fixture
+def fleet(actorq_home: Path) -> identity.Fleet:
+    found = identity.Fleet.open("lab")
+    found.enroll("pi")
+    return found
+
+
+def settings(address: str, **changes: object) -> config.TrainConfig:
+    return config.TrainConfig(fleet="lab", broker=(address,), **changes)  # type: ignore[arg-type]
+
+
+def arrivals(of: session.Session, count: int) -> list[session.Arrival]:
+    """Waits until `count` have arrived."""
+    found: list[session.Arrival] = []
+    for _ in range(100):
+        found += list(of.drain(0.1))
+        if len(found) >= count:
+            return found
+    raise AssertionError(f"{len(found)} of {count} arrived")
+
+
+def test_a_second_learner_is_refused_while_the_first_lives(
+    broker_address: str, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.2)
+    first = session.Session(settings(broker_address), print)
+    first.join()
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.wait(0.05):
+            first.beat()
+
+    heart = threading.Thread(target=live)
+    heart.start()
+    second = session.Session(settings(broker_address), print)
+    try:
+        with pytest.raises(errors.FleetBusy, match="another learner is live"):
+            second.join()
+    finally:
+        stop.set()
+        heart.join()
+        second.close()
+        first.close()
+    assert second.epoch == first.epoch + 1
+
+
+def test_what_a_dead_learner_left_behind_does_not_block(
+    mosquitto: BrokerProcess, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_SILENCE_S", 0.3)
+    state = messages.LearnerState(True, "dead", 1, 9)
+    with plain_client.PlainClient(mosquitto.port, "ghost") as client:
+        client.publish(TOPICS.learner_state, fleet.sealer.seal(TOPICS.learner_state, codec.encode(state)), retain=True)
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    found.close()
+
+
+def test_hands_on_what_enrolled_actors_say_and_counts_the_rest(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    mac = signing.ActorMac(fleet.bundle("pi").mac_key)
+    state_topic, report_topic = TOPICS.actor_state("pi"), TOPICS.report("pi")
+    body = codec.encode(fleet_examples.state())
+    with plain_client.PlainClient(mosquitto.port, "pi") as client:
+        client.publish(state_topic, body)  # not sealed
+        client.publish(state_topic, mac.seal(report_topic, body))  # sealed for another topic
+        client.publish(state_topic, fleet.sealer.seal(state_topic, body))  # sealed, but not by the actor
+        client.publish(TOPICS.actor_state("stranger"), mac.seal(TOPICS.actor_state("stranger"), body))
+        client.publish(report_topic, mac.seal(report_topic, body))  # a state where reports belong
+        client.publish(TOPICS.learner_state, b"")
+        client.publish(TOPICS.experience("pi"), b"whatever")  # ingest judges that
+        client.publish(state_topic, mac.seal(state_topic, body))
+    first, second = arrivals(found, 2)
+    assert first.message == b"whatever"
+    assert second.message == fleet_examples.state()
+    assert found.refused == {
+        "state.signature": 4,  # three from the actor's topic, one from the learner's
+        "state.unknown_actor": 1,
+        "report.kind": 1,
+    }
+    found.close()
+
+
+def test_a_drained_session_leaves_its_sockets_to_the_network_threads(
+    mosquitto: BrokerProcess, fleet: identity.Fleet
+) -> None:
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    with plain_client.PlainClient(mosquitto.port, "pi") as client:
+        client.publish(TOPICS.experience("pi"), b"whatever")
+    arrivals(found, 1)  # the last look did not wait: the loop may compute for long now
+    assert all(one._turns._resting.is_set() for one in found.brokers._all)
+    found.close()
+
+
+def test_follows_who_is_enrolled_renewed_and_revoked(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    topic, body = TOPICS.actor_state("pi"), codec.encode(fleet_examples.state())
+    old = signing.ActorMac(fleet.bundle("pi").mac_key)
+    new = signing.ActorMac(fleet.enroll("pi").mac_key)
+    macs = found.macs  # what ingest was given
+    with plain_client.PlainClient(mosquitto.port, "pi") as client:
+
+        def verdict(mac: signing.ActorMac) -> str:
+            """What becomes of a message under this key: taken, or the reason why it was refused."""
+            before = found.refused.copy()
+            client.publish(topic, mac.seal(topic, body))
+            for _ in range(100):
+                taken = list(found.drain(0.05))
+                if taken or found.refused != before:
+                    return "taken" if taken else next(iter(found.refused - before))
+            return "lost"
+
+        wait_until(lambda: verdict(new) == "taken", "the new key is taken")
+        assert verdict(old) == "state.signature"
+        actors = fleet.directory / "actors"
+        before = actors.stat()
+        fleet.revoke("pi")
+        os.utime(actors, ns=(before.st_atime_ns, before.st_mtime_ns))  # within one tick of the file system's clock
+        wait_until(lambda: verdict(new) == "state.unknown_actor", "the revoked actor is unknown", timeout_s=1.0)
+        assert verdict(new) == verdict(old) == "state.unknown_actor"
+    assert macs == {}
+    found.close()
+
+
+def test_gathering_ends_when_nobody_comes(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    found = session.Session(settings(mosquitto.address, wait_s=0.1, actors=2), print)
+    try:
+        with pytest.raises(errors.EnvironmentFailure, match="0 of 2 actors"):
+            found.gather(roster.Roster(found.id, found.epoch, "", print), threading.Event())
+    finally:
+        found.close()
+
+
+def test_no_broker_is_a_named_error(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.mqtt.link.CONNECT_TIMEOUT_S", 0.1)
+    found = session.Session(settings("127.0.0.1:1"), print)
+    with pytest.raises(errors.BrokerUnreachable, match="no broker answered") as caught:
+        found.join()
+    assert "actorq-broker up" in caught.value.todo
+    found.close()
+
+
+@pytest.mark.fault(3)
+def test_a_stranger_on_the_broker_s_port_is_a_named_error(
+    fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not one of keys and bundles: those of this learner are in order."""
+    monkeypatch.setattr("broker.mqtt.link.CONNECT_TIMEOUT_S", 0.2)
+    with stranger.Stranger(fleet, tmp_path, "self-signed") as other:
+        found = session.Session(settings(other.address), print)
+        with pytest.raises(errors.BrokerUnreachable, match="not one of this fleet") as caught:
+            found.join()
+        found.close()
+    assert caught.value.where == other.address
+
+
+def test_leaves_offline_behind_when_it_goes(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    found.close()
+    with plain_client.PlainClient(mosquitto.port, "reader") as client:
+        client.subscribe(TOPICS.learner_state)
+        topic, payload, retained = client.next()
+    opened = signing.LearnerVerifier(fleet.sealer.public_key).open(topic, payload)
+    assert retained
+    assert codec.decode(messages.LearnerState, opened).online is False
+
+
+def said_before(port: int, fleet: identity.Fleet, *, retain: bool = True, **changes: object) -> None:
+    """Publishes a state of another session, under the fleet's key."""
+    values: dict[str, object] = {"online": False, "session": "before", "epoch": 7, "heartbeat": 9}
+    state = messages.LearnerState(**(values | changes))  # type: ignore[arg-type]
+    with plain_client.PlainClient(port, "ghost") as client:
+        sealed = fleet.sealer.seal(TOPICS.learner_state, codec.encode(state))
+        client.publish(TOPICS.learner_state, sealed, retain=retain)
+
+
+def said_at(fleet: identity.Fleet, client: plain_client.PlainClient) -> messages.LearnerState:
+    """What a learner says next, or said last."""
+    opened = signing.LearnerVerifier(fleet.sealer.public_key).open(TOPICS.learner_state, client.next()[1])
+    return codec.decode(messages.LearnerState, opened)
+
+
+@pytest.mark.fault(17)
+@pytest.mark.parametrize("online", [False, True], ids=["goodbye", "left over"])
+def test_a_lost_epoch_is_found_again(
+    online: bool, mosquitto: BrokerProcess, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_SILENCE_S", 0.3)
+    said_before(mosquitto.port, fleet, online=online)
+    said: list[str] = []
+    found = session.Session(settings(mosquitto.address, wait_s=0.1), said.append)
+    actors = roster.Roster(found.id, found.epoch, "", print)
+    with pytest.raises(errors.EnvironmentFailure):
+        found.gather(actors, threading.Event())
+    assert found.epoch == 8 and int((fleet.directory / "epoch").read_text()) == 8
+    actor = actors.observe("pi", fleet_examples.state(), retained=False, now_s=0.0)
+    exploration = config.DqnConfig()
+    assignment = actors.assign(
+        actor,
+        steps_left=1,
+        env_steps=0,
+        lockstep_version=0,
+        settings=settings(mosquitto.address),
+        exploration=exploration,
+        now_s=0.0,
+    )
+    assert assignment is not None and assignment.epoch == 8
+    assert any("heard epoch 7" in line for line in said)
+    with plain_client.PlainClient(mosquitto.port, "reader") as client:
+        client.subscribe(TOPICS.learner_state)
+        assert said_at(fleet, client).epoch == 8
+        for one in found.brokers._all:
+            assert one._client is not None
+            one._client._sock_close()  # as if it were killed: its will says so, and is its own
+        will = said_at(fleet, client)
+        assert (will.online, will.epoch, will.session) == (False, 8, found.id)
+    found.close()
+
+
+@pytest.mark.fault(17)
+def test_a_live_learner_has_the_fleet_though_the_epoch_was_lost(
+    broker_address: str, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.2)
+    (fleet.directory / "epoch").write_text("41\n")
+    first = session.Session(settings(broker_address), print)
+    first.join()
+    (fleet.directory / "epoch").unlink()
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.wait(0.05):
+            first.beat()
+
+    heart = threading.Thread(target=live)
+    heart.start()
+    second = session.Session(settings(broker_address), print)
+    try:
+        with pytest.raises(errors.FleetBusy, match="another learner is live"):
+            second.join()
+    finally:
+        stop.set()
+        heart.join()
+        second.close()
+    third = session.Session(settings(broker_address), print, take_over=True)
+    third.join()
+    assert third.epoch > first.epoch == 42, "what was heard is remembered"
+    with pytest.raises(errors.FleetBusy, match="taken this fleet over"):
+        arrivals(first, 1)
+    first.close()
+    third.close()
+
+
+@pytest.mark.fault(17)
+def test_a_learner_whose_successor_has_left_ends_too(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    """Actors heard a higher epoch meanwhile, and would take nothing more of it: it would stand still for ever."""
+    found = session.Session(settings(mosquitto.address), print)
+    found.join()
+    said_before(mosquitto.port, fleet, epoch=found.epoch + 1, heartbeat=0, retain=False)  # the will of one that waited
+    said_before(mosquitto.port, fleet, epoch=found.epoch + 1)
+    with pytest.raises(errors.FleetBusy, match="taken this fleet over"):
+        arrivals(found, 1)
+    found.close()
+
+
+@pytest.mark.fault(17)
+def test_an_actor_that_is_ahead_is_named_once_and_not_believed(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
+    said: list[str] = []
+    found = session.Session(settings(mosquitto.address, wait_s=0.5), said.append)
+    mac = signing.ActorMac(fleet.bundle("pi").mac_key)
+    with plain_client.PlainClient(mosquitto.port, "pi") as client:
+        for heartbeat in (1, 2):
+            state = fleet_examples.state(heartbeat=heartbeat, vitals=messages.Vitals(policy_epoch=10**15))
+            topic = TOPICS.actor_state("pi")
+            client.publish(topic, mac.seal(topic, codec.encode(state)), retain=True)
+        with pytest.raises(errors.EnvironmentFailure):
+            found.gather(roster.Roster(found.id, found.epoch, "", print), threading.Event())
+    assert found.epoch == 1
+    (line,) = [line for line in said if "epoch" in line]
+    assert "actor pi" in line and str(10**15) in line and str(fleet.directory / "epoch") in line
+    found.close()
+
+
+@pytest.mark.fault(16)
+def test_who_floods_is_not_listened_to_for_a_while(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the broker vouches for topics; each time for longer, and whoever is enrolled meanwhile is listened to."""
+    monkeypatch.setattr(session, "_DEAF_S", 0.2)
+    said: list[str] = []
+    found = session.Session(settings("mqtts://127.0.0.1:1"), said.append)
+    followed: list[set[str]] = []
+    monkeypatch.setattr(
+        found.brokers, "follow", lambda wanted: followed.append({topic.split("/")[3] for topic in wanted})
+    )
+    topic = TOPICS.experience("pi")
+
+    def flood() -> None:
+        for _ in range(5000):
+            found._inbox.put(topic, b"junk", False)
+        assert len(list(found.drain(0.0))) < 1000
+
+    flood()
+    list(found.drain(0.0))
+    assert followed == [set()] and found.refused["rate"] > 4000
+    fleet.enroll("late")
+    wait_until(lambda: list(found.drain(0.0)) or {"late"} in followed, "the new one is")
+    wait_until(lambda: list(found.drain(0.0)) or {"late", "pi"} in followed, "and the other one again")
+    flood()
+    list(found.drain(0.0))
+    assert followed[-1] == {"late"} and "for 0.4 s" in said[-1]
+
+
+def test_where_anybody_may_write_at_any_topic_nobody_pays_for_it(fleet: identity.Fleet) -> None:
+    found = session.Session(settings("127.0.0.1:1"), print)
+    for _ in range(5000):
+        found._inbox.put(TOPICS.experience("pi"), b"junk", False)
+    assert len(list(found.drain(0.0))) == 5000

@@ -1,0 +1,146 @@
+"""From layers to messages: what is done beside the gate, what is put off, and what the last policy's ranges serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from broker.contract import messages, specs, topics
+from edge_actor.policies import reassembly
+from learner import config
+from learner.files import run_directory
+from learner.networks import layers, networks
+from learner.policies import publish
+from learner.quantize import gate
+from tests import conftest
+
+SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=3))
+
+
+class Wire:
+    """A sender that keeps what it is given."""
+
+    is_local = True
+
+    def __init__(self) -> None:
+        self.sent: list[messages.Message] = []
+
+    def retain(self, topic: str, message: messages.Message) -> int:
+        self.sent.append(message)
+        return 1
+
+    def tell(self, topic: str, message: messages.Message) -> int:
+        return self.retain(topic, message)
+
+    def forget(self, topic: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("width", "precision"), [(16, "int8"), (1800, "int8"), (16, "float16"), (1000, "float32")])
+def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes_of_it(
+    width: int, precision: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    network = networks.QNetwork.build(SPEC, (width, width), False, rng)
+    normalizer = networks.Normalizer.identity(SPEC.observation)
+    policies = [network.policy_layers(list(network.initial().values()), normalizer)]
+    for _ in range(2):
+        moved = [a + 0.01 * rng.standard_normal(a.shape, np.float32) for a in layers.arrays(policies[-1]).values()]
+        policies.append(layers.with_arrays(policies[-1], moved))
+    wire, held = Wire(), reassembly.Reassembly(SPEC)
+    lenient = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
+    directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    names = topics.Topics("f")
+    publisher = publish.Publisher(
+        wire, names, SPEC, "q_values", 1, 0, lenient, directory, pytest.fail, precision=precision
+    )
+    x = rng.standard_normal((96, 4), np.float32)
+    first, second, third = policies
+    reasons = [publisher.publish(policy, x[:64], x[64:]).reason for policy in (first, second, second, third)]
+    assert reasons == ["", "", "identical", ""]
+    kinds = [type(message) for message in wire.sent if not isinstance(message, messages.PolicyPart)]
+    assert kinds == [messages.Policy, messages.PolicyDelta, messages.PolicyDelta]
+    for message in wire.sent:
+        if isinstance(message, messages.Policy):
+            held.add_keyframe(message, b"", None)
+        elif isinstance(message, messages.PolicyDelta):
+            held.add_delta(message, b"", None)
+        elif isinstance(message, messages.PolicyPart):
+            held.add_part(message)
+    assert publisher.newest is not None
+    assert held.newest is not None
+    assert held.newest.model == publisher.newest.model
+    parts = [message for message in wire.sent if isinstance(message, messages.PolicyPart)]
+    assert (len(parts) > 2) == (width > 16)
+
+
+@pytest.mark.parametrize("expire_after_s", [0.0, 60.0])
+def test_every_policy_says_when_it_expires(expire_after_s: float, tmp_path: Path) -> None:
+    wire = Wire()
+    publisher, _, x = _publisher(tmp_path, wire, expire_after_s)
+    for seed in range(3):
+        assert publisher.publish(_policy(seed), x[:64], x[64:]).passed
+    publisher.settle(at_once=True)
+    assert publisher.newest is not None
+    publisher.publish_again(publisher.newest)
+    sent = [m.manifest if isinstance(m, messages.Policy) else m for m in wire.sent]
+    times = {(m.created_s, m.expires_s) for m in sent if isinstance(m, messages.Manifest | messages.PolicyDelta)}
+    assert len(sent) == len(wire.sent) >= 4
+    assert all(expires_s == (created_s + 60.0 if expire_after_s else 0.0) for created_s, expires_s in times)
+
+
+def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(tmp_path: Path) -> None:
+    publisher, policies, x = _publisher(tmp_path)
+    policy = policies / "v000001.int8.tflite"
+    publisher.publish(_policy(0), x[:64], x[64:])
+    publisher.settle()
+    assert not policy.exists()
+    publisher.acts(1, 0.0)
+    publisher.settle()
+    conftest.wait_until(policy.exists, "the policy is kept")
+    assert publisher.newest is not None
+    assert policy.read_bytes() == publisher.newest.model
+    publisher.publish(_policy(1), x[:64], x[64:])
+    publisher.settle(at_once=True)
+    assert (policies / "v000002.int8.tflite").exists()
+    assert len(publisher.timings.put_off_ms) == 2
+
+
+def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, _, x = _publisher(tmp_path)
+    policy = _policy(0)
+    moved = layers.with_arrays(policy, [a * np.float32(1.01) for a in layers.arrays(policy).values()])
+    grown = layers.with_arrays(policy, [a * np.float32(8.0) for a in layers.arrays(policy).values()])
+    passes = mock.Mock(wraps=publisher._refiner.fit)
+    monkeypatch.setattr(publisher._refiner, "fit", passes)
+    counts = []
+    for each in (policy, moved, grown):
+        verdict = publisher.publish(each, x[:64], x[64:])
+        assert verdict.passed, verdict
+        assert isinstance(verdict, gate.ChoiceVerdict)
+        assert verdict.agreement > 0.95
+        counts.append(passes.call_count)
+    # The first; after it, before the second; after that, and once more for what it cannot hold
+    assert counts == [1, 2, 4]
+
+
+def _publisher(
+    directory: Path, wire: Wire | None = None, expire_after_s: float = 0.0
+) -> tuple[publish.Publisher, Path, NDArray[np.float32]]:
+    run = run_directory.RunDirectory(directory / "run", resume=False)
+    names, limits = topics.Topics("f"), config.GateConfig()
+    publisher = publish.Publisher(
+        *(wire or Wire(), names, SPEC, "q_values", 1, 0, limits, run, pytest.fail), expire_after_s=expire_after_s
+    )
+    return publisher, run.policies, np.random.default_rng(1).standard_normal((96, 4), np.float32)
+
+
+def _policy(seed: int) -> layers.PolicyLayers:
+    network = networks.QNetwork.build(SPEC, (16, 16), False, np.random.default_rng(seed))
+    return network.policy_layers(list(network.initial().values()), networks.Normalizer.identity(SPEC.observation))

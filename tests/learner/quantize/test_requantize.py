@@ -1,0 +1,332 @@
+"""Requantizing a template against TFLiteConverter, byte by byte.
+
+The converter calibrates by itself, so the ranges that it saw are read on their way from its calibration to its
+quantization, and given to ours. What both make of them must be the same file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tensorflow.lite.python import convert as tflite_convert
+from tensorflow.lite.python import lite
+from tensorflow.lite.python import schema_py_generated as schema
+
+from broker.contract import errors, specs
+from learner.networks import layers, networks
+from learner.quantize import calibrate, convert, gate, input_scaling, kernels, quantizer, requantize, template
+
+Arrays = NDArray[np.float32]
+
+
+def _spec(*shape: int, dtype: str = "float32") -> specs.EnvSpec:
+    return specs.EnvSpec(specs.ObservationSpec(shape, dtype), specs.ActionSpec("discrete", n=6))
+
+
+def _policy(case: str) -> tuple[layers.PolicyLayers, specs.EnvSpec]:
+    hidden = {"2048x2": (2048, 2048), "256x2": (256, 256), "three layers": (96, 64, 32)}.get(case, (64, 64))
+    spec = _spec(84, 84, 4, dtype="uint8") if case == "nature" else _spec(24)
+    hidden = (512,) if case == "nature" else hidden
+    network = networks.QNetwork.build(spec, hidden, case == "dueling", np.random.default_rng(0))
+    policy = network.policy_layers(list(network.initial().values()), networks.Normalizer.identity(spec.observation))
+    if case in ("tanh", "split"):
+        last = policy[-1]
+        assert isinstance(last, layers.Dense)
+        policy = (*policy[:-1], dataclasses.replace(last, activation="tanh"))
+    return policy, spec
+
+
+def _draw(policy: layers.PolicyLayers, rng: np.random.Generator) -> layers.PolicyLayers:
+    """Other weights of other sizes, as training makes them."""
+    return layers.with_arrays(
+        policy,
+        [
+            (a.std() + 0.02) * 10 ** rng.uniform(-0.5, 0.5) * rng.standard_normal(a.shape, np.float32)
+            for a in layers.arrays(policy).values()
+        ],
+    )
+
+
+def _observations(spec: specs.EnvSpec, rng: np.random.Generator, rows: int) -> NDArray[Any]:
+    if spec.observation.dtype == "uint8":
+        return rng.integers(0, 256, (rows, *spec.observation.shape), np.uint8)
+    return (rng.standard_normal((rows, *spec.observation.shape)) * 10 ** rng.uniform(-1, 1, 24)).astype(np.float32)
+
+
+def _reference(
+    policy: layers.PolicyLayers, observations: NDArray[Any], per_channel: bool = True, split: bool = False
+) -> tuple[bytes, requantize.Ranges]:
+    """What TFLiteConverter makes, and the ranges that its calibration handed to its quantization."""
+    handed_on: list[bytes] = []
+
+    def watched(calibrated: bytes, *args: Any, **kwargs: Any) -> bytes:
+        handed_on.append(calibrated)
+        quantized: bytes = tflite_convert.mlir_quantize(calibrated, *args, **kwargs)
+        return quantized
+
+    with mock.patch.object(lite, "_mlir_quantize", watched):
+        model = convert.convert(policy, observations, "int8", per_channel=per_channel, split=split)
+    affine = input_scaling.from_ranges(observations, split=split) if isinstance(policy[0], layers.Dense) else None
+    return model, _ranges(handed_on[0], affine)
+
+
+def _ranges(calibrated: bytes, affine: input_scaling.Affine | None) -> requantize.Ranges:
+    model = schema.Model.GetRootAs(calibrated, 0)
+    graph = model.Subgraphs(0)
+
+    def span(tensor: int) -> tuple[float, float]:
+        found = graph.Tensors(tensor).Quantization()
+        return float(found.Min(0)), float(found.Max(0))
+
+    weighted = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
+    operators = [graph.Operators(i) for i in range(graph.OperatorsLength())]
+    return requantize.Ranges(
+        span(graph.Inputs(0)),
+        tuple(
+            span(op.Outputs(0)) for op in operators if model.OperatorCodes(op.OpcodeIndex()).BuiltinCode() in weighted
+        ),
+        affine,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_channel", [True, False], ids=["per-channel", "per-tensor"])
+@pytest.mark.parametrize(
+    ("case", "draws"),
+    [
+        ("64x2", 50),
+        ("256x2", 50),
+        ("three layers", 50),
+        ("dueling", 50),
+        ("tanh", 50),
+        ("split", 20),
+        ("2048x2", 5),
+        ("nature", 5),
+    ],
+)
+def test_the_same_ranges_give_the_converters_bytes(case: str, draws: int, per_channel: bool) -> None:
+    architecture, spec = _policy(case)
+    rng = np.random.default_rng(1)
+    quantize = quantizer.Quantizer(per_channel=per_channel)
+    for draw in range(draws):
+        policy = _draw(architecture, rng)
+        observations = _observations(spec, rng, 16 if case == "nature" else 256)
+        expected, ranges = _reference(policy, observations, per_channel, split=case == "split")
+        assert quantize.quantize(policy, ranges, observations) == expected, f"draw {draw}"
+    assert quantize.fallbacks == 0
+
+
+def test_own_ranges_differ_from_the_converters_by_rounding_alone() -> None:
+    architecture, spec = _policy("256x2")
+    rng = np.random.default_rng(2)
+    quantize = quantizer.Quantizer()
+    weights_differ = 0
+    for _ in range(10):
+        policy, observations = _draw(architecture, rng), _observations(spec, rng, 256)
+        ranges, _ = calibrate.measure(policy, observations, len(observations))
+        ours = template.locate(quantize.quantize(policy, ranges, observations), 3).numbers()
+        theirs = template.locate(convert.convert(policy, observations, "int8"), 3).numbers()
+        for name, number in ours.items():
+            if name.endswith("scale"):  # sums in another order: the ends of the ranges move by a few last digits
+                np.testing.assert_allclose(number, theirs[name], rtol=2e-6)
+        weights_differ += sum(int((ours[n] != theirs[n]).sum()) for n in ours if n.endswith("weights"))
+    assert weights_differ == 0  # weights do not depend on activations
+
+
+@pytest.mark.parametrize("value", [0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, -0.49999997, 126.5, 63.499996, 3.4999998])
+def test_halves_round_away_from_zero(value: float) -> None:
+    expected = np.copysign(np.floor(abs(np.float64(np.float32(value))) + 0.5), value)
+    assert requantize._rounded(np.array([value], np.float32)) == expected
+    written, one = np.zeros((1, 19), np.int8), np.ones(1, np.float32)  # by 16 at once, and the rest one by one
+    raised, largest, no_mean = np.ones(1, np.float32), np.ones(1, np.float32), np.zeros(0, np.float32)
+    kernels.write(np.full((1, 19), value, np.float32), np.ones(19, np.float32), one, no_mean, written, raised, largest)
+    assert (written == expected).all()
+    assert raised == 0
+    assert largest == abs(np.float32(value))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_largest_size_of_a_row_tells_what_is_not_finite(bad: float) -> None:
+    weights = np.array([[1.0, -3.0, 2.0] * 7, [1.0, bad, 5.0] * 7], np.float32)
+    largest = np.zeros(2, np.float32)
+    kernels.measure(weights, np.full(21, 0.5, np.float32), largest)
+    assert largest[0] == 1.5
+    assert not np.isfinite(largest[1])
+    written, raised, too = np.zeros((2, 21), np.int8), np.zeros(2, np.float32), np.zeros(2, np.float32)
+    kernels.write(weights, np.full(21, 0.5, np.float32), raised + 1, np.zeros(0, np.float32), written, raised, too)
+    assert np.array_equal(too, largest, equal_nan=True)
+    weights.flags.writeable = False  # as TensorFlow's may be
+    kernels.measure(weights, np.full(21, 0.5, np.float32), largest)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 32), (7, 5, 33), (32, 9, 100), (3, 8, 64), (8, 1, 64), (8, 8, 31)])
+def test_a_product_is_that_of_numpy_whatever_the_sizes(shape: tuple[int, int, int]) -> None:
+    count, outputs, inputs = shape
+    rng = np.random.default_rng(count)
+    x, weights = (rng.standard_normal((n, inputs)).astype(np.float32) for n in (count, outputs))
+    np.testing.assert_allclose(kernels.product(x.T.copy().T, weights), x.astype(np.float64) @ weights.T, atol=1e-4)
+    weights[-1, 0] = np.nan
+    assert np.isnan(kernels.product(x, weights)[:, -1]).all()
+
+
+def test_what_rounding_adds_is_told() -> None:
+    rng = np.random.default_rng(5)
+    weights, columns, mean = (rng.uniform(-1, 1, n).astype(np.float32) for n in ((9, 77), 77, 77))
+    written, raised = np.zeros((9, 77), np.int8), np.zeros(9, np.float32)
+    kernels.write(weights, columns, np.full(9, 100, np.float32), mean, written, raised, np.zeros(9, np.float32))
+    exact = weights.astype(np.float64) * columns * 100
+    assert raised == pytest.approx((written - exact) @ mean, abs=1e-3)
+    assert np.abs(written - exact).max() <= 0.5001
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "zero_point"),
+    [
+        (0.0, 255.0, 1.0, -128),
+        (-255.0, 0.0, 1.0, 127),
+        (-128.0, 127.0, 1.0, 0),
+        (51.0, 255.0, 1.0, -128),  # widened to include 0
+        (-1.0, 1.0, 2 / 255, -1),  # -0.5, away from zero
+    ],
+)
+def test_activation_scale_by_hand(low: float, high: float, scale: float, zero_point: int) -> None:
+    assert requantize.activation_scale(low, high) == (np.float32(scale), zero_point)
+
+
+def test_tiny_weights_keep_a_scale() -> None:
+    architecture, spec = _policy("64x2")
+    rng = np.random.default_rng(3)
+    policy = _draw(architecture, rng)
+    first, *rest = policy
+    assert isinstance(first, layers.Dense)
+    kernel = first.kernel.copy()
+    kernel[0], kernel[1] = 0.0, 1e-9
+    policy = (dataclasses.replace(first, kernel=kernel), *rest)
+    observations = _observations(spec, rng, 64)
+    expected, ranges = _reference(policy, observations)
+    assert quantizer.Quantizer().quantize(policy, ranges, observations) == expected
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite(value: float) -> None:
+    architecture, spec = _policy("64x2")
+    rng = np.random.default_rng(4)
+    policy = _draw(architecture, rng)
+    observations = _observations(spec, rng, 64)
+    ranges, _ = calibrate.measure(policy, observations, 64)
+    quantize = quantizer.Quantizer()
+    for name in layers.arrays(policy):
+        arrays = {k: a.copy() for k, a in layers.arrays(policy).items()}
+        arrays[name].flat[-1] = value
+        broken = layers.with_arrays(policy, arrays.values())
+        with pytest.raises(errors.PolicyError, match="NaN or infinite") as caught:
+            quantize.quantize(broken, calibrate.measure(broken, observations, 64)[0], observations)
+        assert caught.value.reason == "not_finite"
+        with pytest.raises(errors.PolicyError, match="NaN or infinite"):
+            quantize.quantize(broken, ranges, observations)
+
+
+def test_what_cannot_be_mapped_is_converted_and_said_once() -> None:
+    architecture, spec = _policy("64x2")
+    rng = np.random.default_rng(5)
+    policy = _draw(architecture, rng)
+    first, second, last = policy
+    assert isinstance(second, layers.Dense)
+    dead = dataclasses.replace(second, bias=np.full_like(second.bias, -1e6))  # behind ReLU nothing but zeros
+    policy = (first, dead, last)
+    observations = _observations(spec, rng, 64)
+    ranges, _ = calibrate.measure(policy, observations, 64)
+    said: list[str] = []
+    quantize = quantizer.Quantizer(say=said.append)
+    for _ in range(2):
+        assert quantize.quantize(policy, ranges, observations) == convert.convert(policy, observations, "int8")
+    assert quantize.fallbacks == 2
+    assert said == ["quantizing by TFLiteConverter, which is slower: a layer puts out nothing but zeros"]
+
+
+@pytest.mark.parametrize("piece", [4096, 10_000, 40_000, 1 << 20])
+def test_pieces_are_final_when_given_join_to_the_model_and_none_is_small(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, spec = _policy("256x2")
+    rng = np.random.default_rng(8)
+    observations = _observations(spec, rng, 64)
+    quantize, given = quantizer.Quantizer(), list[bytes]()
+    monkeypatch.setattr(requantize, "PIECE_BYTES", piece)
+    for _ in range(2):
+        policy = _draw(architecture, rng)
+        ranges, _ = calibrate.measure(policy, observations, 64)
+        given.clear()
+        model = quantize.quantize(policy, ranges, observations, on_written=lambda part: given.append(bytes(part)))
+    assert b"".join(given) == model
+    assert len(given) == 1 or min(map(len, given)) >= piece // 4
+    assert len(given) <= max(1, len(model) // piece + 1)
+
+
+def test_biases_of_zero_need_no_other_template() -> None:
+    architecture, spec = _policy("64x2")
+    rng = np.random.default_rng(6)
+    policy = _draw(architecture, rng)
+    policy = layers.with_arrays(policy, [a * (a.ndim > 1) for a in layers.arrays(policy).values()])
+    observations = _observations(spec, rng, 64)
+    ranges, exact = calibrate.measure(policy, observations, 64)
+    quantize = quantizer.Quantizer()
+    model = quantize.quantize(policy, ranges, observations)
+    assert quantize.fallbacks == 0
+    outputs, _, _ = gate.run(model, observations)
+    assert np.abs(outputs - exact).max() < 0.05 * np.ptp(exact)
+
+
+def _one_layer(*weights: float) -> tuple[template.Template, layers.PolicyLayers, requantize.Ranges]:
+    """One output without scaling of the input; its bias is 3."""
+    kernel = np.array(weights, np.float32)[None]
+    policy = (layers.Dense(kernel, np.array([3.0], np.float32), "none"),)
+    x = np.ones((4, len(weights)), np.float32)
+    ranges, _ = calibrate.measure(policy, x, 4, per_feature=False)
+    return quantizer._build(policy, (len(weights),), quantizer._Input(False, False), per_channel=True), policy, ranges
+
+
+def test_biases_take_back_the_mean_of_the_rounding_error() -> None:
+    """Scale 1: weights 127 and 0.4 become 127 and 0, which at mean inputs of 1 and 5 takes 2 away."""
+    target, policy, ranges = _one_layer(127.0, 0.4)
+    mean = np.array([1.0, 5.0], np.float32)
+    requantize.requantize(target, policy, dataclasses.replace(ranges, means=(mean,)))
+    (place,) = target.layers
+    assert place.weights.tolist() == [[127, 0]]
+    assert place.bias * place.bias_scale == pytest.approx(3 + 5 * 0.4, abs=0.005)
+    requantize.requantize(target, policy, ranges)
+    assert place.bias * place.bias_scale == pytest.approx(3, abs=0.005)
+
+
+def test_steady_scales_stay_while_the_weights_fit() -> None:
+    target, policy, ranges = _one_layer(127.0, 0.4)
+    (place,), (layer,) = target.layers, policy
+    assert isinstance(layer, layers.Dense)
+    steady = dataclasses.replace(ranges, steady=True)
+
+    def scale(largest: float) -> float:
+        kernel = np.array([[largest, 1.0]], np.float32)
+        requantize.requantize(target, (dataclasses.replace(layer, kernel=kernel),), steady)
+        assert abs(place.weights[0, 0] * place.weight_scale[0] - largest) <= place.weight_scale[0] / 2
+        return float(place.weight_scale[0])
+
+    first = scale(127.0)
+    assert first == 1.125, "1.06, with four significant bits"
+    assert scale(115.0) == scale(142.0) == first
+    assert scale(143.0) == 1.25, "does not fit"
+    assert scale(114.0) == 1.0, "would be too coarse"
+
+
+def test_steady_biases_are_coarse_beside_their_scale_and_fine_beside_the_outputs() -> None:
+    target, policy, ranges = _one_layer(127.0, 0.4)
+    (place,) = target.layers
+    requantize.requantize(target, policy, dataclasses.replace(ranges, steady=True))
+    level = requantize.activation_scale(*ranges.outputs[0])[0]
+    assert 64 < level / place.bias_scale[0] < 128
+    assert place.bias[0] % 8 == 0
+    assert place.bias[0] * place.bias_scale[0] == pytest.approx(3, abs=float(level) / 16)

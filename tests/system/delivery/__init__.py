@@ -1,0 +1,1 @@
+"""Nothing is lost and nothing counts twice."""

@@ -1,0 +1,1 @@
+"""What strangers, hostile members and malformed bytes can do."""

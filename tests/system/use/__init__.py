@@ -1,0 +1,1 @@
+"""Whole fleets as a user runs them."""

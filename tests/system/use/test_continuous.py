@@ -1,0 +1,84 @@
+"""Continuous actions through a real fleet: noise on the actors, a learner that is killed, a task that is learned."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker.contract import codec, messages
+from learner.experience import ledger
+from learner.files import checkpoint, run_directory
+from learner.run import local_fleet
+from tests import conftest
+
+pytestmark = pytest.mark.system
+
+SMALL = ("--algorithm", "d4pg", "--hidden", "32", "--critic-hidden", "32", "--learning-starts", "400", "--no-energy")
+
+
+def newest(run: Path) -> checkpoint.Checkpoint | None:
+    return checkpoint.load_newest(run / "checkpoints", lambda line: None)
+
+
+def test_a_killed_run_goes_on_with_targets_moments_and_noise(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
+) -> None:
+    fleet, run = start_fleet(), run_root / "run"
+    for index in range(2):
+        fleet.start_actor(f"a{index}", ["--env", "Pendulum-v1", "--heartbeat-s", "0.5"])
+    flags = ("--env", "Pendulum-v1", *SMALL, "--actors", "2", "--noise-std", "0.5", "--noise-ladder", "0.02")
+    learner = fleet.start_learner([*flags, "--checkpoint-period-s", "0.5", "--run-dir", str(run)])
+    conftest.wait_until(
+        lambda: run.is_dir() and (found := newest(run)) is not None and found.parts["algorithm"]["updates"] > 100,
+        "a checkpoint behind some updates",
+        timeout_s=60.0,
+    )
+    learner.send_signal(signal.SIGKILL)
+    learner.wait()
+    saved = newest(run)
+    assert saved is not None
+    groups = {name.split("/")[0] for name in saved.parts["algorithm"]}
+    assert groups == {"weights", "targets", "adam_m", "adam_v", "normalizer", "updates"}
+    goal = int(saved.meta["limiter"]["inserted"]) + 8000  # more than grants let the actors be ahead of the updates
+    fleet.start_learner(["--resume", str(run), "--max-env-steps", str(goal), "--evaluate-episodes", "3", "--json"])
+    fleet.children["learner"].wait(120.0)
+    summary = json.loads(fleet.learner_output())
+    assert summary["env_steps"] >= goal
+    assert summary["updates"] > int(saved.parts["algorithm"]["updates"])
+    assert summary["policy_version"] > saved.meta["version"]
+    assert 0.0 <= summary["action_error_mean"] <= summary["action_error_p99"] < 0.1
+    assert summary["delegate"] == "XNNPACK"
+    assert "action" not in summary["messages_refused"], "every action lies within the bounds"
+
+    # The ladder: the first actor's steps jump, the last one's hardly do
+    jumps: dict[str, list[float]] = {"a0": [], "a1": []}
+    for actor, body in ledger.bodies(run / run_directory.LEDGER):
+        experience = codec.decode(messages.Experience, body)
+        if experience.version:
+            ends = np.cumsum(experience.length)[:-1]
+            parts = [part[:, 0] for part in np.split(experience.action, ends) if len(part) > 1]
+            jumps[actor] += [float(np.abs(np.diff(part)).mean()) for part in parts]
+    assert max(map(np.mean, jumps.values())) > 3 * min(map(np.mean, jumps.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["d4pg", "ddpg"])
+def test_trains_pendulum_with_int8_actors(algorithm: str, run_root: Path) -> None:
+    command = [sys.executable, "-m", "learner", "demo", "--env", "Pendulum-v1", "--algorithm", algorithm, "--json"]
+    done = subprocess.run(
+        [*command, "--solved-return", "-250", "--run-dir", str(run_root / "run"), "--no-energy"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["int8_return_mean"] >= -250.0
+    assert summary["env_steps"] <= 50_000
+    low, high = summary["return_difference_interval"]
+    assert low <= summary["return_difference"] <= high

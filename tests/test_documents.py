@@ -1,0 +1,62 @@
+"""The documents tell the truth where a test can check it: the worked example, topics, exit codes, and every link."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from broker.contract import errors, messages, topics
+from tests.broker.contract import examples
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "broker" / "README.md"
+if not README.exists():
+    pytest.skip("an installed package has no README beside it", allow_module_level=True)
+TEXT = README.read_text(encoding="utf-8")
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def test_the_worked_example_is_the_golden_message() -> None:
+    block = re.search(r"```\n(41 51.*?)\{(.*?)\n```", PROTOCOL, re.DOTALL)
+    assert block is not None
+    numbers = re.findall(r"^((?:[0-9a-f]{2} ?)+)", block[1], re.MULTILINE)
+    assert bytes.fromhex("".join(numbers)) + b"{" + block[2].encode() == examples.golden("sealed_by_learner")
+
+
+def test_every_topic_and_message_is_listed() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+)[^|]* \| `(\w+)` \| (yes|no) \|", TEXT, re.MULTILINE)
+    assert {row[2] for row in rows} == {cls.__name__ for cls in messages.KINDS.values()}
+    names = topics.Topics("f")
+    main = "<channel>"
+    built = {names.learner_state, names.keyframe(main), names.delta(main), names.part(main)} | {
+        names.actor("<id>", leaf) for leaf in ("state", "assignment", "experience", "receipt", "command", "report")
+    }
+    assert {f"actorq/f/{row[0]}" for row in rows} == built
+
+
+def test_every_exit_code_is_listed() -> None:
+    listed = dict(re.findall(r"^\| (\d+) \| `?(\w*)`? ?\|", TEXT, re.MULTILINE))
+    named: list[type[errors.ActorqError]] = [errors.ActorqError, *errors.ActorqError.__subclasses__()]
+    for cls in named:
+        assert listed[str(cls.exit_code)] == cls.__name__
+    for code in (errors.EXIT_OK, errors.EXIT_USAGE, errors.EXIT_UNEXPECTED, errors.EXIT_INTERRUPTED):
+        assert listed[str(code)] == ""
+
+
+def _anchors(text: str) -> set[str]:
+    """Of all headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", sorted(ROOT.glob("[!.]*/**/*.md")) + sorted(ROOT.glob("*.md")), ids=str)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        if "://" in path:
+            continue
+        found = (document.parent / path).resolve() if path else document
+        assert found.exists(), target
+        assert not anchor or anchor in _anchors(found.read_text(encoding="utf-8")), target
