@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import queue
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 
 from broker.contract import address, errors
 from broker.fleet import identity
-from broker.program import cli
+from broker.program import cli, logs
 from broker.serve.mosquitto import access, process
+
+_log = logging.getLogger("broker.up")  # __name__ is "__main__" here, which is nobody's logger
 
 _CHECK_PERIOD_S = 0.25  # how late an enrolment or a revocation takes effect at the most
 
@@ -28,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    logs.configure()
     return {"up": _up, "init": _init, "enroll": _enroll, "revoke": _revoke, "rotate": _rotate}[args.command](args)
 
 
@@ -110,10 +114,10 @@ def _up(args: argparse.Namespace) -> int:
             raise errors.ConfigError("the embedded broker has no TLS", todo="install mosquitto, or leave out --tls")
         from broker.serve import embedded  # here, because amqtt is an optional part
 
-        embedded.run(args.bind, args.port, lambda port: _say_ready(args, "embedded broker", kind, port, os.getpid()))
+        embedded.run(args.bind, args.port, lambda port: _announce(args, "embedded broker", kind, port, os.getpid()))
     else:
         _up_mosquitto(args)
-    print("broker stopped", file=sys.stderr)
+    _log.info("broker stopped")
     return errors.EXIT_OK
 
 
@@ -127,10 +131,9 @@ def _up_mosquitto(args: argparse.Namespace) -> None:
         args.port,
         fleet=args.fleet,
         admission=admission,
-        on_log=_say,
         on_excess=lambda user, what: events.put((user, what)),
     ) as mosquitto:
-        _say_ready(args, "Mosquitto", "mosquitto", mosquitto.port, mosquitto.pid)
+        _announce(args, "Mosquitto", "mosquitto", mosquitto.port, mosquitto.pid)
         while True:
             try:
                 excess = events.get(timeout=_CHECK_PERIOD_S)
@@ -142,22 +145,23 @@ def _up_mosquitto(args: argparse.Namespace) -> None:
                 if gate is not None and (not excess[0] or gate.shut_out(excess[0])):
                     # Not a reload: Mosquitto may be at work for minutes on what it was sent, and would keep the rest.
                     mosquitto.restart(gate.admission)
-                    _say_excess(*excess)
+                    _log_excess(*excess)
             mosquitto.check()
             if gate is not None and gate.changed():
                 mosquitto.reload(gate.admission)
-                _say(f"{len(gate.admission.users) - 1} actors enrolled")
+                _log.info("%d actors enrolled", len(gate.admission.users) - 1)
 
 
-def _say_excess(user: str, what: str) -> None:
+def _log_excess(user: str, what: str) -> None:
     if user:
-        _say(f"SHUT OUT {user}, and started Mosquitto anew: it {what}, as no actor of ours does")
-        _say(
-            f"  to do: actorq-broker revoke {user}; enrolling it with --force, or a new start of this, lets it in again"
+        _log.warning("SHUT OUT %s, and started Mosquitto anew: it %s, as no actor of ours does", user, what)
+        _log.warning(
+            "  to do: actorq-broker revoke %s; enrolling it with --force, or a new start of this, lets it in again",
+            user,
         )
     else:
-        _say(f"started Mosquitto anew: a client {what}, which hides whose it is")
-        _say("  to do: find the machine at that address, and revoke its actor")
+        _log.warning("started Mosquitto anew: a client %s, which hides whose it is", what)
+        _log.warning("  to do: find the machine at that address, and revoke its actor")
 
 
 class _Gate:
@@ -176,7 +180,7 @@ class _Gate:
             now = self._look()
         except (errors.IdentityError, OSError) as error:
             if self._seen is not None:
-                _say(f"keeping actors and certificate as they were: {error}")
+                _log.warning("keeping actors and certificate as they were: %s", error)
             self._seen = None
             return False
         if now == self._seen:
@@ -203,7 +207,7 @@ class _Gate:
             try:
                 users[name] = self._fleet.bundle(name).password
             except errors.IdentityError as error:  # one broken file must not take the broker from all the others
-                _say(f"{'keeping' if name in known else 'leaving out'} {name}: {error}")
+                _log.warning("%s %s: %s", "keeping" if name in known else "leaving out", name, error)
                 if name in known:
                     users[name] = known[name]
         users = dict(users.items() - self._shut_out)
@@ -222,14 +226,15 @@ def _fleet(args: argparse.Namespace) -> identity.Fleet:
     return fleet
 
 
-def _say_ready(args: argparse.Namespace, name: str, kind: str, port: int, pid: int) -> None:
+def _announce(args: argparse.Namespace, name: str, kind: str, port: int, pid: int) -> None:
     open_to = "this machine only" if address.is_loopback(args.bind) else "the network"
-    _say(f"{name} serves {address.Address(args.bind, port)} ({open_to}{', TLS' if args.tls else ''})")
+    where = address.Address(args.bind, port)
+    _log.info("%s serves %s (%s%s)", name, where, open_to, ", TLS" if args.tls else "")
     fleet = "" if args.fleet == identity.DEFAULT_FLEET else f"--fleet {args.fleet} "
-    here = address.Address(_local(args.bind), port, args.tls)
-    _say(f"a learner here joins with: actorq-learner train {fleet}--broker {here}")
+    local = address.Address(_local(args.bind), port, args.tls)
+    _log.info("a learner here joins with: actorq-learner train %s--broker %s", fleet, local)
     if args.tls:
-        _say("an actor joins with the bundle of `actorq-broker enroll NAME`: actorq-actor run --bundle NAME.json")
+        _log.info("an actor joins with the bundle of `actorq-broker enroll NAME`: actorq-actor run --bundle NAME.json")
     if args.json:
         print(json.dumps({"kind": kind, "host": args.bind, "port": port, "pid": pid, "tls": args.tls}), flush=True)
 
@@ -251,18 +256,18 @@ def _init(args: argparse.Namespace) -> int:
     fleet.learner_credential(renew=args.renew)
     print(fleet.directory)
     option = "" if args.fleet == identity.DEFAULT_FLEET else f" --fleet {args.fleet}"
-    _say(f"fleet {args.fleet} has its keys; keep a copy of {fleet.directory}, and keep it secret. Next:")
+    _answer(f"fleet {args.fleet} has its keys; keep a copy of {fleet.directory}, and keep it secret. Next:")
     if fleet.brokers == (identity.DEFAULT_BROKER,):
-        _say("  (for other machines, say where they find the broker: actorq-broker init --address HOST)")
-    _say(f"  actorq-broker enroll NAME{option}     once per actor, on {', '.join(fleet.brokers)}")
-    _say(f"  actorq-broker up --bind ADDRESS{option}")
+        _answer("  (for other machines, say where they find the broker: actorq-broker init --address HOST)")
+    _answer(f"  actorq-broker enroll NAME{option}     once per actor, on {', '.join(fleet.brokers)}")
+    _answer(f"  actorq-broker up --bind ADDRESS{option}")
     return errors.EXIT_OK
 
 
 def _revoke(args: argparse.Namespace) -> int:
     fleet = identity.Fleet.open(args.fleet, create=False)
     fleet.revoke(args.name)
-    _say(f"revoked {args.name} in fleet {args.fleet}: brokers and learners that run here drop it within a second")
+    _answer(f"revoked {args.name} in fleet {args.fleet}: brokers and learners that run here drop it within a second")
     return errors.EXIT_OK
 
 
@@ -273,8 +278,8 @@ def _rotate(args: argparse.Namespace) -> int:
         file = args.output / f"{bundle.actor_id}.json"
         bundle.write(file)
         print(file)
-    _say(f"new keys for fleet {args.fleet}: brokers that run here follow, a learner ends and goes on with --resume")
-    _say(f"the {len(bundles)} bundles are secret; copy each to its machine and start its actor again")
+    _answer(f"new keys for fleet {args.fleet}: brokers that run here follow, a learner ends and goes on with --resume")
+    _answer(f"the {len(bundles)} bundles are secret; copy each to its machine and start its actor again")
     return errors.EXIT_OK
 
 
@@ -290,17 +295,18 @@ def _enroll(args: argparse.Namespace) -> int:
     bundle = identity.Fleet.open(args.fleet).enroll(args.name, brokers)
     bundle.write(output)
     print(output)
-    _say(f"enrolled {args.name} in fleet {args.fleet}; {output} is secret, only its owner can read it. Next:")
+    _answer(f"enrolled {args.name} in fleet {args.fleet}; {output} is secret, only its owner can read it. Next:")
     if bundle.brokers == (identity.DEFAULT_BROKER,):
-        _say(
+        _answer(
             f"  (it says {identity.DEFAULT_BROKER}; for another machine: actorq-broker init --address HOST, then this)"
         )
-    _say(f"  scp {output} HOST:")
-    _say(f"  on HOST: actorq-actor run --bundle {output.name}")
+    _answer(f"  scp {output} HOST:")
+    _answer(f"  on HOST: actorq-actor run --bundle {output.name}")
     return errors.EXIT_OK
 
 
-def _say(line: str) -> None:
+def _answer(line: str) -> None:
+    """Writes what a command has to tell besides its result, which goes to stdout."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -11,6 +11,7 @@ paho never holds messages of its own over a reconnect; what must survive is held
 
 from __future__ import annotations
 
+import logging
 import math
 import select
 import socket
@@ -36,6 +37,8 @@ PACKETS_AT_ONCE = 16  # are read and acknowledged together; then others get the 
 ROOM_PERIOD_MS = 20  # between two looks whether there is room again
 IN_FLIGHT_LIMIT = 20  # more is slower with paho, and delays what is urgent
 
+_log = logging.getLogger(__name__)
+
 Handler = handlers.Handler
 
 
@@ -51,8 +54,6 @@ class Link:
         listens_first: Send what is retained only after hearing what is retained at the topics subscribed to.
         has_room: While it is false, what the broker sends is left in the socket, so that TCP holds the broker back.
         on_connect: Called on the network thread after everything retained was sent.
-        on_log: Takes a line for people when the connection is lost, found again or refused; for each address again
-            when what is wrong there is something else.
 
     Attributes:
         refusals: By address, what came of the last attempt there.
@@ -72,7 +73,6 @@ class Link:
         listens_first: bool = False,
         has_room: Callable[[], bool] = lambda: True,
         on_connect: Callable[[], None] | None = None,
-        on_log: Callable[[str], None] | None = None,
     ) -> None:
         if not brokers:
             raise errors.ConfigError("the list of brokers is empty", todo="name at least one: --broker HOST")
@@ -84,7 +84,7 @@ class Link:
         self._tls, self._client_id = tls, client_id
         self._credentials, self._will = (username, password), will
         self._listens_first, self._has_room = listens_first, has_room
-        self._on_connect, self._on_log = on_connect or (lambda: None), on_log or (lambda line: None)
+        self._on_connect = on_connect or (lambda: None)
         self._handlers = handlers.Handlers()
         self._outbox = outbox.Outbox(last=will[0] if will else "")
         self._muted = self._subscribes = False
@@ -237,7 +237,7 @@ class Link:
         """Replaces a network thread that died or hangs; without this, publishes would be refused for ever."""
         while not self._stopping.wait(WATCHDOG_S / 6):
             if not self._thread.is_alive() or time.monotonic() - self._turned_at > WATCHDOG_S:
-                self._on_log("the network thread stopped turning; starting another")
+                _log.warning("the network thread stopped turning; starting another")
                 self._ready.clear()
                 self._spawn()
 
@@ -278,7 +278,7 @@ class Link:
             self._drained.notify_all()
         if not self._stopping.is_set() and self._said.get(str(where)) != found.kind:
             self._said[str(where)] = found.kind  # what fails is said once, until it is something else; its end once
-            self._on_log(f"{line}{': ' + found.what if found.what else ''}; trying again")
+            _log.warning("%s%s; trying again", line, f": {found.what}" if found.what else "")
 
     def _serve(self, where: address.Address, generation: int) -> None:
         """Connects and serves the socket until it is lost."""
@@ -390,7 +390,7 @@ class Link:
         self._send_overdue(limit=math.inf)
         if self._said:
             self._said = {}
-            self._on_log(f"connected to {self.address} again")
+            _log.info("connected to %s again", self.address)
         self._on_connect()
 
     def _published(self, client: mqtt.Client, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
@@ -402,7 +402,7 @@ class Link:
         self.bytes_received += len(message.payload)
         for failure in self._handlers.handle(message.topic, bytes(message.payload), message.retain):
             self.handler_errors += 1
-            self._on_log(failure)
+            _log.warning("%s", failure)
 
     def _send_overdue(self, limit: float = IN_FLIGHT_LIMIT) -> None:
         if self._client is None or not self._ready.is_set():

@@ -62,7 +62,7 @@ class Actor:
         self._id, self._topics = bundle.actor_id, topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
         made = self._planted(settings.env) if settings.env else None
-        self._boot = identity.next_boot(self._state_dir / "boot", on_log)
+        self._boot = identity.next_boot(self._state_dir / "boot")
         self._mac, self._verifier = signing.ActorMac(bundle.mac_key), signing.LearnerVerifier(bundle.learner_key)
         seal = functools.partial(self._seal, self._topics.actor_state(self._id))
         self._presence = state_sequence.Presence(self._boot, seal)
@@ -335,7 +335,6 @@ class Actor:
             tls=bundle.tls(),
             will=(self._topics.actor_state(self._id), self._presence.will),
             on_connect=self._on_connect,
-            on_log=self._on_log,
         )
         open_as, put = self._inbox.opener, self._inbox.put
         made.subscribe(self._topics.learner_state, open_as(messages.LearnerState, self._on_learner))

@@ -132,7 +132,6 @@ class Session:
             will=(state_topic, self._sealed(state_topic, self._state(online=False))),
             listens_first=True,
             has_room=self._inbox.has_room,
-            on_log=self._say,
         )
         made.subscribe(state_topic, self._hear_learner)
         listen = made.route if self._vouched else made.subscribe

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import logging
 import os
 import pwd
 import shutil
@@ -28,6 +29,8 @@ _START_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
+_log = logging.getLogger(__name__)
+
 
 def find() -> str | None:
     """Path of the Mosquitto program, if it is installed."""
@@ -42,9 +45,8 @@ class Mosquitto:
         port: Port to listen on; 0 takes any free one.
         fleet: Whose topics the users may use.
         admission: Who is let in, over TLS; None lets in whoever reaches a loopback address, without.
-        on_log: Takes each line that Mosquitto writes: warnings and errors. Called on a thread of its own.
-        on_excess: Takes a user's name and what it did, when it uses more than any actor of ours (`watch`). On that
-            thread, too.
+        on_excess: Takes a user's name and what it did, when it uses more than any actor of ours (`watch`). On a
+            thread of its own.
 
     Raises:
         RuntimeMissing: Mosquitto is not installed.
@@ -59,7 +61,6 @@ class Mosquitto:
         *,
         fleet: str,
         admission: access.Admission | None = None,
-        on_log: Callable[[str], None] = lambda line: None,
         on_excess: Callable[[str, str], None] = lambda user, what: None,
     ) -> None:
         program = find()
@@ -75,7 +76,7 @@ class Mosquitto:
         self.port = listener.reserve(host, port)
         self._fleet = fleet
         self._program = program
-        self._on_log, self._on_excess = on_log, on_excess
+        self._on_excess = on_excess
         self._owner = _other_user()
         self._last_lines: collections.deque[str] = collections.deque(maxlen=5)
         # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root. It
@@ -211,7 +212,7 @@ class Mosquitto:
             line = line.rstrip("\n")
             if not counts.take(line):
                 self._last_lines.append(line.strip())
-                self._on_log(line.strip())
+                _log.warning("%s", line.strip())
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S

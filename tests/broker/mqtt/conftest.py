@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from broker.mqtt import link
+from tests.fakes import log_reader
 
 Messages = queue.Queue[tuple[str, bytes, bool]]
 MakeLink = Callable[..., link.Link]
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> log_reader.LogReader:
+    """What links log."""
+    return log_reader.LogReader(caplog, "broker.mqtt")
 
 
 @pytest.fixture

@@ -8,15 +8,14 @@ import pytest
 
 from broker.mqtt import link
 from tests import conftest
-from tests.fakes import raw_broker
+from tests.fakes import log_reader, raw_broker
 
 
 @pytest.mark.parametrize("by_turns", [False, True])
 @pytest.mark.parametrize("what", raw_broker.GARBAGE)
-def test_garbage(what: str, by_turns: bool) -> None:
-    lines: list[str] = []
+def test_garbage(what: str, by_turns: bool, log: log_reader.LogReader) -> None:
     with raw_broker.RawBroker(raw_broker.GARBAGE[what]) as raw:
-        made = link.Link([raw.address], "pi", on_log=lines.append)
+        made = link.Link([raw.address], "pi")
         made.subscribe("actorq/#", lambda *_: None)
         made.start()
         try:
@@ -27,21 +26,20 @@ def test_garbage(what: str, by_turns: bool) -> None:
                 return raw.clients.qsize() >= 2
 
             conftest.wait_until(gone, "it left, came back, and left again", 30.0)
-            assert lines and "lost" in lines[0]
+            assert "lost" in log.get(0.0)
         finally:
             made.close()
 
 
-def test_endless_data_is_not_kept() -> None:
+def test_endless_data_is_not_kept(log: log_reader.LogReader) -> None:
     with raw_broker.RawBroker(raw_broker.GARBAGE["endless data"]) as raw:
         tracemalloc.start()
-        lines: list[str] = []
-        made = link.Link([raw.address], "pi", on_log=lines.append)
+        made = link.Link([raw.address], "pi")
         made.subscribe("actorq/#", lambda *_: None)
         made.start()
         try:
             conftest.wait_until(lambda: raw.clients.qsize() >= 2, "it left twice", 30.0)
-            assert "more than any policy has" in lines[0]
+            assert "more than any policy has" in log.get(0.0)
         finally:
             made.close()
             kept, peak = tracemalloc.get_traced_memory()

@@ -19,7 +19,7 @@ from broker.mqtt import link
 from broker.serve.mosquitto import access, process
 from tests import conftest
 from tests.broker.mqtt import conftest as links
-from tests.fakes import plain_client
+from tests.fakes import log_reader, plain_client
 
 STATE = "actorq/t/actor/pi/state"
 ACTOR = """
@@ -184,10 +184,9 @@ def test_an_empty_list_of_brokers() -> None:
 
 
 def test_everything_retained_is_sent_again_to_a_broker_that_forgot(
-    real_broker: conftest.BrokerProcess, make_link: links.MakeLink
+    real_broker: conftest.BrokerProcess, make_link: links.MakeLink, log: log_reader.LogReader
 ) -> None:
-    lines: list[str] = []
-    actor = make_link(real_broker.address, start=False, will=(STATE, b"offline"), on_log=lines.append)
+    actor = make_link(real_broker.address, start=False, will=(STATE, b"offline"))
     actor.retain("actorq/t/policy", b"policy")
     actor.retain(STATE, b"online")
     heard = links.listen(actor, "actorq/t/ping")
@@ -205,6 +204,7 @@ def test_everything_retained_is_sent_again_to_a_broker_that_forgot(
         assert heard.get(timeout=10)[1] == b"ping", "subscriptions stand again"
     assert found == {"actorq/t/policy": b"policy", STATE: b"online"}
     assert actor.connections == 2 and actor.handler_errors == 0
+    lines = log.lines
     assert len(lines) == 2 and "lost" in lines[0] and "again" in lines[1], lines
 
 
@@ -254,29 +254,27 @@ def test_a_port_that_accepts_and_says_nothing(make_link: links.MakeLink, monkeyp
         assert not actor.connected and actor.handler_errors == 0
 
 
-def test_refused_by_name_says_so(make_link: links.MakeLink) -> None:
+def test_refused_by_name_says_so(make_link: links.MakeLink, log: log_reader.LogReader) -> None:
     conftest.require("mosquitto")
     fleet = identity.Fleet.open("t")
     admission = access.Admission(fleet.users(), fleet.authority.certificate, fleet.broker_credential())
     with process.Mosquitto("127.0.0.1", 0, fleet="t", admission=admission) as mosquitto:
         address, tls = f"mqtts://127.0.0.1:{mosquitto.port}", fleet.tls()
-        lines: queue.Queue[str] = queue.Queue()
-        make_link(address, start=False, username="learner", password="wrong", tls=tls, on_log=lines.put).start()
-        assert "Not authorized" in lines.get(timeout=10)
+        make_link(address, start=False, username="learner", password="wrong", tls=tls).start()
+        assert "Not authorized" in log.get()
         assert make_link(address, username="learner", password=fleet.password, tls=tls).connected
 
 
 def test_a_network_thread_that_died_is_replaced(
-    broker_address: str, make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch
+    broker_address: str, make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
 ) -> None:
     monkeypatch.setattr(link, "WATCHDOG_S", 0.6)
-    lines: queue.Queue[str] = queue.Queue()
-    actor = make_link(broker_address, start=False, on_log=lines.put)
+    actor = make_link(broker_address, start=False)
     with monkeypatch.context() as broken:
         broken.setattr(threading, "excepthook", lambda *_: None)
         broken.setattr(actor, "_run", lambda generation: None)
         actor.start()
-    assert "stopped turning" in lines.get(timeout=10)
+    assert "stopped turning" in log.get()
     actor.wait_connected(10)
     assert actor.publish("actorq/t/x", b"alive")
 

@@ -16,11 +16,13 @@ from broker.mqtt import link
 from broker.mqtt import paho_client as paho
 from tests import conftest
 from tests.broker.mqtt import conftest as links
+from tests.fakes import log_reader
 
 
-def test_a_failing_handler_does_not_end_the_connection(broker_address: str, make_link: links.MakeLink) -> None:
-    lines: list[str] = []
-    actor = make_link(broker_address, start=False, on_log=lines.append)
+def test_a_failing_handler_does_not_end_the_connection(
+    broker_address: str, make_link: links.MakeLink, log: log_reader.LogReader
+) -> None:
+    actor = make_link(broker_address, start=False)
     received = links.listen(actor, "actorq/t/good")
 
     def fail(topic: str, payload: bytes, retained: bool) -> None:
@@ -34,7 +36,7 @@ def test_a_failing_handler_does_not_end_the_connection(broker_address: str, make
     assert actor.publish("actorq/t/good", b"still here")
     assert received.get(timeout=10)[1] == b"still here"
     assert actor.handler_errors == 3 and actor.connections == 1
-    assert "actorq/t/bad failed: ZeroDivisionError: boom" in lines[0]
+    assert "actorq/t/bad failed: ZeroDivisionError: boom" in log.get()
 
 
 def test_a_large_policy_passes_beside_a_stream_of_small_messages(
@@ -140,10 +142,11 @@ def test_publishing_from_many_threads(broker_address: str, make_link: links.Make
     assert sender.handler_errors == 0
 
 
-def test_a_broker_that_dies_under_fire(real_broker: conftest.BrokerProcess, make_link: links.MakeLink) -> None:
+def test_a_broker_that_dies_under_fire(
+    real_broker: conftest.BrokerProcess, make_link: links.MakeLink, log: log_reader.LogReader
+) -> None:
     """A loss may be noticed by the thread that publishes; that is a loss like any other, not an error."""
-    lines: list[str] = []
-    actor = make_link(real_broker.address, on_log=lines.append)
+    actor = make_link(real_broker.address)
     stop = threading.Event()
 
     def fire() -> None:
@@ -163,7 +166,7 @@ def test_a_broker_that_dies_under_fire(real_broker: conftest.BrokerProcess, make
         stop.set()
         for thread in threads:
             thread.join()
-    assert actor.handler_errors == 0, lines
+    assert actor.handler_errors == 0, log.lines
 
 
 def test_what_is_retained_together_is_written_together(

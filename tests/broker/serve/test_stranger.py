@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import queue
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from broker.fleet import certificates, identity
 from broker.mqtt import link
 from broker.serve.mosquitto import access, process
 from tests import conftest
-from tests.fakes import stranger
+from tests.fakes import log_reader, stranger
 
 SAID = {
     "self-signed": "not one of this fleet",
@@ -23,7 +22,12 @@ SAID = {
     "plain": "does not speak TLS",
     "refuses the password": "does not let this user in .*Not authorized",
 }
-Made = tuple[link.Link, "queue.Queue[str]"]
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> log_reader.LogReader:
+    """What links log."""
+    return log_reader.LogReader(caplog, "broker.mqtt")
 
 
 @pytest.fixture
@@ -41,24 +45,22 @@ def links() -> Iterator[list[link.Link]]:
         one.close()
 
 
-def start(fleet: identity.Fleet, links: list[link.Link], *addresses: str) -> Made:
-    bundle, lines = fleet.bundle("pi"), queue.Queue[str]()
-    links.append(
-        link.Link(addresses, "pi", username="pi", password=bundle.password, tls=bundle.tls(), on_log=lines.put)
-    )
+def start(fleet: identity.Fleet, links: list[link.Link], *addresses: str) -> link.Link:
+    bundle = fleet.bundle("pi")
+    links.append(link.Link(addresses, "pi", username="pi", password=bundle.password, tls=bundle.tls()))
     links[-1].start()
-    return links[-1], lines
+    return links[-1]
 
 
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("manner", SAID)
 def test_a_stranger_is_no_reason_to_end_for_good(
-    fleet: identity.Fleet, links: list[link.Link], tmp_path: Path, manner: str
+    fleet: identity.Fleet, links: list[link.Link], tmp_path: Path, log: log_reader.LogReader, manner: str
 ) -> None:
     """Of the codes only 13 is one that a service manager starts again (firmware_notes/setup_pi.sh)."""
     with stranger.Stranger(fleet, tmp_path, manner) as other:
-        actor, lines = start(fleet, links, other.address)
-        line = lines.get(timeout=20)
+        actor = start(fleet, links, other.address)
+        line = log.get(20)
         assert other.address in line and line.endswith("trying again")
         with pytest.raises(errors.BrokerUnreachable, match=SAID[manner]) as caught:
             actor.wait_connected(0.0)
@@ -72,6 +74,7 @@ def test_a_wrong_date_is_said(
     links: list[link.Link],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    log: log_reader.LogReader,
     wrong: str,
 ) -> None:
     """A clock that is behind all certificates, as these here are ahead of the clock; and a certificate that ended."""
@@ -83,8 +86,8 @@ def test_a_wrong_date_is_said(
     else:
         monkeypatch.setattr(certificates, "RENEWED_DAYS", -2)
     with stranger.Stranger(fleet, tmp_path, "own") as broker:
-        _, lines = start(fleet, links, broker.address)
-        line = lines.get(timeout=20)
+        start(fleet, links, broker.address)
+        line = log.get(20)
     if wrong == "clock":
         assert re.search(r"the clock says \d{4}-\d\d-\d\d, .* valid from ", line)
         assert f"valid from {now + datetime.timedelta(days=3):%Y-%m-%d} to" in line
@@ -93,18 +96,20 @@ def test_a_wrong_date_is_said(
 
 
 @pytest.mark.fault(3)
-def test_each_change_is_said_once(fleet: identity.Fleet, links: list[link.Link], tmp_path: Path) -> None:
+def test_each_change_is_said_once(
+    fleet: identity.Fleet, links: list[link.Link], tmp_path: Path, log: log_reader.LogReader
+) -> None:
     with stranger.Stranger(fleet, tmp_path, "self-signed") as other:
-        _, lines = start(fleet, links, other.address)
+        start(fleet, links, other.address)
         for manner in ("alert", "plain", "self-signed"):
-            lines.get(timeout=20)
+            log.get(20)
             other.manner = manner
-        assert "not one of this fleet" in lines.get(timeout=20), "again, as it was something else meanwhile"
-        assert lines.empty()
+        assert "not one of this fleet" in log.get(20), "again, as it was something else meanwhile"
+        assert log.empty()
 
 
 def test_behind_strangers_the_next_of_the_list_is_found(
-    fleet: identity.Fleet, links: list[link.Link], tmp_path: Path
+    fleet: identity.Fleet, links: list[link.Link], tmp_path: Path, log: log_reader.LogReader
 ) -> None:
     conftest.require("mosquitto")
     admission = access.Admission(fleet.users(), fleet.authority.certificate, fleet.broker_credential())
@@ -115,18 +120,20 @@ def test_behind_strangers_the_next_of_the_list_is_found(
         process.Mosquitto("127.0.0.1", 0, fleet="lab", admission=admission) as mosquitto,
     ):
         own = f"mqtts://127.0.0.1:{mosquitto.port}"
-        actor, lines = start(fleet, links, one.address, two.address, own)
+        actor = start(fleet, links, one.address, two.address, own)
         actor.wait_connected(20)
         assert actor.address == own
-        assert one.address in lines.get() and two.address in lines.get()
+        assert one.address in log.get() and two.address in log.get()
 
 
 @pytest.mark.fault(3)
-def test_several_are_each_told(fleet: identity.Fleet, links: list[link.Link], tmp_path: Path) -> None:
+def test_several_are_each_told(
+    fleet: identity.Fleet, links: list[link.Link], tmp_path: Path, log: log_reader.LogReader
+) -> None:
     with stranger.Stranger(fleet, tmp_path, "self-signed") as other:
-        actor, lines = start(fleet, links, "mqtts://127.0.0.1:1", other.address)
+        actor = start(fleet, links, "mqtts://127.0.0.1:1", other.address)
         for _ in range(2):
-            lines.get(timeout=20)
+            log.get(20)
         with pytest.raises(errors.BrokerUnreachable, match="no broker of 2 let us in") as caught:
             actor.wait_connected(0.0)
     assert "127.0.0.1:1: [Errno 111]" in caught.value.where and "not one of this fleet" in caught.value.where
