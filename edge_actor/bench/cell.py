@@ -7,12 +7,10 @@ growth, because numpy's threads are set by its environment, and because no measu
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -24,6 +22,7 @@ import numpy as np
 import psutil
 
 from broker.contract import specs
+from broker.program import children
 from edge_actor.acting import evaluate, pace
 from edge_actor.bench import models
 from edge_actor.policies import interpreter, policy
@@ -34,7 +33,6 @@ _TIMES = (30, 20_000)
 _LIMIT_BYTES = 1 << 31
 _ACTS_PER_LOOK = 64
 """Between two looks at the clock, when acting flat out."""
-_PR_SET_PDEATHSIG = 1
 
 
 class Cell:
@@ -165,20 +163,9 @@ def _at_rate(act: Callable[[Any], object], rows: Any, hold_s: float, rate_hz: fl
     return told
 
 
-def die_with_parent(parent: int) -> None:
-    """A killed benchmark leaves no process that would go on computing.
-
-    Args:
-        parent: Its process id, which is 1 where it is all that runs in a container.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit()
-
-
 def main() -> None:
     """Serves requests until stdin ends."""
-    die_with_parent(int(sys.argv[1]))
+    children.die_with(int(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the runtime prints is no answer
     cell = Cell(json.loads(sys.stdin.readline()))

@@ -15,7 +15,7 @@ from typing import Any
 from broker.contract import errors
 from edge_actor.bench import models
 
-_SPIN = "import sys\nfrom edge_actor.bench import cell\ncell.die_with_parent(int(sys.argv[1]))\nwhile True: pass"
+_SPIN = "import sys\nfrom broker.program import children\nchildren.die_with(int(sys.argv[1]))\nwhile True: pass"
 
 
 class Child:
