@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import logging
 import socket
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.contract import errors, specs
-from broker.program import cli, settings
+from broker.program import cli, logs, settings
 from edge_actor import config
 from edge_actor.bench import config as bench_config
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    logs.configure()
     runs = {"run": _act, "evaluate": _evaluate, "check": _check, "bench": _bench, "spec": _spec}
     return runs[args.command](args)
 
@@ -110,7 +112,7 @@ def _act(args: argparse.Namespace) -> int:
     from edge_actor.run import acting_loop
 
     bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
-    actor = acting_loop.Actor(chosen, bundle, lambda line: print(line, file=sys.stderr, flush=True))
+    actor = acting_loop.Actor(chosen, bundle)
     dog = watchdog.Watchdog()
     actor.on_alive, actor.patient = dog.alive, dog.supervised
     cli.on_stop_signal(actor.stop)
@@ -127,6 +129,8 @@ def _check(args: argparse.Namespace) -> int:
     if settings.dump_if_asked(args, chosen):
         return errors.EXIT_OK
     from edge_actor.run import check
+
+    logs.configure(logging.NullHandler())  # what it finds says it all
 
     findings = []
     for found in check.run(chosen):

@@ -12,12 +12,13 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import secrets
 import ssl
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from broker.contract import address, errors, signing, topics
 from broker.fleet import certificates
 from broker.program import storage
 
+_log = logging.getLogger(__name__)
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
 DEFAULT_BROKER = "127.0.0.1:1883"
@@ -100,15 +102,13 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         os.close(descriptor)
 
 
-def next_count(
-    path: Path, first: int = 1, on_lost: Callable[[str], None] | None = None, limit: int = _COUNTER_LIMIT
-) -> int:
+def next_count(path: Path, first: int = 1, *, may_begin_anew: bool = False, limit: int = _COUNTER_LIMIT) -> int:
     """Adds one to a counter on disk and returns it; two processes never get the same number.
 
     Args:
         path: The counter's file.
         first: The least that it returns: a counter that does not exist yet begins with it.
-        on_lost: Takes a line for people: a counter that cannot be used begins with `first` as well. Without this it is
+        may_begin_anew: A counter that cannot be used begins with `first` as well, which is logged. Without this it is
             an error.
         limit: A larger number is no counter.
 
@@ -123,14 +123,14 @@ def next_count(
             except FileNotFoundError:
                 pass
             except errors.IdentityError as error:
-                if on_lost is None:
+                if not may_begin_anew:
                     raise
-                on_lost(f"{error.what} ({path}); it begins anew, with {first}")
+                _log.warning("%s (%s); it begins anew, with %d", error.what, path, first)
             write_atomic(path, f"{count}\n".encode())
     except OSError as error:
-        if on_lost is None:
+        if not may_begin_anew:
             raise
-        on_lost(f"a counter cannot be kept: {error}")
+        _log.warning("a counter cannot be kept: %s", error)
     return count
 
 
@@ -151,18 +151,17 @@ def _counted(path: Path, limit: int) -> int:
     return int(text)
 
 
-def next_boot(path: Path, on_lost: Callable[[str], None]) -> int:
-    """A number for a process: higher than those of all before it on this machine, and no other machine's.
+def next_boot(path: Path) -> int:
+    """Returns a number for a process: higher than those of all before it on this machine, and no other machine's.
 
     The upper bits count up; they begin with, and never fall behind, the time of day in seconds, so that a counter that
     was lost, emptied by a power cut or put back makes a lower number only where the clock is wrong as well. The lower
     bits are random: two cards of one image, or one card copied, do not number their messages alike.
 
     Args:
-        path: The counter's file.
-        on_lost: Takes a line for people when it cannot be used.
+        path: The counter's file. One that cannot be used begins anew, which is logged.
     """
-    count = next_count(path, int(time.time()), on_lost, limit=_COUNTER_LIMIT >> _RANDOM_BITS)
+    count = next_count(path, int(time.time()), may_begin_anew=True, limit=_COUNTER_LIMIT >> _RANDOM_BITS)
     return count << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
 
 

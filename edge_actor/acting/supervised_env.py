@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from broker.contract import errors, messages, specs
+from broker.program import logs
 from edge_actor import config
 from edge_actor.environment import answers, env, failure
 from edge_actor.experience import trajectory
 
+_log = logging.getLogger(__name__)
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.02, 10.0
 """Pause before the environment is made anew, and what it grows to while it fails without a step in between."""
 _SAID_S = 1.0
@@ -28,7 +30,6 @@ class Plant:
     Args:
         environment: As made by `env.make`.
         settings: Of the actor.
-        on_log: Takes one line for people.
 
     Attributes:
         environment: The present one; another after a failure.
@@ -37,18 +38,14 @@ class Plant:
         running: False until `begin`, and again after `stop_episode`.
     """
 
-    def __init__(
-        self, environment: env.Environment, settings: config.ActorConfig, on_log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, environment: env.Environment, settings: config.ActorConfig) -> None:
         self.environment = environment
         self.failures = 0
         self.failure = ""
         self.running = False
         self._pause_s = _RETRY_FIRST_S
         self._failed_after = 0  # steps
-        self._said_at = -math.inf
         self._settings = settings
-        self._on_log = on_log
         self._seeded = self._clips = False
         self._safe_action = self._parse(settings.safe_action) if settings.safe_action else None
 
@@ -72,7 +69,7 @@ class Plant:
         """Says once that observations are clipped."""
         if record.clips and not self._clips:
             self._clips = True
-            self._on_log(f"the environment observes more than {specs.MAX_MAGNITUDE:g}: clipped from now on")
+            _log.warning("the environment observes more than %g: clipped from now on", specs.MAX_MAGNITUDE)
 
     def stop_episode(self) -> None:
         """Someone else used the environment: the next step begins anew."""
@@ -85,7 +82,7 @@ class Plant:
         try:
             self.environment.step(self.environment.to_env(self._safe_action))
         except (Exception, SystemExit) as error:  # it may be the environment that failed
-            self._on_log(f"the safe action failed: {failure.text(error)}")
+            _log.warning("the safe action failed: %s", failure.text(error))
 
     def rebuild(self, error: BaseException, steps: int, stopping: Callable[[], bool], wake: threading.Event) -> None:
         """After a failure: makes the environment anew, as often as it takes, with growing pauses.
@@ -135,15 +132,18 @@ class Plant:
     def _count(self, text: str) -> None:
         self.failures += 1
         self.failure = failure.line(text)
-        if time.monotonic() - self._said_at > _SAID_S:
-            self._said_at = time.monotonic()
-            self._on_log(f"the environment failed, {self.failures} times by now: {self.failure}; making it anew")
+        _log.warning(
+            "the environment failed, %d times by now: %s; making it anew",
+            self.failures,
+            self.failure,
+            extra=logs.once("failed", again_s=_SAID_S),
+        )
 
     def _close(self) -> None:
         try:
             self.environment.close()
         except (Exception, SystemExit) as error:
-            self._on_log(f"the environment did not close: {failure.text(error)}")
+            _log.warning("the environment did not close: %s", failure.text(error))
 
     def _parse(self, text: str) -> Any:
         spec, n_envs = self.environment.spec.action, self.environment.n_envs

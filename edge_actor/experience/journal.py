@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.contract import errors
 from broker.fleet import identity
 
+_log = logging.getLogger(__name__)
 _MAGIC = b"AQ01"
 _FIELDS = struct.Struct("<4sIQQQII")
 _CHECK = struct.Struct("<I")
@@ -64,7 +65,6 @@ class Journal:
     Args:
         directory: Made if missing, for its owner alone.
         limit_bytes: What the files shall hold at most; the caller keeps it, by releasing records.
-        on_log: Takes one line for people.
 
     Attributes:
         records: What was found at the start, by boot and seq.
@@ -75,7 +75,7 @@ class Journal:
         ConfigError: The directory cannot be written, or another process uses it.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int, on_log: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
         self._directory = directory
         self.limit_bytes = limit_bytes
         self._segment_bytes = limit_bytes // _SEGMENTS
@@ -97,7 +97,7 @@ class Journal:
         self._synced = not in_memory(directory)
         self.records = self._recover()
         if self.damaged:
-            on_log(f"{self.damaged} damaged records of the spool are lost ({directory})")
+            _log.warning("%d damaged records of the spool are lost (%s)", self.damaged, directory)
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a message of that size fits the limit."""

@@ -14,6 +14,7 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from broker.contract import codec, errors, messages, specs
 from edge_actor import config
 from edge_actor.experience import journal, trajectory, window
 
+_log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -47,7 +49,6 @@ class Spool:
         fingerprint: Of the environment's spec.
         seal: Bytes of an encoded message, ready to publish.
         files: Where it is kept, with what earlier boots left there.
-        on_log: Takes one line for people.
 
     Attributes:
         steps: Steps that were added since the start.
@@ -60,14 +61,12 @@ class Spool:
         fingerprint: str,
         seal: Callable[[bytes], bytes],
         files: journal.Journal,
-        on_log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._boot = boot
         self._fingerprint = fingerprint
         self._seal = seal
         self._files = files
-        self._on_log = on_log
         self._window = window.Window(clock)
         found = [_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records]
         self._held = collections.deque(held for held in found if held.size_bytes <= specs.MAX_EXPERIENCE_BYTES)
@@ -86,7 +85,7 @@ class Spool:
             self._discard(too_large)
         if self._held:
             steps = sum(held.steps for held in self._held)
-            on_log(f"the spool holds {len(self._held)} messages of earlier boots, {steps} steps")
+            _log.info("the spool holds %d messages of earlier boots, %d steps", len(self._held), steps)
 
     def __len__(self) -> int:
         """Messages held."""
@@ -215,7 +214,7 @@ class Spool:
 
     def _lose(self, held: _Held, why: str) -> None:
         """Drops the message at `_sent`."""
-        self._on_log(f"message {held.boot}.{held.seq} of the spool cannot be read, and is lost: {why}")
+        _log.warning("message %d.%d of the spool cannot be read, and is lost: %s", held.boot, held.seq, why)
         del self._held[self._sent]
         if held.record is not None:
             self._files.release(held.record)
@@ -227,9 +226,11 @@ class Spool:
         for held in too_large:
             if held.record is not None:
                 self._files.release(held.record)
-        self._on_log(
-            f"{len(too_large)} messages of the spool have more than {specs.MAX_EXPERIENCE_BYTES} bytes and can never "
-            f"be sent: dropped, {self.steps_dropped} steps"
+        _log.warning(
+            "%d messages of the spool have more than %d bytes and can never be sent: dropped, %d steps",
+            len(too_large),
+            specs.MAX_EXPERIENCE_BYTES,
+            self.steps_dropped,
         )
 
     def _keep(self, oldest: int, steps: int, body: bytes) -> _Held:
@@ -243,14 +244,14 @@ class Spool:
                 self._failed_at = self._seq
                 if not self._failing:
                     self._failing = True
-                    self._on_log(f"the spool cannot be written ({error}); acting on")
+                    _log.warning("the spool cannot be written (%s); acting on", error)
                 if tries == 1 or (error.errno in _FULL and self._drop_until_a_file_goes()):
                     continue  # another file may do
                 self._unwritten_bytes += len(body)
                 return _Held(self._boot, self._seq, oldest, steps, None, body)
             if self._failing and self._seq - self._failed_at > window.LIMIT:  # not just until the next file is full
                 self._failing = False
-                self._on_log("the spool can be written again")
+                _log.info("the spool can be written again")
             return _Held(self._boot, self._seq, oldest, steps, record)
 
     def _drop_until_a_file_goes(self) -> bool:
@@ -285,9 +286,8 @@ def opened(
     boot: int,
     fingerprint: str,
     seal: Callable[[bytes], bytes],
-    on_log: Callable[[str], None],
 ) -> Spool:
     """The spool that the settings ask for; see Spool and journal.Journal."""
     directory = journal.default_directory(state_dir, settings.spool_dir)
-    files = journal.Journal(directory, settings.spool_bytes, on_log)
-    return Spool(boot, fingerprint, seal, files, on_log)
+    files = journal.Journal(directory, settings.spool_bytes)
+    return Spool(boot, fingerprint, seal, files)

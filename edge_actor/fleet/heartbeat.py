@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from edge_actor.environment import failure
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -22,9 +24,8 @@ class Heartbeat:
         failures: Things that went wrong.
     """
 
-    def __init__(self, beat: Callable[[], None], period_s: float, on_log: Callable[[str], None]) -> None:
+    def __init__(self, beat: Callable[[], None], period_s: float) -> None:
         self._beat = beat
-        self._on_log = on_log
         self._said = ""
         self.failures = 0
         self._period_s = period_s
@@ -52,7 +53,7 @@ class Heartbeat:
             self.failures += 1
             if (text := failure.text(error)) != self._said:
                 self._said = text
-                self._on_log(f"heartbeat, trouble number {self.failures}: {text}")
+                _log.warning("heartbeat, trouble number %d: %s", self.failures, text)
             return otherwise
 
     def close(self) -> None:

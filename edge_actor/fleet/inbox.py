@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,6 +10,7 @@ from typing import TypeVar
 from broker.contract import codec, errors, messages, signing
 from edge_actor.fleet import replay_guard
 
+_log = logging.getLogger(__name__)
 _M = TypeVar(
     "_M",
     messages.Policy,
@@ -32,7 +34,6 @@ class Inbox:
     Args:
         verifier: Knows the learner's signature.
         boot: Of this actor.
-        on_log: Takes one line for people.
 
     Attributes:
         wake: Set whenever something came in.
@@ -40,11 +41,10 @@ class Inbox:
             how often the learner was not heard of for long.
     """
 
-    def __init__(self, verifier: signing.LearnerVerifier, boot: int, on_log: Callable[[str], None]) -> None:
+    def __init__(self, verifier: signing.LearnerVerifier, boot: int) -> None:
         self._verifier = verifier
         self._boot = boot
-        self._on_log = on_log
-        self._authority = replay_guard.Authority(on_log)
+        self._authority = replay_guard.Authority()
         self._words: dict[object, tuple[Word, int]] = {}  # with the bytes that each came in
         self._lock = threading.Lock()
         self._waiting_bytes = 0
@@ -100,7 +100,7 @@ class Inbox:
 
     def _refuse(self, error: errors.MessageError, topic: str) -> None:
         if error.reason not in self.refused:
-            self._on_log(f"message refused: {error.what} ({topic})")  # said once per reason, counted each time
+            _log.warning("message refused: %s (%s)", error.what, topic)  # said once per reason, counted each time
         self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from edge_actor.experience import recorder, spool, trajectory
 from edge_actor.fleet import command, heartbeat, inbox, state_sequence, vitals
 from edge_actor.policies import interpreter, policy, policy_store, swap
 
+_log = logging.getLogger(__name__)
 _IDLE_S = 0.2
 _UNSENT_IDLE_S = 0.005  # the link refuses while its window is full, and does not say when it opens
 _BUILD_MARGIN = 1.5  # slack that is wanted, by what the last swap took
@@ -39,7 +41,6 @@ class Actor:
     Args:
         settings: Checked settings.
         bundle: Who it is.
-        on_log: Takes one line for people.
 
     Attributes:
         on_alive: Called from the loop, at least once per turn, as long as it is not stuck.
@@ -50,23 +51,23 @@ class Actor:
         RuntimeMissing: There is no TFLite runtime.
     """
 
-    def __init__(self, settings: config.ActorConfig, bundle: identity.Bundle, on_log: Callable[[str], None]) -> None:
+    def __init__(self, settings: config.ActorConfig, bundle: identity.Bundle) -> None:
         if settings.fleet and settings.fleet != bundle.fleet:
             raise errors.ConfigError(
                 f"the bundle is for fleet {bundle.fleet!r}, not {settings.fleet!r}", where=settings.bundle
             )
-        self._settings, self._on_log = settings, on_log
+        self._settings = settings
         self.on_alive: Callable[[], None] = lambda: None
         self.patient = False
         self._runtime = interpreter.find(settings.runtime)
         self._id, self._topics = bundle.actor_id, topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
         made = self._planted(settings.env) if settings.env else None
-        self._boot = identity.next_boot(self._state_dir / "boot", on_log)
+        self._boot = identity.next_boot(self._state_dir / "boot")
         self._mac, self._verifier = signing.ActorMac(bundle.mac_key), signing.LearnerVerifier(bundle.learner_key)
         seal = functools.partial(self._seal, self._topics.actor_state(self._id))
         self._presence = state_sequence.Presence(self._boot, seal)
-        self._inbox = inbox.Inbox(self._verifier, self._boot, on_log)
+        self._inbox = inbox.Inbox(self._verifier, self._boot)
         self._link = self._connectable(bundle)
         self._stopping = self._reconnected = False
         self._task, self._commander = task.Task(), command.Commander(self._boot)
@@ -76,7 +77,7 @@ class Actor:
         self._metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
         self._reports: collections.deque[messages.Report] = collections.deque()
         self._load, self._vitals = vitals.Load(settings.heartbeat_s), messages.Vitals()
-        self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s, on_log)
+        self._heartbeat = heartbeat.Heartbeat(self._beat, settings.heartbeat_s)
         self._plant: supervised_env.Plant | None = None
         if made is not None:
             self._prepare(made)
@@ -112,7 +113,7 @@ class Actor:
         self._find_a_broker()
         if self._plant is None:
             if self.patient:
-                self._on_log("no environment is named here: waiting until a learner names one")
+                _log.info("no environment is named here: waiting until a learner names one")
             limit_s = math.inf if self.patient else self._settings.connect_timeout_s
             name = self._task.wait(limit_s, self._inbox.wake, self._told_to_stop)
             if name:
@@ -120,9 +121,14 @@ class Actor:
         if self._plant is None:
             return  # told to stop while it waited
         environment = self._plant.environment
-        self._on_log(
-            f"actor {self._id} boot {self._boot}: {environment.name}, {environment.spec.describe()}, "
-            f"{environment.n_envs} at once, {self._runtime}"
+        _log.info(
+            "actor %s boot %d: %s, %s, %d at once, %s",
+            self._id,
+            self._boot,
+            environment.name,
+            environment.spec.describe(),
+            environment.n_envs,
+            self._runtime,
         )
         self._link.retain(self._topics.actor_state(self._id), self._state)
         self._heartbeat.start()
@@ -133,7 +139,7 @@ class Actor:
         while not self._link.connected and not self._told_to_stop():
             if time.monotonic() > until:
                 if self._metronome is not None and self._plant is not None and self._acting is not None:
-                    self._on_log("no broker: acting with the stored policy until there is one")
+                    _log.warning("no broker: acting with the stored policy until there is one")
                     return
                 if not self.patient:
                     raise connect_errors.as_error(self._link.refusals, self._settings.connect_timeout_s)
@@ -238,7 +244,7 @@ class Actor:
             return False
         self._recorder.flush()
         if self._acting is None:
-            self._on_log(f"policy {acting.epoch}.{acting.version} acts on {acting.delegate}")
+            _log.info("policy %d.%d acts on %s", acting.epoch, acting.version, acting.delegate)
         self._acting, self._recorder.order = acting, (acting.epoch, acting.version)
         return True
 
@@ -335,7 +341,7 @@ class Actor:
             tls=bundle.tls(),
             will=(self._topics.actor_state(self._id), self._presence.will),
             on_connect=self._on_connect,
-            on_log=self._on_log,
+            on_log=_log.warning,
         )
         open_as, put = self._inbox.opener, self._inbox.put
         made.subscribe(self._topics.learner_state, open_as(messages.LearnerState, self._on_learner))
@@ -345,7 +351,7 @@ class Actor:
         return made
 
     def _planted(self, name: str) -> supervised_env.Plant:
-        return supervised_env.Plant(self._make(name, self._settings.envs), self._settings, self._on_log)
+        return supervised_env.Plant(self._make(name, self._settings.envs), self._settings)
 
     def _planted_for_the_learner(self, name: str) -> supervised_env.Plant:
         """As `_planted`; a task that does not fit here is not final, as the next one may."""
@@ -358,7 +364,7 @@ class Actor:
         """Makes all that depends on the environment."""
         settings, spec, n_envs = self._settings, made.environment.spec, made.environment.n_envs
         seal = functools.partial(self._mac.seal, self._topics.experience(self._id))
-        self._spool = spool.opened(settings, self._state_dir, self._boot, spec.fingerprint, seal, self._on_log)
+        self._spool = spool.opened(settings, self._state_dir, self._boot, spec.fingerprint, seal)
         self._plant = made  # behind the spool, which another process may hold: until here there is nothing to close
         self._recorder = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), self._spool)
         self._explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: self._recorder.recorded)
@@ -368,7 +374,6 @@ class Actor:
             policy_store.PolicyStore(self._state_dir, self._verifier.public_key),
             patience_s=_SLACK_WAIT_S if self._metronome else _EPISODE_WAIT_S,
             on_ready=self._inbox.wake.set,
-            on_log=self._on_log,
         )
         self._swap.start(self._verifier, self._topics)
         self._swap_in()  # with the stored policy, if there is one

@@ -138,7 +138,7 @@ def _acting(
         )
         state = directory / f"state-{n_envs}-{epsilon}"
         settings = config.ActorConfig(env=ENV, envs=n_envs, state_dir=str(state))
-        actor = acting_loop.Actor(settings, bundle, lambda line: print(line, file=sys.stderr))
+        actor = acting_loop.Actor(settings, bundle)
         try:
             actor.start()
             while actor._acting is None or actor._recorder.recorded < 4 * message_steps:

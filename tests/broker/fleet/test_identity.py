@@ -189,7 +189,7 @@ def test_boots_of_two_copies_differ_and_rise(left: str | None, tmp_path: Path) -
         if left is not None:
             file.write_text(left)
     before = int(time.time())
-    boots = [[identity.next_boot(file, print) for _ in range(3)] for file in files]
+    boots = [[identity.next_boot(file) for _ in range(3)] for file in files]
     assert all(one == sorted(set(one)) for one in boots)
     assert not {*boots[0]} & {*boots[1]}
     assert all(0 < boot < 2**63 for one in boots for boot in one)

@@ -36,13 +36,12 @@ class Actor:
 
     def start(self) -> None:
         self._boot += 1
-        self._files = journal.Journal(self._directory, self._spool_bytes, lambda line: None)
+        self._files = journal.Journal(self._directory, self._spool_bytes)
         self.spool = spool.Spool(
             self._boot,
             fleet_examples.SPEC.fingerprint,
             lambda body: MAC.seal(TOPIC, body),
             self._files,
-            lambda line: None,
             lambda: self.now,
         )
 

@@ -85,7 +85,7 @@ class Simulated(Actor):
             return self._presence.online(born, messages.Vitals())
 
         self._link.retain(topic, state)
-        self._heartbeat = heartbeat.Heartbeat(lambda: self._link.retain(topic, state), BEAT_S, print)
+        self._heartbeat = heartbeat.Heartbeat(lambda: self._link.retain(topic, state), BEAT_S)
         for relay in self.relays:
             relay.mend()
         self._link.start()

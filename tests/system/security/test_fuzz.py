@@ -180,11 +180,10 @@ class Actor:
 
     def __init__(self, directory: Path) -> None:
         self.fleet = identity.Fleet.open("lab")
-        self.lines: list[str] = []
         settings = config.ActorConfig(
             env="CartPole-v1", state_dir=str(directory / "state"), spool_dir=str(directory / "spool"), heartbeat_s=60.0
         )
-        self.actor = acting_loop.Actor(settings, self.fleet.enroll("pi"), self.lines.append)
+        self.actor = acting_loop.Actor(settings, self.fleet.enroll("pi"))
         self.actor.start()
         self.mac = signing.ActorMac(self.fleet.bundle("pi").mac_key)
         self.link = Link.made[-1]
@@ -255,7 +254,7 @@ def _unlike(sealed: bytes, source: random.Random) -> bytes:
             return payload
 
 
-def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None) -> None:
+def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None, caplog: pytest.LogCaptureFixture) -> None:
     """With the learner's signature: what can be obeyed is, the rest is refused, and none of it ends the actor."""
     fuzzed, source = Actor(tmp_path), random.Random(3)
     try:
@@ -278,8 +277,8 @@ def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None) -> N
                 fuzzed.hears(topic, fuzzed.fleet.sealer.seal(topic, mutations.any_of(body, source)))
             if index % 10 == 0:
                 fuzzed.turn()
-        assert not [line for line in fuzzed.lines if "failed" in line]
-        assert "fault" not in fuzzed.state.vitals.refused, fuzzed.lines
+        assert not [line for line in caplog.messages if "failed" in line]
+        assert "fault" not in fuzzed.state.vitals.refused, caplog.text
         assert fuzzed.refused >= PAYLOADS // 4
     finally:
         fuzzed.actor.close()
