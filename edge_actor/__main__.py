@@ -109,12 +109,11 @@ def _act(args: argparse.Namespace) -> int:
         return errors.EXIT_OK
     from broker.fleet import identity
     from edge_actor.board import watchdog  # here: NumPy, Gymnasium and the runtime would slow --help down
-    from edge_actor.run import acting_loop
+    from edge_actor.run import build
 
     bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
-    actor = acting_loop.Actor(chosen, bundle)
     dog = watchdog.Watchdog()
-    actor.on_alive, actor.patient = dog.alive, dog.supervised
+    actor = build.build(chosen, bundle, on_alive=dog.alive, patient=dog.supervised)
     cli.on_stop_signal(actor.stop)
     actor.run()
     return errors.EXIT_OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from broker.contract import messages
 
@@ -69,6 +70,10 @@ class Metronome:
     def slack_s(self) -> float:
         """Time until the next step is due."""
         return self._due - self._clock()
+
+    def vitals(self) -> dict[str, Any]:
+        """Returns how the rate was held, by fields of `messages.Vitals`."""
+        return {"deadlines_missed": self.missed}
 
     def has_room(self, seconds: float) -> bool:
         """Whether that fits before the next step. What fits into no period needs half of one: more it cannot get."""

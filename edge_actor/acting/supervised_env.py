@@ -24,7 +24,7 @@ _SAID_S = 1.0
 """Of failures in quick succession one is said so often; all are counted."""
 
 
-class Plant:
+class SupervisedEnv:
     """The environment that the actor acts in.
 
     Args:
@@ -65,8 +65,8 @@ class Plant:
         record.start(reset(seed=seed)[0])
         self.running = True
 
-    def look(self, record: trajectory.Trajectory) -> None:
-        """Says once that observations are clipped."""
+    def report_clipping(self, record: trajectory.Trajectory) -> None:
+        """Logs once that observations are clipped."""
         if record.clips and not self._clips:
             self._clips = True
             _log.warning("the environment observes more than %g: clipped from now on", specs.MAX_MAGNITUDE)
@@ -123,6 +123,10 @@ class Plant:
                 )
             self.environment = made
             return
+
+    def vitals(self) -> dict[str, Any]:
+        """Returns how the environment fails, by fields of `messages.Vitals`."""
+        return {"env_failures": self.failures, "env_failure": self.failure}
 
     def close(self) -> None:
         """Leaves it safe, and closed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import random
 import time
+from typing import Any
 
 from broker.contract import messages
 from edge_actor.experience import spool, trajectory
@@ -55,6 +56,16 @@ class Recorder:
         """Of the last 20 episodes that ended."""
         returns = list(self._returns)
         return sum(returns) / len(returns) if returns else None
+
+    def vitals(self) -> dict[str, Any]:
+        """Returns what was taken and recorded, by fields of `messages.Vitals`."""
+        return {
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "steps_recorded": self._spool.steps,
+            "steps_unrecorded": max(0, self.steps - self._spool.steps),
+            "return_mean": self.return_mean,
+        }
 
     def record(self, wanted: bool) -> None:
         """Records steps from now on, or does not."""

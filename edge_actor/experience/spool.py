@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from broker.contract import codec, errors, messages, specs
 from edge_actor import config
@@ -176,6 +177,10 @@ class Spool:
         while self._held and self._held[0].boot == receipt.boot and self._held[0].seq <= receipt.seq:
             self._pop()
             self._window.open()
+
+    def vitals(self) -> dict[str, Any]:
+        """Returns what is held and what was dropped, by fields of `messages.Vitals`."""
+        return {"messages_held": len(self), "steps_dropped": self.steps_dropped}
 
     def close(self) -> None:
         """Leaves what is held to the next boot."""

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Heartbeat:
-    """A thread that calls `beat` every `period_s`, and at once when asked.
+    """A thread that calls `beat` every `period_s`.
 
     A thread, so that a slow environment is not mistaken for a dead actor; that it stands still shows in its steps.
     Whatever goes wrong in a beat, the next one is made.
@@ -30,23 +30,19 @@ class Heartbeat:
         self.failures = 0
         self._period_s = period_s
         self.assigned_s = 0.0
-        self._now = threading.Event()
-        self._stopping = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
+        """Starts the thread; the first beat comes after a period."""
         self._thread.start()
-
-    def now(self) -> None:
-        """Beats at once."""
-        self._now.set()
 
     def beat(self) -> None:
         """Beats in the caller's thread."""
         self.attempt(self._beat, None)
 
     def attempt(self, make: Callable[[], T], otherwise: T) -> T:
-        """What `make` makes, or `otherwise` if it fails, which is counted and said once."""
+        """Returns what `make` makes, or `otherwise` if it fails, which is counted, and logged if it is news."""
         try:
             return make()
         except Exception as error:  # of a sensor, say; the learner must not take us for dead
@@ -57,15 +53,11 @@ class Heartbeat:
             return otherwise
 
     def close(self) -> None:
-        self._stopping = True
-        self._now.set()
+        """Ends the thread."""
+        self._closed.set()
         if self._thread.is_alive():
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        while True:
-            self._now.wait(max(self._period_s, self.assigned_s))
-            self._now.clear()
-            if self._stopping:
-                return
+        while not self._closed.wait(max(self._period_s, self.assigned_s)):
             self.beat()

@@ -1,4 +1,4 @@
-"""Which of the learner's genuine words still count: a broker may repeat old ones, and hold back new ones."""
+"""Refuses genuine messages that no longer count: a broker may repeat the learner's old ones, and hold back new ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SILENCE_S = 10.0
 """The learner speaks every two seconds."""
 
 
-class Authority:
-    """What the learner said last, as far as this actor heard.
+class ReplayGuard:
+    """Remembers what the learner said last, and refuses what is older.
 
     Policies have an order of their own (`reassembly`); receipts only ever take away what they cover; commands are for
     one boot and carried out once (`command`).
@@ -54,8 +54,8 @@ class Authority:
             self._check_assignment(message)
         return True
 
-    def listen(self) -> None:
-        """To be called now and then: notices that nothing new comes, and that it does again."""
+    def check_silence(self) -> None:
+        """Notices that nothing new comes, and that it does again. To be called now and then."""
         silent = self._clock() - self._heard_at > SILENCE_S
         if silent and not self._silent:
             self.silences += 1

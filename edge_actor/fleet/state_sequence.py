@@ -17,8 +17,8 @@ BEATS = 1 << 32
 """Numbers of one connection."""
 
 
-class Presence:
-    """Of one process.
+class StateSequence:
+    """Makes and numbers the states of one process.
 
     Args:
         boot: Its number.

@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker.contract import codec, errors, messages, signing, specs, topics
 from edge_actor.board import clock
@@ -261,6 +261,16 @@ class Swap:
         self._keep(candidate)
         self.pause_ms = ahead_ms + (time.perf_counter() - began) * 1e3
         return built
+
+    def vitals(self) -> dict[str, Any]:
+        """Returns how far the newest policy has come, by fields of `messages.Vitals`."""
+        (epoch, version), (newest_epoch, newest) = self._active, self.announced
+        return {
+            "policy_lag": max(0, newest - (version if epoch == newest_epoch else 0)),
+            "policy_phase": self.phase.value,
+            "swap_pause_ms": self.pause_ms,
+            "refused": dict(self.refused),
+        }
 
     def close(self) -> None:
         """Stops, and stores what was not stored yet."""

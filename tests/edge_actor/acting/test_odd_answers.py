@@ -139,21 +139,21 @@ def test_the_heartbeat_survives_what_goes_wrong_in_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls = [0]
-    take = vitals.take
+    merge = vitals.merge
 
     def failing(*arguments: Any) -> messages.Vitals:
         calls[0] += 1
         if 1 < calls[0] < 6:
             raise ValueError("Out of range float values are not JSON compliant")
-        return take(*arguments)
+        return merge(*arguments)
 
-    monkeypatch.setattr(vitals, "take", failing)
+    monkeypatch.setattr(vitals, "merge", failing)
     running = site.start()
     conftest.wait_until(lambda: len(site.learner.states) > 8, "it beats on")
     assert [line for line in caplog.messages if "Out of range" in line] == [
         "heartbeat, trouble number 1: ValueError: Out of range float values are not JSON compliant"
     ]
-    assert running.actor._link.connections == 1
+    assert running.actor.connection.link.connections == 1
 
 
 @pytest.mark.fault(7)
@@ -170,8 +170,8 @@ def test_an_actor_meets_every_oddity_and_goes_on(site: Site) -> None:  # noqa: F
     site.assign(steps_granted=1 << 40, message_steps=64)
     site.await_vitals(lambda v: v.env_failures >= len(toys.ODD), "all are met")
     assert running.error is None
-    assert running.actor._heartbeat.failures == 0
-    assert running.actor._heartbeat._thread.is_alive()
+    assert test_acting_loop.acting(running).status.heartbeat.failures == 0
+    assert test_acting_loop.acting(running).status.heartbeat._thread.is_alive()
     running.stop()
     assert running.error is None
     for message in site.learner.experience:
@@ -212,7 +212,7 @@ def test_a_failure_is_one_printable_line() -> None:
 
 def test_pauses_grow_only_while_it_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
     made = env.make(f"{HERE}:Odd")
-    tried = supervised_env.Plant(made, config.ActorConfig(env=made.name))
+    tried = supervised_env.SupervisedEnv(made, config.ActorConfig(env=made.name))
     wake = threading.Event()
     pauses = []
     with caplog.filtering(logs.Once()):

@@ -95,7 +95,7 @@ def test_screens_flat_out_arrive_over_one_connection(site: Site) -> None:  # noq
     running = site.start(env=f"{toys.__file__}:Frames", heartbeat_s=1.0)
     site.assign(steps_granted=450, message_steps=1 << 20, message_period_s=1000.0)
     site.learner.await_steps(450)
-    assert running.actor._link.connections == 1
+    assert running.actor.connection.link.connections == 1
     assert running.error is None
 
 

@@ -15,16 +15,16 @@ from tests.fakes import fake_learner
 
 
 class Actor:
-    """An authority with a clock that is turned by hand."""
+    """A replay guard with a clock that is turned by hand."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.authority = replay_guard.Authority(lambda: self.now_s)
+        self.guard = replay_guard.ReplayGuard(lambda: self.now_s)
 
     def hears(self, message: messages.LearnerState | messages.Assignment) -> str:
         """The reason of the refusal, if it is refused."""
         try:
-            self.authority.check(message, boot=5)
+            self.guard.check(message, boot=5)
         except errors.MessageError as error:
             return error.reason
         return ""
@@ -92,12 +92,12 @@ def test_silence_is_counted_once_and_so_is_its_end(caplog: pytest.LogCaptureFixt
         actor.now_s += replay_guard.SILENCE_S
         actor.hears(state(2, 7))
         actor.hears(state(2, 0, online=False))
-        actor.authority.listen()
-    assert actor.authority.silences == 1
+        actor.guard.check_silence()
+    assert actor.guard.silences == 1
     assert len(caplog.messages) == 1 and "someone holds it back" in caplog.messages[0]
     actor.hears(state(2, 8))
-    actor.authority.listen()
+    actor.guard.check_silence()
     assert "heard again" in caplog.messages[1]
     actor.now_s += replay_guard.SILENCE_S + 1
-    actor.authority.listen()
-    assert actor.authority.silences == 2
+    actor.guard.check_silence()
+    assert actor.guard.silences == 2

@@ -19,7 +19,7 @@ from broker.fleet import identity
 from edge_actor import config
 from edge_actor.experience import journal
 from edge_actor.policies import policy_store
-from edge_actor.run import acting_loop
+from edge_actor.run import build
 from tests.edge_actor.policies import offers
 
 pytestmark = [pytest.mark.usefixtures("synchronised"), pytest.mark.fault(20)]
@@ -129,10 +129,8 @@ def boot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[
 
     def start() -> tuple[int, list[str]]:
         caplog.clear()
-        made = acting_loop.Actor(settings, bundle)
-        made._load.close()
-        made._commander.close()
-        return made._boot, caplog.messages
+        made = build.build(settings, bundle)
+        return made.connection.boot, caplog.messages
 
     (tmp_path / "state").mkdir()
     with not_blocking():

@@ -24,7 +24,7 @@ from broker.fleet import identity
 from broker.mqtt import link
 from edge_actor import config
 from edge_actor.environment import env
-from edge_actor.run import acting_loop
+from edge_actor.run import build, sender
 from learner import config as learner_config
 from learner.experience import dead_letters, ledger, validate
 from learner.fleet import roster, session
@@ -79,7 +79,7 @@ class Link:
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     Link.made = []
     monkeypatch.setattr(link, "Link", Link)
-    monkeypatch.setattr(acting_loop, "_IDLE_S", 0.0)  # nothing comes while it sleeps
+    monkeypatch.setattr(sender, "IDLE_S", 0.0)  # nothing comes while it sleeps
 
 
 def genuine(kind: str, **changes: Any) -> bytes:
@@ -183,8 +183,10 @@ class Actor:
         settings = config.ActorConfig(
             env="CartPole-v1", state_dir=str(directory / "state"), spool_dir=str(directory / "spool"), heartbeat_s=60.0
         )
-        self.actor = acting_loop.Actor(settings, self.fleet.enroll("pi"))
-        self.actor.start()
+        self.actor = build.build(settings, self.fleet.enroll("pi"))
+        loop = self.actor.start()
+        assert loop is not None
+        self.loop = loop
         self.mac = signing.ActorMac(self.fleet.bundle("pi").mac_key)
         self.link = Link.made[-1]
         self.boot = self.state.boot
@@ -192,7 +194,7 @@ class Actor:
     @property
     def state(self) -> messages.ActorState:
         topic = LAB.actor_state("pi")
-        self.actor._beat()
+        self.loop.status.publish()
         return codec.decode(messages.ActorState, self.mac.open(topic, self.link.said[topic]))
 
     @property
@@ -204,7 +206,7 @@ class Actor:
 
     def turn(self) -> None:
         with contextlib.suppress(errors.ActorRefused):  # as a learner may say, with a signature
-            self.actor.turn()
+            self.loop.run_once()
 
 
 CARTPOLE = env.make("CartPole-v1").spec

@@ -18,7 +18,7 @@ from broker.contract import codec, errors, messages, specs
 from broker.fleet import identity
 from broker.program import logs
 from edge_actor import config
-from edge_actor.run import acting_loop
+from edge_actor.run import build
 from learner.experience import ledger
 from learner.files import checkpoint, run_directory
 from learner.run import local_fleet
@@ -38,7 +38,7 @@ class InAThread:
         self.error: BaseException | None = None
         keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
         settings = config.ActorConfig(env=env, state_dir=str(state), spool_dir=str(state / "spool"), heartbeat_s=0.2)
-        self.actor = acting_loop.Actor(settings, keys.enroll("odd", fleet.addresses))
+        self.actor = build.build(settings, keys.enroll("odd", fleet.addresses))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -107,11 +107,11 @@ def test_odd_answers_by_the_thousand(
     assert {"heartbeat", "mqtt"} <= threads
     assert tally.answers >= ANSWERS
 
-    plant = odd.actor._plant
-    assert plant is not None
-    assert plant.failures == sum(tally.failed.values()), "each is counted, and nothing else"
+    loop = odd.actor.loop
+    assert loop is not None
+    assert loop.environment.failures == sum(tally.failed.values()), "each is counted, and nothing else"
     assert len(tally.failed) > 20 and len(tally.carried) > 15, "of every kind"
-    assert odd.actor._heartbeat.failures == 0
+    assert loop.status.heartbeat.failures == 0
     assert 0 < len(said.messages) < 200, "it is not said each time"
     assert all(line.isprintable() for line in said.messages)
 
