@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge_actor.acting import evaluate
 
 RANDOM = "random"
-"""In the place of a policy: actions drawn uniformly."""
+"""The word that stands for a policy whose actions are drawn uniformly."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,7 +209,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace, chosen: config.ActorConfig) -> tuple[evaluate.Score, dict[str, str]]:
-    """The score of a policy file, and what it ran on."""
+    """Returns the score of a policy file, and what it ran on."""
     try:
         model = Path(args.policy).read_bytes()
     except OSError as error:

@@ -20,8 +20,8 @@ from edge_actor.experience import trajectory
 _log = logging.getLogger(__name__)
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.02, 10.0
 """Pause before the environment is made anew, and what it grows to while it fails without a step in between."""
-_SAID_S = 1.0
-"""Of failures in quick succession one is said so often; all are counted."""
+_LOG_PERIOD_S = 1.0
+"""Of failures in quick succession one is logged in so long; all are counted."""
 
 
 class SupervisedEnv:
@@ -72,7 +72,7 @@ class SupervisedEnv:
             _log.warning("the environment observes more than %g: clipped from now on", specs.MAX_MAGNITUDE)
 
     def stop_episode(self) -> None:
-        """Someone else used the environment: the next step begins anew."""
+        """Has the next step begin an episode: someone else used the environment."""
         self.running = False
 
     def act_safely(self) -> None:
@@ -85,7 +85,7 @@ class SupervisedEnv:
             _log.warning("the safe action failed: %s", failure.text(error))
 
     def rebuild(self, error: BaseException, steps: int, stopping: Callable[[], bool], wake: threading.Event) -> None:
-        """After a failure: makes the environment anew, as often as it takes, with growing pauses.
+        """Makes the environment anew after a failure, as often as it takes, with growing pauses.
 
         Args:
             error: What it raised.
@@ -129,7 +129,7 @@ class SupervisedEnv:
         return {"env_failures": self.failures, "env_failure": self.failure}
 
     def close(self) -> None:
-        """Leaves it safe, and closed."""
+        """Takes the safe action, and closes the environment."""
         self.act_safely()
         self._close()
 
@@ -140,7 +140,7 @@ class SupervisedEnv:
             "the environment failed, %d times by now: %s; making it anew",
             self.failures,
             self.failure,
-            extra=logs.once("failed", again_s=_SAID_S),
+            extra=logs.once("failed", again_s=_LOG_PERIOD_S),
         )
 
     def _close(self) -> None:

@@ -100,7 +100,7 @@ class Journal:
             _log.warning("%d damaged records of the spool are lost (%s)", self.damaged, directory)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a message of that size fits the limit."""
+        """Returns whether a message of that size fits the limit."""
         return self.size_bytes + HEADER_BYTES + size_bytes <= self.limit_bytes
 
     def append(self, boot: int, seq: int, oldest: int, steps: int, body: bytes) -> Record:
@@ -133,7 +133,7 @@ class Journal:
         return Record(boot, seq, oldest, steps, len(body), start + HEADER_BYTES, segment)
 
     def read(self, record: Record) -> bytes:
-        """The body of a record that was not released.
+        """Returns the body of a record that was not released.
 
         Raises:
             OSError: It is not there any longer.
@@ -144,7 +144,7 @@ class Journal:
         return body
 
     def release(self, record: Record) -> None:
-        """Says that a record is not needed any longer."""
+        """Lets go of a record that is not needed any longer."""
         segment = record.segment
         segment.needed -= 1
         if not segment.needed and (segment is not self._current or segment.end >= self._segment_bytes):
@@ -211,7 +211,7 @@ class Journal:
         return [found[key] for key in sorted(found)]
 
     def _scan(self, segment: _Segment, data: bytes) -> tuple[list[Record], int]:
-        """The records of a file that are whole, and where the last of them ends."""
+        """Returns the records of a file that are whole, and where the last of them ends."""
         records: list[Record] = []
         at = end = 0
         while (at := data.find(_MAGIC, at)) >= 0:
@@ -233,7 +233,7 @@ class Journal:
 
 
 def _opened(path: Path) -> _Segment:
-    """A segment that is there. No pipe, which would block, and no link: the file that it leads to would be cut off."""
+    """Opens a segment that is there. No pipe, which would block, and no link: the file behind it would be cut off."""
     file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -242,7 +242,7 @@ def _opened(path: Path) -> _Segment:
 
 
 def default_directory(state_dir: Path, asked: str) -> Path:
-    """Where the spool lies.
+    """Returns where the spool lies.
 
     Args:
         state_dir: Of the actor.
@@ -259,7 +259,7 @@ def default_directory(state_dir: Path, asked: str) -> Path:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether a directory at a place where everybody may write is there, and closed to everybody else."""
+    """Returns whether a directory at a place where everybody may write is there, and closed to everybody else."""
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         found = directory.lstat()
@@ -284,7 +284,7 @@ def _locked(directory: Path) -> int:
 
 
 def in_memory(directory: Path) -> bool:
-    """Whether a directory lies in memory (tmpfs), where syncing means nothing."""
+    """Returns whether a directory lies in memory (tmpfs), where syncing means nothing."""
     directory = directory.resolve()
     try:
         mounts = [(line.split()[1], line.split()[2]) for line in Path("/proc/self/mounts").read_text().splitlines()]

@@ -39,6 +39,7 @@ class _Held:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of its body."""
         return self.record.length if self.record else len(self.body)
 
 
@@ -89,12 +90,12 @@ class Spool:
             _log.info("the spool holds %d messages of earlier boots, %d steps", len(self._held), steps)
 
     def __len__(self) -> int:
-        """Messages held."""
+        """Returns the messages held."""
         return len(self._held)
 
     @property
     def unsent(self) -> bool:
-        """Something waits for `pump`."""
+        """Whether something waits for `pump`."""
         return (
             self._sent < len(self._held)
             and self._window.has_room(self._sent + self._left, self._sent_bytes + self._left_bytes)
@@ -103,7 +104,7 @@ class Spool:
 
     @property
     def is_half_full(self) -> bool:
-        """Whoever can wait with more should."""
+        """Whether whoever can wait with more should."""
         return self._files.size_bytes + self._unwritten_bytes > self._files.limit_bytes // 2
 
     def add(self, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int) -> None:
@@ -160,9 +161,9 @@ class Spool:
         self._sent = self._sent_bytes = self._left = self._left_bytes = 0
         self._window.restart()
 
-    def hear(self, learner: str) -> None:
-        """A learner that takes experience spoke, in a session. A new one never saw what was sent before it came."""
-        if self._window.hear(learner):
+    def follow_learner(self, session: str) -> None:
+        """Takes note of a learner that takes experience. A new session never saw what was sent before it came."""
+        if self._window.follow_learner(session):
             self.rewind()
 
     def acknowledge(self, receipt: messages.Receipt) -> None:
@@ -173,10 +174,10 @@ class Spool:
             self._ledger = receipt.ledger
         if self._left and (receipt.boot, receipt.seq) >= self._left_last and receipt.boot == self._left_last[0]:
             self._left = self._left_bytes = 0
-            self._window.open()
+            self._window.widen()
         while self._held and self._held[0].boot == receipt.boot and self._held[0].seq <= receipt.seq:
             self._pop()
-            self._window.open()
+            self._window.widen()
 
     def vitals(self) -> dict[str, Any]:
         """Returns what is held and what was dropped, by fields of `messages.Vitals`."""
@@ -198,7 +199,7 @@ class Spool:
         return (before.boot, before.seq + 1) != (held.boot, held.seq)
 
     def _body(self, held: _Held) -> bytes | None:
-        """What is to be sent of the message at `_sent`; None if it is unreadable, and now gone."""
+        """Returns what is to be sent of the message at `_sent`; None if it is unreadable, and now gone."""
         if held.record is None:
             body = held.body
         elif held is self._newest[0]:
@@ -226,7 +227,7 @@ class Spool:
         self.steps_dropped += held.steps
 
     def _discard(self, too_large: list[_Held]) -> None:
-        """Of an earlier release: no broker takes them, and each attempt would end the connection."""
+        """Drops messages of an earlier release: no broker takes them, and each attempt would end the connection."""
         self.steps_dropped += sum(held.steps for held in too_large)
         for held in too_large:
             if held.record is not None:
@@ -285,14 +286,14 @@ class Spool:
         return held
 
 
-def opened(
+def from_settings(
     settings: config.ActorConfig,
     state_dir: Path,
     boot: int,
     fingerprint: str,
     seal: Callable[[bytes], bytes],
 ) -> Spool:
-    """The spool that the settings ask for; see Spool and journal.Journal."""
+    """Opens the spool that the settings ask for; see Spool and journal.Journal for the rest."""
     directory = journal.default_directory(state_dir, settings.spool_dir)
     files = journal.Journal(directory, settings.spool_bytes)
     return Spool(boot, fingerprint, seal, files)

@@ -1,4 +1,4 @@
-"""The actor's pulse: its state, published again and again."""
+"""Publishes the actor's state again and again."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Inbox:
 
 
 def _subject(message: Message) -> object:
-    """What a message is about: another one about the same replaces it."""
+    """Returns what a message is about: another one about the same replaces it."""
     if isinstance(message, messages.Command):
         return message.command_id
     return type(message), 0 if isinstance(message, messages.LearnerState) else message.boot

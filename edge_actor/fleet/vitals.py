@@ -1,4 +1,4 @@
-"""How the actor and its board are doing, for the heartbeat."""
+"""Vitals for the heartbeat: the board's own, and what each stage of the actor tells, in one."""
 
 from __future__ import annotations
 

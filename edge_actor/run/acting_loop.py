@@ -12,7 +12,7 @@ import time
 from edge_actor.acting import exploration, pace, rollout, supervised_env
 from edge_actor.experience import recorder, spool
 from edge_actor.fleet import vitals
-from edge_actor.run import command_runner, fleet_connection, listener, policy_switch, sender, status, stopping
+from edge_actor.run import command_runner, dispatcher, fleet_connection, policy_switch, sender, status, stopping
 
 
 class ActingLoop:
@@ -28,15 +28,15 @@ class ActingLoop:
         metronome: Of the control rate; None to act as fast as it can.
         grant: How many steps the learner wants.
         policies: Choose the other actions.
-        ears: Handles what the learner said.
-        out: Sends experience and reports.
-        beats: Publishes the actor's state.
+        incoming: Hands on what the learner said.
+        outgoing: Sends experience and reports.
+        reporter: Publishes the actor's state.
         commands: Carried out by this loop or beside it.
         load: Of the board.
         max_policy_age_s: With an older policy the safe action is taken; 0: never.
 
     Attributes:
-        environment, recorder, policies, status: As given.
+        environment, recorder, policies, status: As given, by their stage's name.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class ActingLoop:
         metronome: pace.Metronome | None,
         grant: pace.Grant,
         policies: policy_switch.PolicySwitch,
-        ears: listener.Listener,
-        out: sender.Sender,
-        beats: status.Status,
+        incoming: dispatcher.Dispatcher,
+        outgoing: sender.Sender,
+        reporter: status.StatusReporter,
         commands: command_runner.CommandRunner,
         load: vitals.Load,
         max_policy_age_s: float,
@@ -68,9 +68,9 @@ class ActingLoop:
         self._metronome = metronome
         self._grant = grant
         self.policies = policies
-        self._listener = ears
-        self._sender = out
-        self.status = beats
+        self._dispatcher = incoming
+        self._sender = outgoing
+        self.status = reporter
         self._commands = commands
         self._load = load
         self._max_policy_age_s = max_policy_age_s
@@ -92,7 +92,7 @@ class ActingLoop:
 
     def run_once(self) -> None:
         """Looks at everything, then acts for one burst or waits."""
-        self._listener.listen()
+        self._dispatcher.dispatch()
         if self.policies.replace_if_suitable(self.environment.running, self._allowed_rows):
             self.status.heartbeat.beat()  # here: the thread would wait milliseconds for its turn
         self._sender.send()
@@ -132,7 +132,7 @@ class ActingLoop:
         if not metronome.wait(self._wake):
             self._wake.clear()
             return
-        if self.policies.acting is None and self._listener.assignment is None:
+        if self.policies.acting is None and self._dispatcher.assignment is None:
             return  # nobody said yet what to do here
         is_too_old = self.policies.is_older_than(self._max_policy_age_s)
         self.recorder.record(not is_too_old and self._allowed_rows() > 0)
@@ -141,7 +141,7 @@ class ActingLoop:
 
     def _allowed_rows(self) -> int:
         """Rows that the learner wants to be recorded now; the last one may exceed the grant by n_envs - 1 steps."""
-        wanted = self._listener.assignment
+        wanted = self._dispatcher.assignment
         if wanted is None or (self._metronome is None and (self._commands.is_measuring or self._spool.is_half_full)):
             return 0  # a simulator can wait; a robot acts on, and its spool drops the oldest
         if wanted.lockstep_version and self.recorder.order < (wanted.epoch, wanted.lockstep_version):
@@ -153,7 +153,7 @@ class ActingLoop:
         record, supervised = self.recorder.trajectory, self.environment
         try:
             if not supervised.running:
-                supervised.begin(record, self._listener.assignment)
+                supervised.begin(record, self._dispatcher.assignment)
             if safely:
                 rollout.run(supervised.environment, [supervised.safe_action], record)
             else:

@@ -18,8 +18,8 @@ from edge_actor.run import (
     acting_loop,
     actor,
     command_runner,
+    dispatcher,
     fleet_connection,
-    listener,
     policy_switch,
     sender,
     status,
@@ -104,7 +104,7 @@ def _loop(
             policy.from_manifest, spec=spec, batch=batch, runtime=settings.runtime, threads=settings.threads
         )
 
-    outbox = spool.opened(settings, state_dir, connection.boot, spec.fingerprint, connection.seal_experience)
+    outbox = spool.from_settings(settings, state_dir, connection.boot, spec.fingerprint, connection.seal_experience)
     record = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), outbox)
     explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: record.recorded)
     metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
@@ -116,15 +116,15 @@ def _loop(
         on_ready=wake.set,
     )
     policies = policy_switch.PolicySwitch(newest, connection, record, metronome)
-    out, grant = sender.Sender(connection, outbox), pace.Grant()
+    outgoing, grant = sender.Sender(connection, outbox), pace.Grant()
     load = vitals.Load(settings.heartbeat_s, lambda: record.steps)
-    told: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, load]
-    told += [metronome] if metronome else []
-    beats = status.Status(
+    sources: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, load]
+    sources += [metronome] if metronome else []
+    reporter = status.StatusReporter(
         connection,
         environment,
         policies,
-        told,
+        sources,
         runtime=runtime,
         rate_hz=settings.rate_hz,
         period_s=settings.heartbeat_s,
@@ -134,13 +134,13 @@ def _loop(
         environment,
         record,
         metronome,
-        out,
+        outgoing,
         told_to_stop,
         build=builder(1),
         make=lambda: env.make(made.name, 1, settings.env_arguments),
         one_env=settings.one_env,
     )
-    ears = listener.Listener(connection, outbox, record, grant, explorer, policies, beats, commands)
+    incoming = dispatcher.Dispatcher(connection, outbox, record, grant, explorer, policies, reporter, commands)
     return acting_loop.ActingLoop(
         connection=connection,
         told_to_stop=told_to_stop,
@@ -151,9 +151,9 @@ def _loop(
         metronome=metronome,
         grant=grant,
         policies=policies,
-        ears=ears,
-        out=out,
-        beats=beats,
+        incoming=incoming,
+        outgoing=outgoing,
+        reporter=reporter,
         commands=commands,
         load=load,
         max_policy_age_s=settings.max_policy_age_s,

@@ -23,7 +23,7 @@ class CommandRunner:
         environment: The one that the actor acts in.
         record: Cut where an evaluation takes the only environment.
         metronome: Of the control rate; None for an actor that acts as fast as it can.
-        out: Takes the reports.
+        outgoing: Takes the reports.
         told_to_stop: Whether the actor is to end.
         build: Makes a policy of batch 1.
         make: Makes a single environment.
@@ -36,7 +36,7 @@ class CommandRunner:
         environment: supervised_env.SupervisedEnv,
         record: recorder.Recorder,
         metronome: pace.Metronome | None,
-        out: sender.Sender,
+        outgoing: sender.Sender,
         told_to_stop: stopping.Stopping,
         *,
         build: command.Build,
@@ -47,7 +47,7 @@ class CommandRunner:
         self._environment = environment
         self._recorder = record
         self._metronome = metronome
-        self._sender = out
+        self._sender = outgoing
         self._told_to_stop = told_to_stop
         self._build = build
         self._make = make

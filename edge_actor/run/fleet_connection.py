@@ -84,7 +84,7 @@ class FleetConnection:
         self.inbox.wake.set()
 
     def _on_learner(self, state: messages.LearnerState, sealed: bytes) -> None:
-        self.task.hear(state)
+        self.task.observe(state)
         self.inbox.put(state)
         if state.version:
             self.on_announced(state.epoch, state.version)  # of a state that is new: the inbox passes on no other

@@ -10,7 +10,7 @@ from edge_actor.fleet import heartbeat, vitals
 from edge_actor.run import fleet_connection, policy_switch
 
 
-class Status:
+class StatusReporter:
     """Publishes who this actor is, and how it and its board are doing.
 
     Args:

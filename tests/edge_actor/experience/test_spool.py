@@ -170,14 +170,14 @@ def test_what_is_dropped_is_on_its_way_all_the_same(boot: Boot) -> None:
 def test_to_a_silent_learner_nothing_is_sent_again_and_to_one_that_lives_one_by_one(boot: Boot) -> None:
     clock, broker = Clock(), Broker()
     made = boot(8, clock=clock)
-    made.hear("one")
+    made.follow_learner("one")
     made.pump(broker.publish)
     assert broker.got == list(range(1, 9))
     broker.messages.clear()
     clock.now = 100.0
     made.pump(broker.publish)
     assert broker.got == [], "it stands still"
-    made.hear("one")
+    made.follow_learner("one")
     made.pump(broker.publish)
     made.pump(broker.publish)
     assert broker.got == [1]
@@ -191,9 +191,9 @@ def test_to_a_silent_learner_nothing_is_sent_again_and_to_one_that_lives_one_by_
 
 def test_a_new_learner_is_sent_everything_at_once(boot: Boot) -> None:
     made, broker = boot(3), Broker()
-    made.hear("one")
+    made.follow_learner("one")
     made.pump(broker.publish)
-    made.hear("two")
+    made.follow_learner("two")
     made.pump(broker.publish)
     assert broker.got == [1, 2, 3, 1, 2, 3]
 

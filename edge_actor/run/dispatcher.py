@@ -8,13 +8,13 @@ from edge_actor.experience import recorder, spool
 from edge_actor.run import command_runner, fleet_connection, policy_switch, status
 
 
-class Listener:
-    """Follows assignments, receipts, commands, and the learner's states.
+class Dispatcher:
+    """Hands on assignments, receipts, commands, and the learner's states.
 
     Args:
         connection: Where messages wait.
         outbox: Lets go of what has its receipt.
-        record: Follows assignments; so do `grant`, `explorer`, `policies` and `beats`.
+        record: Follows assignments; so do `grant`, `explorer`, `policies` and `reporter`.
         commands: Carries out commands.
 
     Attributes:
@@ -29,7 +29,7 @@ class Listener:
         grant: pace.Grant,
         explorer: exploration.Explorer,
         policies: policy_switch.PolicySwitch,
-        beats: status.Status,
+        reporter: status.StatusReporter,
         commands: command_runner.CommandRunner,
     ) -> None:
         self._connection = connection
@@ -38,12 +38,12 @@ class Listener:
         self._grant = grant
         self._explorer = explorer
         self._policies = policies
-        self._status = beats
+        self._status = reporter
         self._commands = commands
         self.assignment: messages.Assignment | None = None
 
-    def listen(self) -> None:
-        """Handles every message that waits.
+    def dispatch(self) -> None:
+        """Hands on every message that waits.
 
         Raises:
             ActorRefused: The learner does not want this actor.
@@ -56,7 +56,7 @@ class Listener:
             elif isinstance(message, messages.Command):
                 self._commands.run(message)
             elif message.online and message.fingerprint:
-                self._spool.hear(message.session)
+                self._spool.follow_learner(message.session)
 
     def _assign(self, assignment: messages.Assignment) -> None:
         if assignment.boot != self._connection.boot:
