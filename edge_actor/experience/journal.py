@@ -60,30 +60,43 @@ class Record:
 
 
 class Journal:
-    """An open directory of segment files, locked against a second process.
+    """A directory of segment files, locked against a second process; made by `open`.
 
     Args:
-        directory: Made if missing, for its owner alone.
+        directory: Where they lie.
         limit_bytes: What the files shall hold at most; the caller keeps it, by releasing records.
+        lock: A descriptor of the directory that holds its lock.
 
     Attributes:
         records: What was found at the start, by boot and seq.
         size_bytes, limit_bytes: Of all files; what they shall hold at most.
         damaged: Records that were found unreadable at the start, or files of them.
-
-    Raises:
-        ConfigError: The directory cannot be written, or another process uses it.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
+    def __init__(self, directory: Path, limit_bytes: int, lock: int) -> None:
         self._directory = directory
+        self._lock = lock
         self.limit_bytes = limit_bytes
         self._segment_bytes = limit_bytes // _SEGMENTS
         self._segments: list[_Segment] = []
         self._current: _Segment | None = None
+        self._synced = not in_memory(directory)
+        self.records: list[Record] = []
         self.size_bytes = self.damaged = 0
+
+    @classmethod
+    def open(cls, directory: Path, limit_bytes: int) -> Journal:
+        """Opens a directory, and finds what earlier boots left there.
+
+        Args:
+            directory: Made if missing, for its owner alone.
+            limit_bytes: As for the class.
+
+        Raises:
+            ConfigError: The directory cannot be written, or another process uses it.
+        """
         try:
-            self._lock = _locked(directory)
+            made = cls(directory, limit_bytes, _locked(directory))
         except BlockingIOError:
             raise errors.ConfigError(
                 "another process is using the spool",
@@ -94,10 +107,10 @@ class Journal:
             raise errors.ConfigError(
                 f"the spool cannot be opened: {error}", where=str(directory), todo="choose another --spool-dir"
             ) from error
-        self._synced = not in_memory(directory)
-        self.records = self._recover()
-        if self.damaged:
-            _log.warning("%d damaged records of the spool are lost (%s)", self.damaged, directory)
+        made.records = made._recover()
+        if made.damaged:
+            _log.warning("%d damaged records of the spool are lost (%s)", made.damaged, directory)
+        return made
 
     def has_room(self, size_bytes: int) -> bool:
         """Returns whether a message of that size fits the limit."""

@@ -295,5 +295,5 @@ def from_settings(
 ) -> Spool:
     """Opens the spool that the settings ask for; see Spool and journal.Journal for the rest."""
     directory = journal.default_directory(state_dir, settings.spool_dir)
-    files = journal.Journal(directory, settings.spool_bytes)
+    files = journal.Journal.open(directory, settings.spool_bytes)
     return Spool(boot, fingerprint, seal, files)

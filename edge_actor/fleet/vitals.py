@@ -64,17 +64,16 @@ class Load:
     """Processor, memory, temperature and power. Asked in quick succession it looks once: that takes half a millisecond.
 
     Args:
-        period_s: How often it will be asked.
+        energy: Of the board.
         steps: Returns this boot's steps, for the energy of one.
 
     Attributes:
         cpu_percent: Of one core, by this process, between the last two looks.
     """
 
-    def __init__(self, period_s: float, steps: Callable[[], int]) -> None:
+    def __init__(self, energy: Energy, steps: Callable[[], int]) -> None:
+        self.energy = energy
         self._steps = steps
-        source = power.find(period_s=period_s).source
-        self.energy = Energy(power.Meter.of_board(source, period_s) if source else None)
         self._process = psutil.Process()
         self._process.cpu_percent()
         self._look()
@@ -94,6 +93,12 @@ class Load:
             "power_source": self.energy.source,
             "power_modelled": self.energy.modelled,
         }
+
+    @classmethod
+    def of_board(cls, period_s: float, steps: Callable[[], int]) -> Load:
+        """Finds out what measures this board, which will be asked every `period_s`."""
+        source = power.find(period_s=period_s).source
+        return cls(Energy(power.Meter.of_board(source, period_s) if source else None), steps)
 
     def close(self) -> None:
         """Closes the meter of its energy."""

@@ -117,7 +117,7 @@ def _loop(
     )
     policies = policy_switch.PolicySwitch(newest, connection, record, metronome)
     outgoing, grant = sender.Sender(connection, outbox), pace.Grant()
-    load = vitals.Load(settings.heartbeat_s, lambda: record.steps)
+    load = vitals.Load.of_board(settings.heartbeat_s, lambda: record.steps)
     sources: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, load]
     sources += [metronome] if metronome else []
     reporter = status.StatusReporter(

@@ -102,7 +102,7 @@ def test_screens_flat_out_arrive_over_one_connection(site: Site) -> None:  # noq
 def test_what_an_earlier_release_left_and_no_broker_takes_is_dropped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = journal.Journal(tmp_path, 64_000_000)
+    files = journal.Journal.open(tmp_path, 64_000_000)
     small = codec.encode(
         messages.Experience(
             boot=1, seq=2, oldest=1, step=70, fingerprint="f" * 16, assigned_epoch=1, epoch=1, version=1,
@@ -114,7 +114,7 @@ def test_what_an_earlier_release_left_and_no_broker_takes_is_dropped_and_counted
     files.append(1, 2, 1, 10, small)
     files.close()
     broker = test_spool.Broker()
-    files = journal.Journal(tmp_path, 64_000_000)
+    files = journal.Journal.open(tmp_path, 64_000_000)
     outbox = spool.Spool(2, "f" * 16, lambda body: b"sealed" + body, files)
     outbox.pump(broker.publish)
     assert [(message.seq, message.oldest) for message in broker.messages] == [(2, 2)], (

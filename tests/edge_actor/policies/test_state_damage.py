@@ -215,7 +215,7 @@ def test_no_stored_policy_at_all(store: Path, node: str, name: str) -> None:
 
 def test_a_spool(tmp_path: Path) -> None:
     bodies = [bytes([n]) * 100 for n in range(20)]
-    written = journal.Journal(tmp_path / "spool", 1 << 20)
+    written = journal.Journal.open(tmp_path / "spool", 1 << 20)
     for seq, body in enumerate(bodies):
         written.append(7, seq, 0, 1, body)
     (segment,) = (tmp_path / "spool").iterdir()
@@ -225,7 +225,7 @@ def test_a_spool(tmp_path: Path) -> None:
         for content in (*ODD_TEXTS, *damaged(sound, 100)):
             segment.parent.mkdir(exist_ok=True)
             segment.write_bytes(content)
-            opened = journal.Journal(segment.parent, 1 << 20)
+            opened = journal.Journal.open(segment.parent, 1 << 20)
             for record in opened.records:
                 assert opened.read(record) == bodies[record.seq], "as it was, or not at all"
             opened.close()
@@ -239,7 +239,7 @@ def test_no_file_of_a_spool(tmp_path: Path, node: str) -> None:
     (tmp_path / "spool").mkdir()
     NODES[node](tmp_path / "spool" / "x.segment")
     with not_blocking():
-        opened = journal.Journal(tmp_path / "spool", 1 << 20)
+        opened = journal.Journal.open(tmp_path / "spool", 1 << 20)
     assert (len(opened.records), opened.damaged) == (0, 1)
     opened.append(7, 1, 1, 1, b"new")
     opened.close()

@@ -36,7 +36,7 @@ class Actor:
 
     def start(self) -> None:
         self._boot += 1
-        self._files = journal.Journal(self._directory, self._spool_bytes)
+        self._files = journal.Journal.open(self._directory, self._spool_bytes)
         self.spool = spool.Spool(
             self._boot,
             fleet_examples.SPEC.fingerprint,
