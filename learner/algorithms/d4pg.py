@@ -61,23 +61,23 @@ class D4pg(compiled.Compiled):
         actor, critic = net.split(state["weights"])
         target_actor, target_critic = net.split(state["targets"])
 
-        logits_t = net.judge(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))
+        logits_t = net.critic(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))
         returns = batch.reward[:, None] + batch.discount[:, None] * atoms
         target = losses.categorical_projection(returns, tf.nn.softmax(logits_t), atoms)
         clipped = tf.reduce_mean(tf.cast((returns < atoms[0]) | (returns > atoms[-1]), tf.float32))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(critic)
-            logits_tm1 = net.judge(critic, batch.observation, net.bounded(batch.action))
+            logits_tm1 = net.critic(critic, batch.observation, net.bounded(batch.action))
             loss = tf.reduce_mean(batch.weight * losses.cross_entropy(target, logits_tm1))
         critic_gradients, grad_norm = optimizer.clipped(tape.gradient(loss, critic), settings.max_grad_norm)
         td_error = tf.linalg.matvec(target - tf.nn.softmax(logits_tm1), atoms)
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
-            drive = net.drive(actor, batch.observation)
-            action = tf.tanh(drive)
-            value = tf.linalg.matvec(tf.nn.softmax(net.judge(critic, batch.observation, action)), atoms)
-            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(drive), axis=1))
+            pre_tanh = net.pre_tanh(actor, batch.observation)
+            action = tf.tanh(pre_tanh)
+            value = tf.linalg.matvec(tf.nn.softmax(net.critic(critic, batch.observation, action)), atoms)
+            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(pre_tanh), axis=1))
             cost += net.rounding_cost(settings.rounding_cost, actor, batch.observation, action, value)
             descent = cost - tf.reduce_mean(value)
         actor_gradients, actor_norm = optimizer.clipped(tape.gradient(descent, actor), settings.max_grad_norm)

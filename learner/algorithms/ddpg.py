@@ -55,20 +55,20 @@ class Ddpg(compiled.Compiled):
         actor, critic = net.split(state["weights"])
         target_actor, target_critic = net.split(state["targets"])
 
-        q_t = net.judge(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))[:, 0]
+        q_t = net.critic(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))[:, 0]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(critic)
-            q_tm1 = net.judge(critic, batch.observation, net.bounded(batch.action))[:, 0]
+            q_tm1 = net.critic(critic, batch.observation, net.bounded(batch.action))[:, 0]
             td_error = losses.value_error(q_tm1, batch.reward, batch.discount, q_t)
             loss = tf.reduce_mean(batch.weight * 0.5 * tf.square(td_error))
         critic_gradients, grad_norm = optimizer.clipped(tape.gradient(loss, critic), settings.max_grad_norm)
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
-            drive = net.drive(actor, batch.observation)
-            action = tf.tanh(drive)
-            value = net.judge(critic, batch.observation, action)[:, 0]
-            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(drive), axis=1))
+            pre_tanh = net.pre_tanh(actor, batch.observation)
+            action = tf.tanh(pre_tanh)
+            value = net.critic(critic, batch.observation, action)[:, 0]
+            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(pre_tanh), axis=1))
             cost += net.rounding_cost(settings.rounding_cost, actor, batch.observation, action, value)
             descent = cost - tf.reduce_mean(value)
         actor_gradients, actor_norm = optimizer.clipped(tape.gradient(descent, actor), settings.max_grad_norm)

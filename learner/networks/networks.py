@@ -1,7 +1,6 @@
-"""Networks from an environment's spec: initial layers, one forward pass, the input normaliser, the Q-network.
+"""Networks from an environment's spec: initial layers, the input normaliser, the Q-network.
 
-Weights are plain lists of arrays beside the layers they belong to, not objects that own them: the same `forward` trains
-them as variables, evaluates targets and is traced with constants for conversion.
+Weights are plain lists of arrays beside the layers they belong to, not objects that own them.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.networks import layers
+from learner.networks import forward, layers
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
@@ -94,51 +93,6 @@ def torso(
     return tuple(stack), width
 
 
-class Rounding(Protocol):
-    """Simulates what int8 does to a tensor on its way through `forward`."""
-
-    def __call__(self, what: Literal["kernel", "linear", "tanh"], at: int, x: Tensor) -> Tensor:
-        """Returns `x`, rounded or as it is.
-
-        Args:
-            what: A layer's kernel, its outputs behind ReLU but in front of tanh, or what comes out of tanh.
-            at: Which of the layers with weights, from 0.
-            x: The tensor; a kernel has its outputs first.
-        """
-
-
-def forward(
-    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, rounding: Rounding = lambda what, at, x: x
-) -> Tensor:
-    """Runs `stack` on float32 x [B, ...] with `weights` in the order of `layers.arrays`."""
-    remaining, at = iter(weights), -1
-    for layer in stack:
-        if isinstance(layer, layers.Flatten):
-            x = tf.reshape(x, (-1, math.prod(x.shape[1:])))
-            continue
-        if isinstance(layer, layers.Rescale):
-            x = x * layer.gain + layer.offset
-            continue
-        at += 1
-        kernel = rounding("kernel", at, next(remaining))
-        if isinstance(layer, layers.Dense):
-            x = tf.matmul(x, kernel, transpose_b=True)
-        else:
-            x = tf.nn.conv2d(x, tf.transpose(kernel, (1, 2, 3, 0)), strides=layer.stride, padding="VALID")
-        x = tf.nn.bias_add(x, next(remaining))
-        x = rounding("linear", at, tf.nn.relu(x) if layer.activation == "relu" else x)
-        if layer.activation == "tanh":
-            x = rounding("tanh", at, tf.tanh(x))
-    return x
-
-
-def outputs(policy: layers.PolicyLayers, observations: NDArray[Any]) -> FloatArray:
-    """What a frozen policy answers to raw observations [N, *shape], in fp32: [N, outputs]."""
-    weights = [tf.constant(array) for array in layers.arrays(policy).values()]
-    answer: FloatArray = forward(policy, weights, tf.constant(observations.astype(np.float32))).numpy()
-    return answer
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class QNetwork:
     """Action values of discrete actions; dueling as in Wang et al. 2016, https://arxiv.org/abs/1511.06581.
@@ -176,11 +130,11 @@ class QNetwork:
     def q_values(self, weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """Values [B, actions] of normalised float32 observations x [B, ...]."""
         torso_w, advantage_w, value_w = self._split(weights)
-        features = forward(self.torso, torso_w, x)
-        advantage = forward(self.advantage, advantage_w, features)
+        features = forward.run(self.torso, torso_w, x)
+        advantage = forward.run(self.advantage, advantage_w, features)
         if not self.value:
             return advantage
-        value = forward(self.value, value_w, features)
+        value = forward.run(self.value, value_w, features)
         return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
 
     def policy_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:

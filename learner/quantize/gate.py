@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import interpreter as litert
 from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner import config
-from learner.quantize import compare, stderr_filter
+from learner.quantize import compare
+from learner.quantize.tflite import interpreter
 
 FloatArray = NDArray[np.float32]
 Exact = FloatArray | concurrent.futures.Future[FloatArray]
@@ -124,7 +124,7 @@ def judge_actions(
     if int8 == previous:
         return ActionVerdict(False, "identical")
     try:
-        quantized, _, _ = run(int8, observations)
+        quantized, _, _ = interpreter.run(int8, observations)
     except RuntimeError:  # as in `judge`
         return ActionVerdict(False, "unrunnable")
     exact = _known(exact)
@@ -156,7 +156,7 @@ def judge(
 
     Args:
         int8: The model to judge.
-        exact: Outputs [N, n] of the same policy in fp32 (networks.outputs).
+        exact: Outputs [N, n] of the same policy in fp32 (`fp32.outputs`).
         observations: Sample [N, *shape] that took no part in calibration.
         settings: Thresholds.
         previous: The model that was published last.
@@ -164,7 +164,7 @@ def judge(
     if int8 == previous:
         return ChoiceVerdict(False, "identical", agreement=1.0, agreement_weighted=1.0)
     try:
-        quantized, low, high = run(int8, observations)
+        quantized, low, high = interpreter.run(int8, observations)
     except RuntimeError:  # XNNPACK takes no rescaling factor beyond its range, as behind a layer that is nearly dead
         return ChoiceVerdict(False, "unrunnable")
     exact = _known(exact)
@@ -175,7 +175,7 @@ def judge(
     best, second = np.partition(exact, -2, axis=1)[:, :-3:-1].T
     gap = (best - second).astype(np.float64)
     best8, second8 = np.partition(quantized, -2, axis=1)[:, :-3:-1].T
-    error = np.abs(quantized - np.clip(exact, low, high))  # what is clear may saturate (`refine.decisive_range`)
+    error = np.abs(quantized - np.clip(exact, low, high))  # what is clear may saturate (`ptq.decisive_range`)
     verdict = ChoiceVerdict(
         passed=True,
         reason="",
@@ -204,31 +204,3 @@ def _reason(verdict: ChoiceVerdict, settings: config.GateConfig, dead: bool) -> 
 
 def _known(exact: Exact) -> FloatArray:
     return exact.result() if isinstance(exact, concurrent.futures.Future) else exact
-
-
-def run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, float]:
-    """Outputs [N, n] of one batched call, and the least and greatest value that int8 can give (else -inf, inf)."""
-    interpreter = litert.Interpreter(model_content=model, num_threads=1)
-    entry = interpreter.get_input_details()[0]["index"]
-    exit_ = interpreter.get_output_details()[0]["index"]
-    try:
-        outputs = _invoke(interpreter, entry, exit_, observations)
-    except RuntimeError:  # the graph reshapes to a fixed batch
-        outputs = np.concatenate([_invoke(interpreter, entry, exit_, row[None]) for row in observations])
-    native = interpreter._interpreter
-    for node in reversed(range(native.NumNodes())):  # the last ones; details of all take longer than running it
-        if native.NodeName(node) == "DEQUANTIZE" and exit_ in native.NodeOutputs(node):
-            scale, zero_point = native.TensorQuantization(int(native.NodeInputs(node)[0]), 0)
-            return outputs, scale * (-127.5 - zero_point), scale * (126.5 - zero_point)  # half a step inside the ends
-    return outputs, -np.inf, np.inf
-
-
-def _invoke(interpreter: Any, entry: int, exit_: int, observations: NDArray[Any]) -> FloatArray:
-    if not np.array_equal(interpreter.get_input_details()[0]["shape"], observations.shape):
-        interpreter.resize_tensor_input(entry, observations.shape)
-    with stderr_filter.hidden():
-        interpreter.allocate_tensors()
-    interpreter.set_tensor(entry, observations.astype(np.float32))
-    interpreter.invoke()
-    outputs: FloatArray = interpreter.get_tensor(exit_)
-    return outputs

@@ -15,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from learner.networks import optimizer
-from learner.quantize import gate
+from learner.quantize.tflite import interpreter
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
@@ -62,7 +62,7 @@ def failings(answer: FloatArray, exact: FloatArray, outputs: Outputs) -> FloatAr
 def judge(model: bytes, observations: NDArray[Any], exact: FloatArray, outputs: Outputs) -> FloatArray:
     """The `failings` [N] of a .tflite beside fp32 outputs [N, n]; large ones if the runtime refuses it."""
     try:
-        answer, _, _ = gate.run(model, observations)
+        answer, _, _ = interpreter.run(model, observations)
     except RuntimeError:  # XNNPACK takes no rescaling factor beyond its range, as behind a layer that is nearly dead
         return np.full(len(exact), _UNRUNNABLE, np.float32)
     return failings(answer, exact, outputs)

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import interpreter as litert
 from numpy.typing import NDArray
 
 from broker.contract import errors
 from broker.fleet import identity
 from learner import config
 from learner.files import run_directory
-from learner.quantize import gate, stderr_filter
+from learner.quantize import gate
 from learner.quantize.distil import distillation
+from learner.quantize.tflite import interpreter
 from learner.quantize.user_models import keras_aware, keras_model, layer_norm, observations, operations
 
 FloatArray = NDArray[np.float32]
@@ -152,7 +152,7 @@ def _plain(request: Request, model: Any, calibration: NDArray[Any], judged: NDAr
 def _aware(
     request: Request, model: Any, calibration: NDArray[Any], judged: NDArray[Any], plain: _Candidate
 ) -> _Candidate:
-    network = keras_model.prepare(model, calibration, form=plain.network.form, levelled=request.outputs == "values")
+    network = keras_model.prepare(model, calibration, form=plain.network.form, centred=request.outputs == "values")
     exact = network.outputs(calibration)
     weights = keras_aware.distil(
         network, calibration, exact, outputs=request.outputs, steps=request.steps, seed=request.seed
@@ -165,7 +165,7 @@ def _judge(
     request: Request, network: keras_model.Network, model: bytes, exact: FloatArray, judged: NDArray[Any]
 ) -> _Candidate:
     try:
-        answer, low, high = gate.run(model, judged)
+        answer, low, high = interpreter.run(model, judged)
     except RuntimeError as error:
         raise errors.PolicyError(
             f"the runtime does not run the {request.precision} model: {error}",
@@ -232,7 +232,7 @@ def _report(
         "precision": request.precision,
         "outputs": request.outputs,
         "written": "aware" if chosen is aware else "plain",
-        "levelled": network.levelled,
+        "levelled": network.centred,
         "layer_norm": network.form,
         "per_feature_input": network.affine is not None,
         "sha256": hashlib.sha256(chosen.model).hexdigest(),
@@ -244,18 +244,7 @@ def _report(
         "plain": plain.measured(),
         "aware": aware.measured() if aware else None,
         "runtime": f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}",
-        "delegate": _kernels(chosen.model),
+        "delegate": interpreter.kernels(chosen.model),
         "operations": [dataclasses.asdict(operation) for operation in operations.of_model(chosen.model)],
         "versions": run_directory.versions(),
     }
-
-
-def _kernels(model: bytes) -> str:
-    """Which kernels run it: "XNNPACK" only if that took the graph from end to end."""
-    interpreter = litert.Interpreter(model_content=model, num_threads=1)
-    with stderr_filter.hidden():
-        interpreter.allocate_tensors()
-    last = interpreter._get_ops_details()[-1]
-    ends = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
-    whole = last["op_name"] == "DELEGATE" and ends[0] in last["inputs"] and ends[1] in last["outputs"]
-    return "XNNPACK" if whole else "built-in"

@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from learner.quantize.distil import distillation, fake_quant
+from learner.networks import fake_quant
+from learner.quantize.distil import distillation
 from learner.quantize.user_models import keras_model, layer_norm
 
 FloatArray = NDArray[np.float32]

@@ -21,7 +21,8 @@ from tensorflow.lite.python.convert import ConverterError
 
 from broker.contract import errors
 from learner.networks import layers
-from learner.quantize import convert, input_scaling, ptq, stderr_filter
+from learner.quantize import input_scaling, ptq
+from learner.quantize.tflite import convert, graph_edits, stderr_filter
 from learner.quantize.user_models import layer_norm, operations
 
 FloatArray = NDArray[np.float32]
@@ -40,21 +41,21 @@ class Network:
         weights: Trainable weights, in the order of `model.trainable_variables`; for scaled inputs.
         affine: How inputs are scaled; None where they are not.
         form: How layer normalisation is written; None where it is not rewritten.
-        levelled: Whether what the outputs have in common is taken out of them (`refine.levelled`).
+        centred: Whether what the outputs have in common is taken out of them (`ptq.centre_outputs`).
     """
 
     model: Any
     weights: list[FloatArray]
     affine: input_scaling.Affine | None
     form: layer_norm.Form | None
-    levelled: bool
+    centred: bool
 
     def scale(self, observations: NDArray[Any]) -> FloatArray:
         """Observations [N, *shape] as the model inside takes them."""
         return self.affine.apply(observations) if self.affine else observations.astype(np.float32)
 
     def outputs(self, observations: NDArray[Any]) -> FloatArray:
-        """fp32 outputs [N, n] for raw observations: those of the user's model, or what is left if levelled."""
+        """fp32 outputs [N, n] for raw observations: those of the user's model, or what is left if centred."""
         constants = [tf.constant(array) for array in self.weights]
         answer: FloatArray = self.forward(constants, tf.constant(self.scale(observations))).numpy()
         return answer
@@ -161,7 +162,7 @@ def has_layer_norm(model: Any) -> bool:
 
 
 def prepare(
-    model: Any, calibration: NDArray[Any], *, form: layer_norm.Form | None = None, levelled: bool = False
+    model: Any, calibration: NDArray[Any], *, form: layer_norm.Form | None = None, centred: bool = False
 ) -> Network:
     """Rewrites a loaded model without changing what it answers.
 
@@ -169,7 +170,7 @@ def prepare(
         model: From `load`.
         calibration: Observations [N, *shape] whose ranges scale the input.
         form: How to write layer normalisation; None leaves it.
-        levelled: Take out of the outputs what they have in common, if the last layer is a linear dense one. That
+        centred: Take out of the outputs what they have in common, if the last layer is a linear dense one. That
             changes no argmax.
     """
     graph, stand_ins = model, layer_norm.IntegerLayerNormalization
@@ -188,13 +189,13 @@ def prepare(
         _put(first, scaled, weights)
     for dense in before.values():
         _put(dense, layers.centred(_numbers(dense, weights)), weights)
-    levelled = levelled and last is not None
-    if levelled:
+    centred = centred and last is not None
+    if centred:
         entry = next(node.input_tensors[0] for node in _nodes(model) if node.operation is last)
         hidden = outputs(keras.Model(model.inputs[0], entry), calibration)
-        (rewritten,) = ptq.levelled((_numbers(last, weights),), hidden, outputs(model, calibration))
+        (rewritten,) = ptq.centre_outputs((_numbers(last, weights),), hidden, outputs(model, calibration))
         _put(last, rewritten, weights)
-    return Network(graph, list(weights.values()), affine, form, levelled)
+    return Network(graph, list(weights.values()), affine, form, centred)
 
 
 def to_tflite(
@@ -215,7 +216,7 @@ def to_tflite(
     constants = [tf.constant(array) for array in weights]
     rows = network.scale(calibration)
     try:
-        with stderr_filter.hidden(everything=not verbose):
+        with stderr_filter.filtered(everything=not verbose):
             model = convert.from_function(
                 lambda x: network.forward(constants, x),
                 calibration.shape[1:],
@@ -231,7 +232,7 @@ def to_tflite(
             todo="write the layers they come from in other operations; -v shows all that the converter says",
         ) from error
     if network.affine:
-        model = input_scaling.insert(model, network.affine)
+        model = graph_edits.insert_scaling(model, network.affine)
     if precision == "int8" and (floats := operations.not_integer(operations.of_model(model))):
         raise errors.PolicyError(
             "the model cannot become full-integer; these operations have no int8 kernel: "

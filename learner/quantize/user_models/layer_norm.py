@@ -31,7 +31,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from learner.quantize.distil import fake_quant
+from learner.networks import fake_quant
 
 Form = Literal["l2", "rsqrt"]
 FORMS: tuple[Form, ...] = ("l2", "rsqrt")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
 from learner.networks import layers
+from learner.quantize import scales
 
 _WEIGHTED = {schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D}
 _PASSED_ON = {schema.BuiltinOperator.RESHAPE}
@@ -26,15 +27,11 @@ _PLAIN = {
     schema.BuiltinOperator.MUL,
     schema.BuiltinOperator.CONCATENATION,
 }
-"""Operators that have no number of the policy: those of a split input are constants (`fold`)."""
-
-
-class Unmapped(Exception):
-    """A converted graph is not the chain of operators that this module knows; says why."""
+"""Operators that have no number of the policy: those of hi and lo inputs are constants (`input_scaling`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Affine:
+class TensorScale:
     """Scale float32 [1] and zero point int64 [1] of one tensor."""
 
     scale: NDArray[np.float32]
@@ -57,7 +54,7 @@ class Place:
     weight_scale: NDArray[np.float32]
     bias: NDArray[np.int32]
     bias_scale: NDArray[np.float32]
-    outputs: tuple[Affine, ...]
+    outputs: tuple[TensorScale, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +73,7 @@ class Template:
     """
 
     model: bytearray
-    inputs: tuple[Affine, ...]
+    inputs: tuple[TensorScale, ...]
     layers: tuple[Place, ...]
     per_channel: bool
     gain: NDArray[np.float32] | None
@@ -149,9 +146,9 @@ class _Graph:
         """See `locate`."""
         operators = schema.BuiltinOperator
         gain = offset = None
-        inputs: list[Affine] = []
-        outputs: list[Affine] = inputs
-        places: list[tuple[Any, list[Affine]]] = []
+        inputs: list[TensorScale] = []
+        outputs: list[TensorScale] = inputs
+        places: list[tuple[Any, list[TensorScale]]] = []
         for code, operator in self._operators():
             output = operator.Outputs(0)
             if code in (operators.MUL, operators.ADD) and places:
@@ -168,9 +165,9 @@ class _Graph:
             elif code == operators.TANH:
                 outputs = []  # fixed: 1/128 and 0
             elif code not in _PLAIN:
-                raise Unmapped(f"the converted graph has an operator that is not known here: {code}")
+                raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
         if len(places) != layer_count:
-            raise Unmapped(f"{layer_count} layers became {len(places)} operators")
+            raise scales.Unmapped(f"{layer_count} layers became {len(places)} operators")
         found = tuple(self._place(operator, outputs) for operator, outputs in places)
         return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset, tuple(self._starts(found)))
 
@@ -192,9 +189,9 @@ class _Graph:
             code = self._model.OperatorCodes(operator.OpcodeIndex())
             yield max(code.BuiltinCode(), code.DeprecatedBuiltinCode()), operator
 
-    def _place(self, operator: Any, outputs: list[Affine]) -> Place:
+    def _place(self, operator: Any, outputs: list[TensorScale]) -> Place:
         if operator.InputsLength() != 3 or operator.Inputs(2) < 0:
-            raise Unmapped("a layer of the converted graph has no bias")
+            raise scales.Unmapped("a layer of the converted graph has no bias")
         weights, bias = operator.Inputs(1), operator.Inputs(2)
         shape = self._graph.Tensors(weights).ShapeAsNumpy()
         return Place(
@@ -205,12 +202,12 @@ class _Graph:
             outputs=tuple(outputs),
         )
 
-    def _affine(self, tensor: int) -> Affine:
+    def _affine(self, tensor: int) -> TensorScale:
         quantization = self._graph.Tensors(tensor).Quantization()
         scale, zero_point = quantization.ScaleAsNumpy(), quantization.ZeroPointAsNumpy()
         if np.size(scale) != 1 or np.size(zero_point) != 1:
-            raise Unmapped("an activation of the converted graph has no single scale")
-        return Affine(scale, zero_point)
+            raise scales.Unmapped("an activation of the converted graph has no single scale")
+        return TensorScale(scale, zero_point)
 
     def _data(self, tensor: int, dtype: Any) -> Any:
         data = self._model.Buffers(self._graph.Tensors(tensor).Buffer()).DataAsNumpy()

@@ -20,8 +20,8 @@ _ALWAYS_SAID = (
 
 
 @contextlib.contextmanager
-def hidden(*, everything: bool = False) -> Iterator[None]:
-    """Holds back stderr, the C++ side's included; at the end all but the chatter is passed on, or nothing at all."""
+def filtered(*, everything: bool = False) -> Iterator[None]:
+    """Holds back stderr, the C++ side's included; at the end passes on all but `_ALWAYS_SAID`, or nothing at all."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with storage.scratch() as (held, _):

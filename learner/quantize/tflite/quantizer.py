@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.networks import layers
-from learner.quantize import bits, calibrate, convert, floats, input_scaling, requantize, template
+from learner.quantize import bits, calibrate, input_scaling, scales
+from learner.quantize.tflite import convert, float_template, requantize, template
 
 _STAND_IN_ROWS = 8
 
@@ -18,7 +19,7 @@ class _Input(NamedTuple):
     """How observations enter the model, see `convert`."""
 
     per_feature: bool
-    split: bool
+    hi_lo: bool
 
 
 class Quantizer:
@@ -36,7 +37,7 @@ class Quantizer:
         self._per_channel = per_channel
         self._say = say
         self._templates: dict[template.Architecture, template.Template | None] = {}
-        self._floats: dict[template.Architecture, floats.Template | None] = {}
+        self._floats: dict[template.Architecture, float_template.Template | None] = {}
         self._said: set[str] = set()
         self.fallbacks = 0
 
@@ -51,13 +52,13 @@ class Quantizer:
         if precision != "int8":
             self._float_template(policy, shape, precision)
             return
-        scales = calibrate.scales_features(policy)
-        self._template(policy, shape, _Input(scales, split=scales))
+        has_features = calibrate.has_features(policy)
+        self._template(policy, shape, _Input(has_features, hi_lo=has_features))
 
     def quantize(
         self,
         policy: layers.PolicyLayers,
-        ranges: requantize.Ranges,
+        params: calibrate.QuantParams,
         calibration: NDArray[Any],
         on_written: requantize.OnWritten = lambda piece: None,
     ) -> bytes:
@@ -65,19 +66,19 @@ class Quantizer:
 
         Args:
             policy: Layers for raw observations.
-            ranges: From `calibrate.measure`.
+            params: From `calibrate.measure` or `ptq`.
             calibration: Observations [N, *shape], for TFLiteConverter should it be needed.
             on_written: As of `requantize`. It is not given all of the model where TFLiteConverter was needed.
 
         Raises:
             PolicyError: A weight or a range is NaN or infinite.
         """
-        entry = _Input(ranges.affine is not None, ranges.affine is not None and ranges.affine.split)
+        entry = _Input(params.affine is not None, params.affine is not None and params.affine.hi_lo)
         target = self._template(policy, calibration.shape[1:], entry)
         if target is not None:
             try:
-                return requantize.requantize(target, policy, ranges, on_written)
-            except template.Unmapped as why:
+                return requantize.requantize(target, policy, params, on_written)
+            except scales.Unmapped as why:
                 self._say_once(why)
         self.fallbacks += 1
         return convert.convert(policy, calibration, "int8", **entry._asdict(), per_channel=self._per_channel)
@@ -105,22 +106,22 @@ class Quantizer:
         """
         target = self._float_template(policy, calibration.shape[1:], precision) if precision != "int8" else None
         if target is not None:
-            affine = input_scaling.from_ranges(calibration) if calibrate.scales_features(policy) else None
+            affine = input_scaling.from_ranges(calibration) if calibrate.has_features(policy) else None
             try:
                 return target.write(policy, affine, on_written, weight_bits=weight_bits)
-            except template.Unmapped as why:
+            except scales.Unmapped as why:
                 self._say_once(why)
         self.fallbacks += 1
         return convert.convert(policy, calibration, precision, weight_bits=weight_bits)
 
     def _float_template(
         self, policy: layers.PolicyLayers, shape: tuple[int, ...], precision: str
-    ) -> floats.Template | None:
+    ) -> float_template.Template | None:
         key = (*template.architecture(policy, shape), precision)
         if key not in self._floats:
             try:
-                self._floats[key] = floats.Template(policy, shape, precision)
-            except template.Unmapped as why:
+                self._floats[key] = float_template.Template(policy, shape, precision)
+            except scales.Unmapped as why:
                 self._floats[key] = None
                 self._say_once(why)
         return self._floats[key]
@@ -130,12 +131,12 @@ class Quantizer:
         if key not in self._templates:
             try:
                 self._templates[key] = _build(policy, shape, entry, self._per_channel)
-            except template.Unmapped as why:
+            except scales.Unmapped as why:
                 self._templates[key] = None
                 self._say_once(why)
         return self._templates[key]
 
-    def _say_once(self, why: template.Unmapped) -> None:
+    def _say_once(self, why: scales.Unmapped) -> None:
         if str(why) not in self._said:
             self._said.add(str(why))
             self._say(f"quantizing by TFLiteConverter, which is slower: {why}")
@@ -153,11 +154,11 @@ def _build(policy: layers.PolicyLayers, shape: tuple[int, ...], entry: _Input, p
     model = convert.convert(stand_in, observations, "int8", **entry._asdict(), per_channel=per_channel)
     layer_count = len(layers.weighted(policy))
     target = template.locate(model, layer_count, per_channel=per_channel)
-    ranges, _ = calibrate.measure(stand_in, observations, len(observations), **entry._asdict())
+    params, _ = calibrate.measure(stand_in, observations, len(observations), **entry._asdict())
     expected = target.numbers()
-    requantize.requantize(target, stand_in, ranges)
+    requantize.requantize(target, stand_in, params)
     for name, number in target.numbers().items():
         # Ranges differ from the converter's in the last bit, by the order of sums, and with them what follows
         if not np.allclose(number, expected[name], rtol=1e-4, atol=1.01 if number.dtype.kind == "i" else 0.0):
-            raise template.Unmapped(f"{name} of the converted model is not what it should be")
+            raise scales.Unmapped(f"{name} of the converted model is not what it should be")
     return target

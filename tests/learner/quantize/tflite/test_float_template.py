@@ -9,8 +9,8 @@ import pytest
 
 from broker.contract import errors
 from learner.networks import layers
-from learner.quantize import convert, quantizer
-from tests.learner.quantize import test_requantize as examples
+from learner.quantize.tflite import convert, quantizer
+from tests.learner.quantize.tflite import test_requantize as examples
 
 PRECISIONS = ("float32", "float16", "dynamic")
 
@@ -49,7 +49,7 @@ def test_fewer_bits_are_the_converters_too(precision: str, bits: int) -> None:
 def test_pieces_make_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     architecture, spec = examples._policy("256x2")
     rng = np.random.default_rng(3)
-    monkeypatch.setattr("learner.quantize.requantize.PIECE_BYTES", 100_000)
+    monkeypatch.setattr("learner.quantize.tflite.requantize.PIECE_BYTES", 100_000)
     given: list[bytes] = []
     model = quantizer.Quantizer().convert(
         examples._draw(architecture, rng),

@@ -1,4 +1,4 @@
-"""What a policy computes in fp32, layer by layer: the one pass that calibration, refinement and the gate share.
+"""The one fp32 pass over a policy's layers, with a hook per layer: calibration, the gate and distillation share it.
 
 numpy and compiled loops do the dense layers (2 to 4 times as fast as eager TensorFlow at these sizes), TensorFlow the
 convolutions.

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
 from learner.networks import layers
-from learner.quantize import bits, convert, input_scaling, requantize, template
+from learner.quantize import bits, input_scaling, kernels, scales
+from learner.quantize.tflite import convert, requantize, template
 
 _DTYPES = {
     schema.TensorType.FLOAT32: np.float32,
@@ -65,7 +66,7 @@ class Template:
             self.write(stand_in, input_scaling.from_ranges(observations) if self._gain is not None else None)
             != expected
         ):
-            raise template.Unmapped(f"the converted {precision} model is not what it should be")
+            raise scales.Unmapped(f"the converted {precision} model is not what it should be")
 
     def write(
         self,
@@ -96,9 +97,9 @@ class Template:
         for layer, place in zip(layers.weighted(policy), self._places, strict=True):
             kernel = np.ascontiguousarray(layer.kernel.reshape(len(layer.kernel), -1))
             largest = max(float(np.abs(kernel).max()), float(np.abs(layer.bias).max()))
-            requantize.check_finite(largest, "weights")
+            scales.check_finite(largest, "weights")
             if largest > _LARGEST and np.float16 in (place.weights.dtype, place.bias.dtype):
-                raise template.Unmapped("a weight is beyond what float16 holds")
+                raise scales.Unmapped("a weight is beyond what float16 holds")
             if place.weights.dtype == np.int8:
                 _write_int8(place, kernel)
             else:
@@ -115,14 +116,14 @@ def _write_int8(place: _Place, kernel: NDArray[np.float32]) -> None:
     per_channel = len(place.weight_scale) > 1
     largest = np.abs(kernel).max(axis=1 if per_channel else None, keepdims=True)
     if not largest.all():
-        raise template.Unmapped("a layer's weights are nothing but zeros")
+        raise scales.Unmapped("a layer's weights are nothing but zeros")
     place.weight_scale[:] = (largest / np.float32(127)).reshape(-1)
     factor = 127.0 / largest.astype(np.float64)
     height = max(1, _BAND // kernel.shape[1])
     for row in range(0, len(kernel), height):
         band = slice(row, row + height)
         scaled = kernel[band] * (factor[band] if per_channel else factor)
-        place.weights[band] = np.trunc(scaled + np.copysign(0.5, scaled))
+        place.weights[band] = kernels.half_away(scaled)
 
 
 def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, tuple[_Place, ...]]:
@@ -139,11 +140,11 @@ def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.f
             gain, offset = (numbers, offset) if code == operators.MUL else (gain, numbers)
         elif code in (operators.FULLY_CONNECTED, operators.CONV_2D):
             if len(inputs) != 3 or inputs[2] < 0:
-                raise template.Unmapped("a layer of the converted graph has no bias")
+                raise scales.Unmapped("a layer of the converted graph has no bias")
             weights, bias = graph.data(inputs[1]), graph.data(inputs[2])
             places.append(_Place(weights.reshape(len(bias), -1), bias, graph.scale(inputs[1])))
         elif code not in _OTHERS:
-            raise template.Unmapped(f"the converted graph has an operator that is not known here: {code}")
+            raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
     return gain, offset, tuple(places)
 
 
@@ -169,7 +170,7 @@ class _Graph:
         found = self._graph.Tensors(self._widened.get(tensor, tensor))
         buffer = self._model.Buffers(found.Buffer())
         if buffer.DataLength() == 0 or found.Type() not in _DTYPES:
-            raise template.Unmapped("a layer of the converted graph has weights that are no constants")
+            raise scales.Unmapped("a layer of the converted graph has weights that are no constants")
         view: NDArray[Any] = buffer.DataAsNumpy().view(_DTYPES[found.Type()])
         return view
 
