@@ -133,7 +133,7 @@ class Publisher:
         self._keeps_fit = head in ptq.HYSTERESIS_HEADS
         self._fit: ptq.Calibration | None = None  # of the newest policy
         self._refiner = ptq.Calibrator(ptq.STEPS_BY_HEAD[head], hysteresis=self._keeps_fit)
-        self._quantizer = quantizer.Quantizer(say=say)
+        self._quantizer = quantizer.Quantizer()
         self._beside = futures.ThreadPoolExecutor(1, "publish")
         self._parts = futures.ThreadPoolExecutor(1, "publish-parts")
         self._turn = threading.Lock()  # of whoever publishes or tidies up; the latter hands it to its thread

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from broker.program import logs
 from learner.networks import layers
 from learner.quantize import bits, calibrate, input_scaling, scales
 from learner.quantize.tflite import convert, float_template, requantize, template
 
+_log = logging.getLogger(__name__)
 _STAND_IN_ROWS = 8
 
 
@@ -27,18 +29,15 @@ class Quantizer:
 
     Args:
         per_channel: Whether each output of a layer has a weight scale of its own.
-        say: Takes one line for people, when an architecture cannot be mapped.
 
     Attributes:
         fallbacks: Models that TFLiteConverter had to make.
     """
 
-    def __init__(self, *, per_channel: bool = True, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, *, per_channel: bool = True) -> None:
         self._per_channel = per_channel
-        self._say = say
         self._templates: dict[template.Architecture, template.Template | None] = {}
         self._floats: dict[template.Architecture, float_template.Template | None] = {}
-        self._said: set[str] = set()
         self.fallbacks = 0
 
     def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...], precision: str = "int8") -> None:
@@ -79,7 +78,7 @@ class Quantizer:
             try:
                 return requantize.requantize(target, policy, params, on_written)
             except scales.Unmapped as why:
-                self._say_once(why)
+                _warn(why)
         self.fallbacks += 1
         return convert.convert(policy, calibration, "int8", **entry._asdict(), per_channel=self._per_channel)
 
@@ -110,7 +109,7 @@ class Quantizer:
             try:
                 return target.write(policy, affine, on_written, weight_bits=weight_bits)
             except scales.Unmapped as why:
-                self._say_once(why)
+                _warn(why)
         self.fallbacks += 1
         return convert.convert(policy, calibration, precision, weight_bits=weight_bits)
 
@@ -123,7 +122,7 @@ class Quantizer:
                 self._floats[key] = float_template.Template(policy, shape, precision)
             except scales.Unmapped as why:
                 self._floats[key] = None
-                self._say_once(why)
+                _warn(why)
         return self._floats[key]
 
     def _template(self, policy: layers.PolicyLayers, shape: tuple[int, ...], entry: _Input) -> template.Template | None:
@@ -133,13 +132,12 @@ class Quantizer:
                 self._templates[key] = _build(policy, shape, entry, self._per_channel)
             except scales.Unmapped as why:
                 self._templates[key] = None
-                self._say_once(why)
+                _warn(why)
         return self._templates[key]
 
-    def _say_once(self, why: scales.Unmapped) -> None:
-        if str(why) not in self._said:
-            self._said.add(str(why))
-            self._say(f"quantizing by TFLiteConverter, which is slower: {why}")
+
+def _warn(why: scales.Unmapped) -> None:
+    _log.warning("quantizing by TFLiteConverter, which is slower: %s", why, extra=logs.once())
 
 
 def _build(policy: layers.PolicyLayers, shape: tuple[int, ...], entry: _Input, per_channel: bool) -> template.Template:
