@@ -29,7 +29,7 @@ class D4pg(compiled.Compiled):
     Args:
         spec: Fixes the networks' inputs and outputs.
         settings: See config.D4pgConfig.
-        seed: Of the initial weights; nothing else here is random.
+        seed: Determines the initial weights; nothing else here is random.
     """
 
     name = "d4pg"
@@ -56,7 +56,7 @@ class D4pg(compiled.Compiled):
     def _gradient_step(
         self, state: compiled.Groups, updates: Tensor, batch: compiled.Minibatch
     ) -> tuple[compiled.Groups, Sequence[Tensor], Tensor]:
-        """One step of Adam for the critic and one for the actor, both from the weights before."""
+        """Takes one step of Adam for the critic and one for the actor, both from the weights before."""
         settings, net, atoms = self._settings, self._network, self._atoms
         actor, critic = net.split(state["weights"])
         target_actor, target_critic = net.split(state["targets"])
@@ -100,5 +100,5 @@ class D4pg(compiled.Compiled):
         return {"weights": weights, "targets": targets, "adam_m": moments1, "adam_v": moments2}, metrics, td_error
 
     def policy_layers(self) -> layers.PolicyLayers:
-        """The actor, from raw observations to actions within the environment's bounds."""
+        """Returns the actor, from raw observations to actions within the environment's bounds."""
         return self._network.policy_layers([w.numpy() for w in self._groups["weights"]], self.normalizer)

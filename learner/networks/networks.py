@@ -25,28 +25,28 @@ _IMAGE_SIDE_MIN = 36  # below it the Nature stack has no pixel left
 
 
 def is_image(observation: specs.ObservationSpec) -> bool:
-    """True for uint8 [height, width, channels] large enough for the convolutional stack."""
+    """Returns True for uint8 [height, width, channels] large enough for the convolutional stack."""
     shape = observation.shape
     return observation.dtype == "uint8" and len(shape) == 3 and min(shape[:2]) >= _IMAGE_SIDE_MIN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalizer:
-    """`x * gain + offset` in front of the network; [features], or [1] in front of a convolution."""
+    """The scaling `x * gain + offset` in front of the network; [features], or [1] in front of a convolution."""
 
     gain: FloatArray
     offset: FloatArray
 
     @staticmethod
     def identity(observation: specs.ObservationSpec) -> Normalizer:
-        """Leaves floats alone and brings bytes to 0..1."""
+        """Returns the normaliser that leaves floats alone and brings bytes to 0..1."""
         width = 1 if is_image(observation) else observation.size
         gain = 1 / 255 if observation.dtype == "uint8" else 1.0
         return Normalizer(np.full(width, gain, np.float32), np.zeros(width, np.float32))
 
     @staticmethod
     def fitted(observation: specs.ObservationSpec, sample: NDArray[Any], floor: float) -> Normalizer:
-        """Mean 0 and deviation 1 per feature over `sample` [N, *shape]; bytes as in `identity`.
+        """Returns the one for mean 0 and deviation 1 per feature over `sample` [N, *shape]; for bytes, `identity`.
 
         Deviations below `floor` count as `floor`: what hardly moved while exploring may move far later on.
         """
@@ -60,7 +60,7 @@ class Normalizer:
 def dense(
     n_in: int, n_out: int, activation: layers.Activation, rng: np.random.Generator, scale: float = 2.0
 ) -> layers.Dense:
-    """A layer with kernel variance `scale / n_in` (2 keeps the signal through ReLUs: He et al. 2015), zero bias."""
+    """Returns a layer of kernel variance `scale / n_in` (2 suits ReLUs: He et al. 2015) and zero bias."""
     bound = math.sqrt(3 * scale / n_in)
     # Drawn by inputs, as the runs were from which the tuned settings come: the same seed gives the same network
     kernel = rng.uniform(-bound, bound, (n_in, n_out)).T.astype(np.float32, order="C")
@@ -70,10 +70,10 @@ def dense(
 def torso(
     observation: specs.ObservationSpec, hidden: Sequence[int], rng: np.random.Generator
 ) -> tuple[layers.PolicyLayers, int]:
-    """ReLU layers from a normalised observation to `hidden[-1]` features, behind the Nature stack for images.
+    """Returns ReLU layers from a normalised observation to `hidden[-1]` features, behind the Nature stack for images.
 
     Returns:
-        The layers and the number of features that come out.
+        The layers and the number of their output features.
     """
     stack: list[layers.Layer] = []
     width = observation.size
@@ -107,7 +107,7 @@ class QNetwork:
 
     @staticmethod
     def build(spec: specs.EnvSpec, hidden: Sequence[int], dueling: bool, rng: np.random.Generator) -> QNetwork:
-        """Initial layers; with dueling the last of `hidden` is the width of either stream."""
+        """Returns the initial layers; with dueling the last of `hidden` is the width of either stream."""
         shared = hidden[:-1] if dueling else hidden
         body, width = torso(spec.observation, shared, rng)
 
@@ -121,14 +121,15 @@ class QNetwork:
 
     @property
     def parts(self) -> dict[str, layers.PolicyLayers]:
+        """The three stacks by name."""
         return {"torso": self.torso, "advantage": self.advantage, "value": self.value}
 
     def initial(self) -> dict[str, FloatArray]:
-        """Weights by stable name, in the order in which `q_values` takes them."""
+        """Returns weights by stable name, in the order of `q_values`."""
         return {f"{part}/{name}": a for part, stack in self.parts.items() for name, a in layers.arrays(stack).items()}
 
     def q_values(self, weights: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Values [B, actions] of normalised float32 observations x [B, ...]."""
+        """Returns the values [B, actions] of normalised float32 observations x [B, ...]."""
         torso_w, advantage_w, value_w = self._split(weights)
         features = forward.run(self.torso, torso_w, x)
         advantage = forward.run(self.advantage, advantage_w, features)
@@ -138,20 +139,20 @@ class QNetwork:
         return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
 
     def policy_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
-        """The greedy policy: raw observation to advantages with mean 0. No argmax needs the value stream."""
+        """Returns the greedy policy: raw observation to advantages with mean 0. No argmax needs the value stream."""
         policy = self.advantage_layers(weights, normalizer)
         last = policy[-1]
         assert isinstance(last, layers.Dense)
         return (*policy[:-1], layers.centred(last))
 
     def advantage_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
-        """The advantage stream as it was trained, from raw observations: its mean over actions is anything."""
+        """Returns the advantage stream as trained, from raw observations: its mean over actions may be anything."""
         torso_w, advantage_w, _ = self._split(weights)
         policy = layers.with_arrays(self.torso, torso_w) + layers.with_arrays(self.advantage, advantage_w)
         return layers.absorb(policy, normalizer.gain, normalizer.offset)
 
     def q_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
-        """The whole network as one stack, from raw observations to action values.
+        """Returns the whole network as one stack, from raw observations to action values.
 
         With dueling the two streams run side by side in layers as wide as both, and the last layer adds them up.
         """

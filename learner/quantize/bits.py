@@ -1,4 +1,4 @@
-"""Weights of fewer than eight bits, for studies of how many a policy needs.
+"""Rounds weights to fewer than eight bits, for studies of how many a policy needs.
 
 The rounded weights are still stored and run as int8 or floats: what changes is the policy, not its size or speed.
 """
@@ -24,7 +24,7 @@ def rounded(policy: layers.PolicyLayers, bits: int) -> layers.PolicyLayers:
     Biases stay: int8 models hold them in 32 bits. With 8 bits nothing is done, because conversion to int8 does it.
 
     Args:
-        policy: Layers as the converter gets them, so behind `input_scaling.compensate`.
+        policy: Layers as the converter gets them, so after `input_scaling.compensate`.
         bits: 2 (-1, 0 and 1 times the scale) to 8.
 
     Raises:

@@ -20,15 +20,15 @@ from learner.quantize.tflite import interpreter
 
 FloatArray = NDArray[np.float32]
 Exact = FloatArray | concurrent.futures.Future[FloatArray]
-"""What fp32 says [N, n], or will have said by the time that int8 has: another thread can make it meanwhile."""
+"""Outputs of fp32 [N, n], or their future: another thread can compute them beside the int8 run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate found. `reason` is empty when the policy may be published.
+    """The gate's decision. `reason` is empty when the policy may be published.
 
     Attributes:
-        passed: May be published.
+        passed: Whether the policy may be published.
         reason: Slug under which refusals are counted: `identical` (nothing new, a skip rather than a failure),
             `unrunnable` (the runtime refuses the model), `not_finite`, `dead`, `disagrees`, `ties` or `saturated`.
         error_max: Largest difference of an output, in its own unit.
@@ -42,13 +42,13 @@ class Verdict:
 
     @property
     def measures(self) -> dict[str, float]:
-        """What people are shown of it, by name."""
+        """The measures that people are shown, by name."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceVerdict(Verdict):
-    """Of a policy whose largest output is the choice.
+    """The decision on a policy whose largest output is the choice.
 
     Attributes:
         agreement: Share of observations where both choose the same action.
@@ -71,7 +71,7 @@ class ChoiceVerdict(Verdict):
 
 @dataclass(frozen=True, slots=True)
 class ActionVerdict(Verdict):
-    """Of a policy whose outputs are the action.
+    """The decision on a policy whose outputs are the action.
 
     Attributes:
         action_error_mean: Mean error of an element of the action, relative to the range between its bounds; of the
@@ -95,7 +95,7 @@ def judge_policy(
     settings: config.GateConfig,
     previous: bytes | None = None,
 ) -> Verdict:
-    """`judge` for discrete actions, `judge_actions` for continuous ones."""
+    """Calls `judge` for discrete actions, `judge_actions` for continuous ones."""
     if action.kind == "discrete":
         return judge(int8, exact, observations, settings, previous)
     return judge_actions(int8, exact, observations, action, settings, previous)
@@ -117,7 +117,7 @@ def judge_actions(
         int8: The model to judge.
         exact: Outputs [N, size] of the same policy in fp32.
         observations: Sample [N, *shape] that took no part in calibration.
-        action: Its bounds.
+        action: Bounds of the action.
         settings: Thresholds.
         previous: The model that was published last.
     """

@@ -121,7 +121,10 @@ def product(x: FloatArray, weights: FloatArray) -> FloatArray:
 
 @_compiled(types.void(_IN, _IN, _MATRIX_OUT), fastmath={"reassoc", "contract"})
 def _multiply(x: FloatArray, weights: FloatArray, y: FloatArray) -> None:
-    """Eight sums at a time, so that six loads serve eight multiplications. At least 4 rows of x, and 2 of weights."""
+    """Multiplies with eight sums at a time, so that six loads serve eight multiplications.
+
+    x needs at least 4 rows, and weights 2.
+    """
     for i in range(0, len(weights), 2):
         r = min(i, len(weights) - 2)  # the last ones overlap those before
         v, w = weights[r], weights[r + 1]

@@ -38,13 +38,13 @@ def distil(
         policy: Layers for raw observations.
         observations: Calibration sample [N, *shape]; a quarter of it only chooses among the results.
         steps: Gradient steps.
-        seed: Of the split and the order of observations; the same arguments give the same weights.
+        seed: Determines the split and the order of observations; the same arguments give the same weights.
         outputs: `values` of actions of which the largest is taken, or continuous `actions`.
         weight_bits: 2 to 8, as it will be converted with (`bits`).
 
     Returns:
         The policy whose int8 model does best on that quarter: `policy` itself unless another is clearly better. From
-        values it may have taken what they have in common (`ptq.centre_outputs`), which changes no choice.
+        values it may have subtracted what they have in common (`ptq.centre_outputs`), which changes no choice.
     """
     exact = fp32.outputs(policy, observations)
     learn, choose = distillation.split(len(observations), seed)
@@ -82,7 +82,7 @@ def distil(
 
 
 class _Ranges:
-    """Limits of the input and of each layer's output before tanh, as variables: tracing happens once."""
+    """The limits of the input and of each layer's output before tanh, as variables, so that tracing happens once."""
 
     def __init__(self, layer_count: int) -> None:
         self.limits = tf.Variable(tf.zeros((layer_count + 1, 2)), trainable=False)

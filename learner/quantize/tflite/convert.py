@@ -1,4 +1,4 @@
-"""PolicyLayers -> .tflite by TFLiteConverter, the reference for every faster way.
+"""Converts policies to .tflite by TFLiteConverter, the reference for every faster way.
 
 The graph is traced with the numbers as constants, so nothing depends on how training holds them: 70 ms for a 256x2 MLP,
 half of what a Keras model takes, and the same bytes for the same numbers.

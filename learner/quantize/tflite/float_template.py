@@ -1,7 +1,7 @@
-"""Models whose activations are floats (float32, float16, dynamic): converted once per architecture, then overwritten.
+"""Templates of models whose activations are floats (float32, float16, dynamic): converted once, then overwritten.
 
-As in `template`, a place is a numpy view into the converted model's bytes. There are no activation ranges to write: of
-a policy only weights, biases and the scaling of its input are in such a file. With the same numbers it is the
+As in `template`, a place is a numpy view into the converted model's bytes. There are no activation ranges to write:
+only the weights, biases and input scaling of a policy are in such a file. With the same numbers it is the
 converter's file, byte by byte.
 """
 
@@ -33,9 +33,9 @@ _BAND = 1 << 15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Views of one layer's numbers: weights [outputs, inputs] in any of `_DTYPES`, biases [outputs].
+    """Views of one layer's numbers, with weights [outputs, inputs] in any of `_DTYPES`, biases [outputs].
 
-    `weight_scale` is float32 of weights that are int8, [1] or of a convolution [outputs]; empty of others.
+    `weight_scale` is float32 for weights that are int8, [1] or for a convolution [outputs]; else empty.
     """
 
     weights: NDArray[Any]
@@ -47,8 +47,8 @@ class Template:
     """A model of one architecture and precision, to be overwritten with one policy after another.
 
     Args:
-        policy: Of which only the architecture counts.
-        shape: Of one observation.
+        policy: A policy of the architecture; its numbers do not matter.
+        shape: Shape of one observation.
         precision: 'float32', 'float16' or 'dynamic'.
 
     Raises:
@@ -81,8 +81,8 @@ class Template:
         Args:
             policy: Layers for raw observations.
             affine: Scaling of the input; None in front of a convolution.
-            on_written: As of `requantize`.
-            weight_bits: As of `convert.convert`.
+            on_written: See `requantize`.
+            weight_bits: See `convert.convert`.
 
         Raises:
             PolicyError: A weight is NaN or infinite.
@@ -112,7 +112,7 @@ class Template:
 
 
 def _write_int8(place: _Place, kernel: NDArray[np.float32]) -> None:
-    """As the converter rounds weights of dynamic range: in float64, halves away from zero."""
+    """Rounds weights of dynamic range as the converter does: in float64, halves away from zero."""
     per_channel = len(place.weight_scale) > 1
     largest = np.abs(kernel).max(axis=1 if per_channel else None, keepdims=True)
     if not largest.all():
@@ -127,7 +127,7 @@ def _write_int8(place: _Place, kernel: NDArray[np.float32]) -> None:
 
 
 def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, tuple[_Place, ...]]:
-    """Gain and offset of the input, where there are any, and the places of the layers in their order."""
+    """Finds gain and offset of the input, where there are any, and the places of the layers in their order."""
     operators = schema.BuiltinOperator
     gain = offset = None
     places: list[_Place] = []
@@ -161,12 +161,12 @@ class _Graph:
         }
 
     def operators(self) -> Iterator[tuple[int, list[int]]]:
-        """Code and inputs of each, in the order of execution."""
+        """Yields the code and the inputs of each operator, in the order of execution."""
         for code, operator in self._each():
             yield code, operator.InputsAsNumpy().tolist()
 
     def data(self, tensor: int) -> NDArray[Any]:
-        """A view of a constant; of what is widened to float32, before it is."""
+        """Returns a view of a constant; of one that is widened to float32, before that."""
         found = self._graph.Tensors(self._widened.get(tensor, tensor))
         buffer = self._model.Buffers(found.Buffer())
         if buffer.DataLength() == 0 or found.Type() not in _DTYPES:
@@ -175,7 +175,7 @@ class _Graph:
         return view
 
     def scale(self, tensor: int) -> NDArray[np.float32]:
-        """Of a constant; empty where it is not quantized."""
+        """Returns the scale of a constant; empty where it is not quantized."""
         quantization = self._graph.Tensors(tensor).Quantization()
         scale: Any = quantization.ScaleAsNumpy() if quantization else 0
         return scale if isinstance(scale, np.ndarray) else np.zeros(0, np.float32)

@@ -1,4 +1,4 @@
-"""Models of one policy after another: by template where the architecture maps, by TFLiteConverter where not."""
+"""Makes models of one policy after another: by template where the architecture maps, else by TFLiteConverter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STAND_IN_ROWS = 8
 
 
 class _Input(NamedTuple):
-    """How observations enter the model, see `convert`."""
+    """The form of the model's input, see `convert`."""
 
     per_feature: bool
     hi_lo: bool
@@ -31,7 +31,7 @@ class Quantizer:
         per_channel: Whether each output of a layer has a weight scale of its own.
 
     Attributes:
-        fallbacks: Models that TFLiteConverter had to make.
+        fallbacks: Number of models that TFLiteConverter had to make.
     """
 
     def __init__(self, *, per_channel: bool = True) -> None:
@@ -44,9 +44,9 @@ class Quantizer:
         """Converts the template for policies like this one now, so that the first publish need not wait for it.
 
         Args:
-            policy: Of which only the architecture counts.
-            shape: Of one observation.
-            precision: One of config.PRECISIONS; int8 policies are refined ones.
+            policy: A policy of the architecture; its numbers do not matter.
+            shape: Shape of one observation.
+            precision: One of config.PRECISIONS; int8 policies have gone through `ptq`.
         """
         if precision != "int8":
             self._float_template(policy, shape, precision)
@@ -67,7 +67,7 @@ class Quantizer:
             policy: Layers for raw observations.
             params: From `calibrate.measure` or `ptq`.
             calibration: Observations [N, *shape], for TFLiteConverter should it be needed.
-            on_written: As of `requantize`. It is not given all of the model where TFLiteConverter was needed.
+            on_written: See `requantize`. It does not get all of the model where TFLiteConverter was needed.
 
         Raises:
             PolicyError: A weight or a range is NaN or infinite.
@@ -91,14 +91,14 @@ class Quantizer:
         *,
         weight_bits: int = bits.BITS_MAX,
     ) -> bytes:
-        """Makes the model that `convert.convert` would, byte by byte, of a policy that was not refined.
+        """Makes the model that `convert.convert` would, byte by byte, of a policy that has not gone through `ptq`.
 
         Args:
             policy: Layers for raw observations.
             calibration: Observations [N, *shape], whose ranges scale the input; and what int8 can represent.
             precision: One of config.PRECISIONS. There are templates for all but int8.
-            on_written: As of `quantize`.
-            weight_bits: As of `convert.convert`.
+            on_written: See `quantize`.
+            weight_bits: See `convert.convert`.
 
         Raises:
             PolicyError: A weight is NaN or infinite.

@@ -24,9 +24,9 @@ from learner.quantize.tflite import template
 FloatArray = NDArray[np.float32]
 
 OnWritten = Callable[[memoryview], object]
-"""Takes the next bytes of a model, in their order, as soon as a piece of them is final."""
+"""A hook: gets the next bytes of a model, in their order, as soon as a piece of them is final."""
 PIECE_BYTES = 2 << 20
-"""The least that it is given at once, but for the last piece."""
+"""The least bytes of a piece, but for the last one."""
 
 
 def requantize(
@@ -38,7 +38,7 @@ def requantize(
     """Returns the template's model with the numbers of `policy`.
 
     Args:
-        target: Of the policy's architecture; its bytes are overwritten.
+        target: Template of the policy's architecture; its bytes are overwritten.
         policy: Layers for raw observations.
         params: What the model is fitted to.
         on_written: Its pieces are views of `target`: good until that is written again.
@@ -92,8 +92,8 @@ class _Final:
     """Hands on a model's bytes as they become final.
 
     Args:
-        model: Written in the order of its bytes.
-        on_written: Takes them.
+        model: Model that is written in the order of its bytes.
+        on_written: Gets the pieces.
     """
 
     def __init__(self, model: bytearray, on_written: OnWritten) -> None:
@@ -102,7 +102,7 @@ class _Final:
         self._given = 0
 
     def rows_done(self, start: int | None, width: int, rows: int) -> None:
-        """So many rows of a kernel of int8 that begins at `start` are final; None where it is unknown what else is.
+        """Notes that so many rows of an int8 kernel that begins at `start` are final; of None nothing is known.
 
         What little is left behind the last of them is no piece of its own: each costs a signature and a packet.
         """
@@ -110,14 +110,14 @@ class _Final:
             self.up_to(end, least=PIECE_BYTES)
 
     def up_to(self, end: int, *, least: int) -> None:
-        """All before `end` is; waits until that is `least` more than was given."""
+        """Notes that all bytes before `end` are final; hands them on once they are `least` more than before."""
         if end - self._given >= least:
             self._on_written(self._bytes[self._given : end])
             self._given = end
 
 
 def _write_activation(places: tuple[template.TensorScale, ...], span: scales.Range) -> np.float32:
-    """Returns the scale that it wrote."""
+    """Writes the scale and zero point of a range; returns the scale."""
     scale, zero_point = scales.activation_scale(*span)
     for place in places:
         place.scale[:], place.zero_point[:] = scale, zero_point
@@ -126,7 +126,7 @@ def _write_activation(places: tuple[template.TensorScale, ...], span: scales.Ran
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kernel:
-    """A kernel [outputs, inputs], by what its columns are multiplied and its rows divided, and its mean input."""
+    """A kernel [outputs, inputs], the factors of its columns, the divisors of its rows, and its mean input."""
 
     weights: FloatArray
     columns: FloatArray
@@ -137,7 +137,7 @@ class _Kernel:
     def of(
         cls, kernel: FloatArray, columns: FloatArray | None, divisors: FloatArray | None, mean: FloatArray | None
     ) -> _Kernel:
-        """None changes nothing, and a mean that is None makes up for no rounding."""
+        """Makes one of a layer's kernel. None changes nothing, and without a mean no bias is corrected."""
         weights = np.ascontiguousarray(kernel.reshape(len(kernel), -1), np.float32)
         inputs = weights.shape[1]
         # Behind a convolution each channel's factor applies at every place of the kernel
@@ -145,12 +145,12 @@ class _Kernel:
         return cls(weights, tiled, divisors, np.zeros(0, np.float32) if mean is None else mean / tiled)
 
     def bands(self) -> list[slice]:
-        """Rows of a piece each."""
+        """Returns slices of rows, a piece each."""
         height = max(1, PIECE_BYTES // self.weights.shape[1])
         return [slice(row, min(row + height, len(self.weights))) for row in range(0, len(self.weights), height)]
 
     def limit(self, band: slice) -> FloatArray:
-        """Largest size in each of these rows."""
+        """Returns the largest size in each of these rows."""
         limit = np.empty(band.stop - band.start, np.float32)
         kernels.row_maxima(self.weights[band], self.columns, limit)
         return limit if self.divisors is None else limit / self.divisors[band]
@@ -161,7 +161,7 @@ class _Kernel:
         """Writes these rows to `weights`, scaled by `inverse` and rounded.
 
         Returns:
-            By how much that raises their outputs, and their `limit`.
+            How much rounding raises their outputs, and their `limit`.
         """
         factors = inverse if self.divisors is None else inverse / self.divisors[which]
         raised, limit = np.empty((2, len(inverse)), np.float32)
@@ -172,10 +172,10 @@ class _Kernel:
 def _write_weights(
     place: template.Place, kernel: _Kernel, on_rows: Callable[[int], object], *, per_channel: bool, hysteresis: bool
 ) -> FloatArray:
-    """Writes int8 weights and their scale(s). `on_rows` is told how many rows are done.
+    """Writes int8 weights and their scale(s), and tells `on_rows` how many rows are done.
 
     Returns:
-        By how much rounding raises each output at the mean input; 0 where no mean is given.
+        How much rounding raises each output at the mean input; 0 without a mean.
     """
     bands = kernel.bands()
     if not per_channel:
@@ -194,7 +194,7 @@ def _write_weights(
 
 
 def _write_band(place: template.Place, kernel: _Kernel, band: slice, *, hysteresis: bool) -> FloatArray:
-    """As `_write_weights`, of some rows. Most steady scales stay, so they are tried before anything is measured."""
+    """Does what `_write_weights` does for some rows; with hysteresis, tries the scale before: most of them stay."""
     scale, weights = place.weight_scale[band], place.weights[band]
     if not hysteresis:
         scales.write_weight_scales(scale, kernel.limit(band), hysteresis=False)

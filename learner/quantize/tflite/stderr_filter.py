@@ -1,4 +1,4 @@
-"""Keeps what C++ libraries always print out of our users' sight, and nothing else."""
+"""Filters what TensorFlow's and LiteRT's C++ always prints to stderr, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALWAYS_SAID = (
     b"fully_quantize:",
     b"INFO: Created TensorFlow Lite XNNPACK delegate",
 )
-"""How lines begin that TensorFlow, its converter and LiteRT print whatever the log level."""
+"""Beginnings of the lines that TensorFlow, its converter and LiteRT print whatever the log level."""
 
 
 @contextlib.contextmanager

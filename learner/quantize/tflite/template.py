@@ -1,4 +1,4 @@
-"""One converted model per architecture, and where in its bytes each number of a policy lies.
+"""Templates: one converted model per architecture, and the place of each number of a policy in its bytes.
 
 The graph of a policy never changes while it trains, only its numbers do. So TFLiteConverter runs once, and `requantize`
 writes scales, zero points, weights and biases over those of the template. Every place is a numpy view into one
@@ -27,12 +27,12 @@ _PLAIN = {
     schema.BuiltinOperator.MUL,
     schema.BuiltinOperator.CONCATENATION,
 }
-"""Operators that have no number of the policy: those of hi and lo inputs are constants (`input_scaling`)."""
+"""Operators that have no number of the policy: the numbers of hi and lo inputs are constants (`input_scaling`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorScale:
-    """Scale float32 [1] and zero point int64 [1] of one tensor."""
+    """The scale, float32 [1], and the zero point, int64 [1], of one tensor."""
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int64]
@@ -40,7 +40,7 @@ class TensorScale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where one layer with weights lies: all of them views into the template.
+    """The place of one layer with weights: views into the template.
 
     Attributes:
         weights: int8 [outputs, inputs]; a convolution's inputs are height, width and channels, flattened.
@@ -68,8 +68,8 @@ class Template:
         per_channel: Whether each output of a layer has a weight scale of its own.
         gain: float32, the per-feature scaling of the input in observation order; None where the model has none.
         offset: As `gain`.
-        starts: Per layer with weights: where these begin, if all bytes before them are final once the layers before it
-            were written; else None.
+        starts: Per layer with weights, the offset of its weights if all bytes before them are final once the layers
+            before it were written; else None.
     """
 
     model: bytearray
@@ -81,7 +81,7 @@ class Template:
     starts: tuple[int | None, ...]
 
     def numbers(self) -> dict[str, NDArray[Any]]:
-        """Copies of all that a policy decides, by name."""
+        """Returns copies of all that a policy decides, by name."""
         found: dict[str, NDArray[Any]] = {}
         if self.gain is not None and self.offset is not None:
             found |= {"input/gain": self.gain.copy(), "input/offset": self.offset.copy()}
@@ -100,7 +100,7 @@ Architecture = tuple[Any, ...]
 
 
 def architecture(policy: layers.PolicyLayers, shape: tuple[int, ...]) -> Architecture:
-    """All that decides the layout of a policy's model; hashable."""
+    """Returns all that decides the layout of a policy's model; hashable."""
     return shape, tuple(map(_layout, policy))
 
 
@@ -124,7 +124,7 @@ def locate(model: bytes, layer_count: int, *, per_channel: bool = True) -> Templ
     """Finds the numbers of a policy in its converted model, along the chain of operators from input to output.
 
     Args:
-        model: From `convert.convert`, int8. None of the policy's biases was 0 throughout: the converter drops those.
+        model: An int8 model of `convert.convert`. No bias may be 0 throughout: the converter drops those.
         layer_count: Layers with weights in the policy.
         per_channel: As it was converted.
 
@@ -143,7 +143,7 @@ class _Graph:
         self._graph = self._model.Subgraphs(0)
 
     def template(self, layer_count: int, per_channel: bool) -> Template:
-        """See `locate`."""
+        """Finds the numbers; see `locate`."""
         operators = schema.BuiltinOperator
         gain = offset = None
         inputs: list[TensorScale] = []
@@ -172,7 +172,7 @@ class _Graph:
         return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset, tuple(self._starts(found)))
 
     def _starts(self, places: Sequence[Place]) -> Iterator[int | None]:
-        """Where the weights of each layer begin, where no other number of it or of the layers behind lies before."""
+        """Yields where the weights of each layer begin; None if numbers of it or of later layers come before them."""
         start = _address(np.frombuffer(self._bytes, np.uint8))
         firsts = []
         for place in places:

@@ -30,7 +30,7 @@ ACTION_ERROR_MAX = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line says."""
+    """The arguments of the command line."""
 
     model: Path
     calibration: Path
@@ -45,6 +45,7 @@ class Request:
 
     @property
     def report(self) -> Path:
+        """The path of the report, beside the model."""
         return self.output.with_suffix(".json")
 
 
@@ -53,10 +54,10 @@ class _Candidate:
     """A converted model and how it was judged.
 
     Attributes:
-        network: What was converted.
-        model: The .tflite.
+        network: Network that was converted.
+        model: Bytes of the .tflite.
         exact: fp32 outputs that it was judged by.
-        verdict: The gate's.
+        verdict: Decision of the gate.
         relative_mean, relative_max: Error per output relative to that output's range.
         failing: Mean of `distillation.failings`.
     """
@@ -70,7 +71,7 @@ class _Candidate:
     failing: float
 
     def measured(self) -> dict[str, Any]:
-        """Its part of the report."""
+        """Returns its part of the report."""
         relative = {"relative_mean": self.relative_mean, "relative_max": self.relative_max}
         return {**dataclasses.asdict(self.verdict), **relative}
 
@@ -132,7 +133,7 @@ def _check_shapes(model: Any, rows: NDArray[Any], request: Request) -> None:
 
 
 def _plain(request: Request, model: Any, calibration: NDArray[Any], judged: NDArray[Any]) -> _Candidate:
-    """The model as it is; of two ways to write layer normalisation the one that fails less on calibration data."""
+    """Converts the model as it is, with the form of layer normalisation that fails less on calibration data."""
     rewrites = request.precision == "int8" and keras_model.has_layer_norm(model)
     exact = keras_model.outputs(model, calibration) if rewrites else None
     tried: list[tuple[float, int, keras_model.Network, bytes]] = []
@@ -245,6 +246,6 @@ def _report(
         "aware": aware.measured() if aware else None,
         "runtime": f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}",
         "delegate": interpreter.kernels(chosen.model),
-        "operations": [dataclasses.asdict(operation) for operation in operations.of_model(chosen.model)],
+        "operations": [dataclasses.asdict(operation) for operation in operations.list_operations(chosen.model)],
         "versions": run_directory.versions(),
     }

@@ -136,7 +136,7 @@ def test_layer_normalisation_becomes_integer_and_aware_mends_what_that_costs(
     assert report["written"] == "aware"
     assert not report["plain"]["passed"] and report["aware"]["passed"]
     assert report["delegate"] == "built-in"  # L2_NORMALIZATION and RSQRT have no XNNPACK kernel
-    assert operations.not_integer(operations.of_model(output.read_bytes())) == []
+    assert operations.not_integer(operations.list_operations(output.read_bytes())) == []
 
 
 def test_rewritten_layer_normalisation_is_the_same_in_fp32() -> None:
