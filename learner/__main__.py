@@ -279,10 +279,10 @@ def _quantize(args: argparse.Namespace) -> int:
         raise errors.ConfigError("the output is no .tflite file", where=str(args.output), todo="name it OUT.tflite")
     if args.steps < 1:
         raise errors.ConfigError(f"--steps must be positive, not {args.steps}")
-    from learner.quantize import stderr_filter
+    from learner.quantize.tflite import stderr_filter
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with stderr_filter.hidden(everything=not args.verbose):
+    with stderr_filter.filtered(everything=not args.verbose):
         from learner.quantize.user_models import command, report
 
     request = {field.name: getattr(args, field.name) for field in dataclasses.fields(command.Request)}
@@ -299,10 +299,10 @@ def _fidelity(args: argparse.Namespace) -> int:
     """
     if args.episodes < 0:
         raise errors.ConfigError("--episodes must be at least 0")
-    from learner.quantize import stderr_filter
+    from learner.quantize.tflite import stderr_filter
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with stderr_filter.hidden(everything=not args.verbose):
+    with stderr_filter.filtered(everything=not args.verbose):
         from learner.study import fidelity
 
     logs.configure()

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from broker.program import children
 from broker.serve.mosquitto import process
 
 KINDS = ("mosquitto", "embedded")
@@ -96,7 +97,7 @@ class BrokerProcess:
             stdin=subprocess.DEVNULL,
             text=True,
             env=self._env,
-            preexec_fn=process.die_with_parent(),  # noqa: PLW1509  a killed test run leaves no broker
+            preexec_fn=children.die_with_parent(),  # noqa: PLW1509  a killed test run leaves no broker
         )
         assert self.process.stdout is not None
         ready = json.loads(self.process.stdout.readline())

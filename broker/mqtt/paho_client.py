@@ -1,4 +1,4 @@
-"""paho's client, which takes from the socket all that is there, and writes all that waits at once.
+"""paho's client, driven by its public loop interface, with three private methods overridden. The only file with paho.
 
 paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, and writes
 each packet by itself. Each of these calls lets go of Python's lock, and beside a thread that computes it then waits
@@ -8,16 +8,16 @@ copying a payload three times more than it takes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import logging
 import random
 import select
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion, LogLevel, MessageType, MQTTErrorCode
+from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
 
 from broker.contract import messages
 
@@ -28,7 +28,7 @@ matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)
 
 
 class Client(mqtt.Client):
-    """For one connection: clean session, and no window of its own.
+    """The client of one connection: clean session, and no window of its own. What it is told to send waits for `flush`.
 
     Args:
         client_id: A suffix is added, so that a late session cannot push out a new one.
@@ -36,7 +36,11 @@ class Client(mqtt.Client):
         tls: For a broker that is reached over TLS.
         credentials: User name and password; an empty name for neither.
         will: Topic and payload, retained.
-        on_full: Called when the socket did not take all, or nothing was written because a callback runs.
+        on_full: Called when the socket did not take all.
+        on_failure: Takes what paho logs as an error: that alone says that a certificate is refused, or a packet.
+
+    Attributes:
+        is_amid_packet: A packet has come in part.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Client(mqtt.Client):
         credentials: tuple[str, str] = ("", ""),
         will: tuple[str, bytes] | None = None,
         on_full: Callable[[], None] = lambda: None,
+        on_failure: Callable[[str], None] = lambda text: None,
     ) -> None:
         own_id = f"{client_id}-{random.getrandbits(32):08x}"
         super().__init__(CallbackAPIVersion.VERSION2, own_id, clean_session=True, protocol=mqtt.MQTTv311)
@@ -57,56 +62,57 @@ class Client(mqtt.Client):
             self.username_pw_set(*credentials)
         if will is not None:
             self.will_set(*will, qos=1, retain=True)
-        self.max_inflight_messages_set(0)  # the window is `Link.publish`'s
+        self.max_inflight_messages_set(0)  # the window is `Outbox`'s
+        self.enable_logger(_Failures(on_failure))
+        self.on_socket_register_write = lambda *_: None  # thus paho queues what it is to send, and `flush` writes it
         self._ahead, self._at = b"", 0
-        self._taken = bytearray()
-        self._gathers = False
+        self._is_reading = self.is_amid_packet = False
         self._on_full = on_full
 
     @property
     def has_read(self) -> bool:
-        """There is more to read, though the socket may say that there is not."""
+        """Whether there is more to read, though the socket may say that there is not."""
         sock = self.socket()
         return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
 
     def can_read(self) -> bool:
-        """There is more to read, from the socket or before."""
+        """Returns whether there is more to read, from the socket or before."""
         if self.has_read or (sock := self.socket()) is None:
             return self.has_read
         ready = select.poll()  # not select(): that fails past descriptor 1023
         ready.register(sock, select.POLLIN)
         return bool(ready.poll(0))
 
-    @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """What is published meanwhile goes out in one piece at the end; from a callback, when it has returned."""
-        self._gathers = True
+    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
+        """Reads a packet, and hands it to its callback; what that publishes waits for the next `flush`."""
+        self._is_reading = True
         try:
-            yield
+            return super().loop_read(max_packets)
         finally:
-            self._gathers = False
-        if self._out_packet and self._in_callback_mutex.acquire(blocking=False):
-            self._in_callback_mutex.release()
-            self.loop_write()
+            self._is_reading = False
 
-    def acknowledge(self) -> MQTTErrorCode:
-        """Sends what is due for all messages that were read since the last call, and what callbacks published."""
-        if self.socket() is None:
+    def flush(self) -> MQTTErrorCode:
+        """Writes what waits, as far as the socket takes it; from a callback, nothing."""
+        if self._is_reading or not self.want_write():
             return MQTTErrorCode.MQTT_ERR_SUCCESS
-        if self._taken:
-            due, self._taken = bytes(self._taken), bytearray()
-            return self._packet_queue(MessageType.PUBACK, due, 0, 1)
-        return self.loop_write() if self.want_write() else MQTTErrorCode.MQTT_ERR_SUCCESS
+        code = self.loop_write()
+        if self.want_write():
+            self._on_full()
+        return code
 
     def _sock_recv(self, bufsize: int) -> bytes:
         if bufsize > messages.MAX_PACKET_BYTES:  # what is left of a packet; paho would take 268 MB
             raise ConnectionAbortedError(TOO_LARGE)
+        self.is_amid_packet = bufsize > 1  # of its header paho asks for one at a time
         if self._at == len(self._ahead):
             if bufsize >= _AT_ONCE_BYTES:
-                return super()._sock_recv(bufsize)
+                taken = super()._sock_recv(bufsize)
+                self.is_amid_packet = len(taken) < bufsize
+                return taken
             self._ahead, self._at = super()._sock_recv(_AT_ONCE_BYTES), 0
         taken = self._ahead[self._at : self._at + bufsize]
         self._at += len(taken)
+        self.is_amid_packet = len(taken) < bufsize
         return taken
 
     def _handle_publish(self) -> MQTTErrorCode:
@@ -122,14 +128,8 @@ class Client(mqtt.Client):
         self._handle_on_message(message)
         return self._send_puback(message.mid) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
 
-    def _send_puback(self, mid: int) -> MQTTErrorCode:
-        self._taken += bytes((MessageType.PUBACK, 2, mid >> 8, mid & 0xFF))
-        return MQTTErrorCode.MQTT_ERR_SUCCESS
-
     def _packet_write(self) -> MQTTErrorCode:
         """Small packets that wait become one, which is cut without being copied. DISCONNECT is left to paho."""
-        if self._gathers:
-            return MQTTErrorCode.MQTT_ERR_SUCCESS
         waiting, pieces, size = self._out_packet, [], 0
         while waiting and size < _AT_ONCE_BYTES and waiting[0]["command"] & 0xF0 != MessageType.DISCONNECT:
             packet = waiting.popleft()
@@ -141,11 +141,14 @@ class Client(mqtt.Client):
             waiting.appendleft(packet)
         return super()._packet_write()
 
-    def _easy_log(self, level: LogLevel, fmt: str, *args: Any) -> None:
-        """Only what failed: paho has a line for each packet as well."""
-        if level == LogLevel.MQTT_LOG_ERR:
-            super()._easy_log(level, fmt, *args)
 
-    def _call_socket_register_write(self) -> None:
-        if not self._gathers:
-            self._on_full()
+class _Failures(logging.Logger):
+    """Takes paho's errors. By its `on_log` paho would format a line for each packet."""
+
+    def __init__(self, on_failure: Callable[[str], None]) -> None:
+        super().__init__("paho", logging.ERROR)
+        self._on_failure = on_failure
+
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
+        if level >= logging.ERROR:
+            self._on_failure(str(msg) % args)

@@ -7,12 +7,10 @@ growth, because numpy's threads are set by its environment, and because no measu
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -24,6 +22,7 @@ import numpy as np
 import psutil
 
 from broker.contract import specs
+from broker.program import children
 from edge_actor.acting import evaluate, pace
 from edge_actor.bench import models
 from edge_actor.policies import interpreter, policy
@@ -33,8 +32,7 @@ _TIMES = (30, 20_000)
 """Inferences per figure, at least and at most."""
 _LIMIT_BYTES = 1 << 31
 _ACTS_PER_LOOK = 64
-"""Between two looks at the clock, when acting flat out."""
-_PR_SET_PDEATHSIG = 1
+"""Inferences between two looks at the clock, when acting flat out."""
 
 
 class Cell:
@@ -44,13 +42,13 @@ class Cell:
         request: width, layers, cnn, model (a path; empty: numpy), runtime, delegated, threads.
 
     Attributes:
-        told: Facts about it: load and first invoke, memory, delegate, runtime.
+        facts: What loading it took: load and first invoke, memory, delegate, runtime.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._request = request
         self._shape = models.Shape(request["width"], request["layers"], request["cnn"])
-        self.told: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         if request["model"]:
             # Loads all of the runtime's code first, so that what follows is the model's share
             tiny = models.tflite(models.make(models.Shape(8, 1)), "int8")
@@ -64,20 +62,20 @@ class Cell:
             built = self._built(1)
             loaded = time.perf_counter()
             built.invoke()
-            self.told |= {"delegate": built.delegate, "runtime": str(built.runtime)}
+            self.facts |= {"delegate": built.delegate, "runtime": str(built.runtime)}
         else:
             self._numpy = models.make(self._shape)
             loaded = time.perf_counter()
             self._numpy(models.observations(self._shape, 1))
-            self.told |= {"delegate": "", "runtime": f"numpy {np.__version__}"}
-        self.told |= {
+            self.facts |= {"delegate": "", "runtime": f"numpy {np.__version__}"}
+        self.facts |= {
             "load_ms": (loaded - began) * 1e3,
             "first_invoke_us": (time.perf_counter() - loaded) * 1e6,
             "memory_bytes": process.memory_info().rss - before,
         }
 
     def times(self, batch: int, seconds: float) -> dict[str, float]:
-        """Percentiles of invoke only and of observation to action; see `evaluate.times`."""
+        """Returns percentiles of invoke only and of observation to action; see `evaluate.times`."""
         act, invoke, rows = self._ready(batch)
         act(rows[0])
         began = time.perf_counter()
@@ -89,7 +87,7 @@ class Cell:
         return evaluate.times(act, invoke, list(itertools.islice(itertools.cycle(rows), count)))
 
     def hold(self, hold_s: float, rate_hz: float) -> dict[str, Any]:
-        """Acts for `hold_s`; at a rate, how late its steps began too."""
+        """Acts for `hold_s`; returns how often, and at a rate how late its steps began."""
         act, rows = self._acting
         source = itertools.cycle(rows)
         return _at_rate(act, source, hold_s, rate_hz) if rate_hz else _flat_out(act, source, hold_s)
@@ -111,7 +109,7 @@ class Cell:
         )
 
     def _ready(self, batch: int) -> tuple[Callable[[Any], object], Callable[[], object], list[Any]]:
-        """What acts, what only runs the network, and observations [batch, ...]."""
+        """Returns what acts, what only runs the network, and observations [batch, ...]."""
         row_bytes = 4 * batch * int(np.prod(self._shape.observation))
         rows = models.observations(self._shape, batch * min(max(_ROWS_BYTES // row_bytes, 4), 256))
         observations = list(rows.reshape(-1, batch, *self._shape.observation))
@@ -157,39 +155,28 @@ def _at_rate(act: Callable[[Any], object], rows: Any, hold_s: float, rate_hz: fl
         began = time.perf_counter()
         act(next(rows))
         taken_s.append(time.perf_counter() - began)
-    told: dict[str, Any] = {"inferences": len(late_s), "missed": metronome.missed}
+    figures: dict[str, Any] = {"inferences": len(late_s), "missed": metronome.missed}
     for name, values in (("late_us", late_s), ("observation_to_action_us", taken_s)):
         for percent in (50, 99):
-            told[f"{name}_p{percent}"] = float(np.percentile(values, percent)) * 1e6
-        told[f"{name}_max"] = max(values) * 1e6
-    return told
-
-
-def die_with_parent(parent: int) -> None:
-    """A killed benchmark leaves no process that would go on computing.
-
-    Args:
-        parent: Its process id, which is 1 where it is all that runs in a container.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit()
+            figures[f"{name}_p{percent}"] = float(np.percentile(values, percent)) * 1e6
+        figures[f"{name}_max"] = max(values) * 1e6
+    return figures
 
 
 def main() -> None:
     """Serves requests until stdin ends."""
-    die_with_parent(int(sys.argv[1]))
+    children.die_with(int(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the runtime prints is no answer
     cell = Cell(json.loads(sys.stdin.readline()))
-    print(json.dumps(cell.told), file=answers)
+    print(json.dumps(cell.facts), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
         if "hold_s" in request:
-            told = cell.hold(request["hold_s"], request["rate_hz"])
+            figures = cell.hold(request["hold_s"], request["rate_hz"])
         else:
-            told = cell.times(request["batch"], request["seconds"])
-        print(json.dumps(told), file=answers)
+            figures = cell.times(request["batch"], request["seconds"])
+        print(json.dumps(figures), file=answers)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from typing import Any
 from broker.contract import errors
 from edge_actor.bench import models
 
-_SPIN = "import sys\nfrom edge_actor.bench import cell\ncell.die_with_parent(int(sys.argv[1]))\nwhile True: pass"
+_SPIN = "import sys\nfrom broker.program import children\nchildren.die_with(int(sys.argv[1]))\nwhile True: pass"
 
 
 class Child:
-    """A `cell` in its process.
+    """A `cell.Cell` in a process of its own.
 
     Attributes:
-        told: What it says of its policy.
+        facts: About its policy, as `cell.Cell` has them.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Child:
             )
         request = {"width": shape.width, "layers": shape.layers, "cnn": shape.cnn, "model": str(model or "")}
         try:
-            self.told = self.ask(request | {"runtime": runtime, "delegated": delegated, "threads": threads})
+            self.facts = self.ask(request | {"runtime": runtime, "delegated": delegated, "threads": threads})
         except BaseException:
             self.close()
             raise
@@ -70,6 +70,7 @@ class Child:
         return answer
 
     def close(self) -> None:
+        """Kills the process."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -14,13 +14,12 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, messages
-from broker.program import amx
+from broker.program import amx, xnnpack
 from edge_actor.policies import model_file
 
 _MODULES = {"ai-edge-litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
@@ -132,7 +131,7 @@ class Interpreter:
             raise errors.PolicyError(f"the runtime cannot load the model: {error}", reason="model") from error
         self._built = built  # holds the model's bytes, which the kernels read in place
         raw = built._interpreter
-        self.delegate = _delegate(raw, inputs[0]["index"], outputs[0]["index"])
+        self.delegate = xnnpack.kernels(raw, inputs[0]["index"], outputs[0]["index"])
         self.input: NDArray[np.float32] = raw.tensor(raw, inputs[0]["index"])
         self.output: NDArray[np.float32] = raw.tensor(raw, outputs[0]["index"])
         self.invoke: Callable[[], None] = raw.Invoke
@@ -140,16 +139,3 @@ class Interpreter:
             raise errors.PolicyError(
                 f"the model's output has shape {self.output.shape}, not [{batch}, outputs]", reason="model"
             )
-
-
-def _delegate(raw: Any, graph_input: int, graph_output: int) -> str:
-    """Which kernels run a graph, by the operations that the interpreter lists after delegation.
-
-    A delegate is listed last, behind the operations it replaced. That alone says little: tflite-runtime delegates the
-    float32 scaling at the head of an int8 graph and runs all its layers itself. So it must reach from end to end. The
-    details of all operations, which the runtime's own Python would ask for, take as long as building the rest.
-    """
-    last = raw.NumNodes() - 1
-    delegated = last >= 0 and raw.NodeName(last) == "DELEGATE"
-    whole = delegated and graph_input in raw.NodeInputs(last) and graph_output in raw.NodeOutputs(last)
-    return "XNNPACK" if whole else "built-in"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from broker.contract import address
-from broker.mqtt import connect_errors, link
+from broker.mqtt import connect_errors, link, network_thread
 
 _OTHERS_S = 1.0
 """How long the start waits for the other brokers once one has answered."""
@@ -83,7 +83,7 @@ class Brokers:
         """
         for one in self._all:
             one.start()
-        timeout_s = 2 * link.CONNECT_TIMEOUT_S
+        timeout_s = 2 * network_thread.CONNECT_TIMEOUT_S
         deadline = time.monotonic() + timeout_s
         while not all(one.connected for one in self._all) and (left := deadline - time.monotonic()) > 0:
             if self._answered.wait(left):

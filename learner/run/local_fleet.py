@@ -22,8 +22,7 @@ from typing import Any
 
 from broker.contract import address, errors
 from broker.fleet import identity
-from broker.program import cli, settings
-from broker.serve.mosquitto import process
+from broker.program import children, cli, settings
 from learner import config
 from learner.files import run_directory
 
@@ -159,7 +158,7 @@ class LocalFleet:
                 text=True,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=process.die_with_parent(),  # noqa: PLW1509  no thread runs here yet
+                preexec_fn=children.die_with_parent(),  # noqa: PLW1509  no thread runs here yet
             )
         finally:
             if stderr:

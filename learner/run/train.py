@@ -22,7 +22,7 @@ from learner import config
 from learner.experience import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import roster, session
-from learner.quantize import stderr_filter
+from learner.quantize.tflite import stderr_filter
 from learner.run import console, energy
 
 _log = logging.getLogger(__name__)
@@ -123,7 +123,10 @@ def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
 
 def _load_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with contextlib.suppress(Exception), stderr_filter.hidden():  # whoever imports it next is told why it does not load
+    with (
+        contextlib.suppress(Exception),
+        stderr_filter.filtered(),
+    ):  # whoever imports it next is told why it does not load
         import tensorflow  # noqa: F401  ... or finds it loaded, or waits for the rest
 
 

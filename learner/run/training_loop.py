@@ -257,7 +257,7 @@ class TrainingLoop:
     def _publish(self) -> None:
         self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
         policy = self.algorithm.policy_layers()
-        seen = self.replay.observations(calibrate.rows(policy), self.rng)
+        seen = self.replay.observations(calibrate.sample_size(policy), self.rng)
         verdict = self._meanwhile(lambda: self.publisher.publish(policy, *calibrate.split(seen)), "a policy to be made")
         if not verdict.passed or self.publisher.newest is None:
             return

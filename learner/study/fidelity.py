@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 from broker.fleet import identity
-from learner.quantize import compare, gate
+from learner.quantize import compare
+from learner.quantize.tflite import interpreter
 from learner.study import play, recipes, trained
 
 _log = logging.getLogger(__name__)
@@ -57,10 +58,10 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
         models[recipe.name] = recipes.make(recipe, run, calibration)
     reference = {recipes.REFERENCE.name: models.pop(recipes.REFERENCE.name)}
     models = reference | ({PUBLISHED: run.published} if run.published else {}) | models
-    exact, _, _ = gate.run(models[recipes.REFERENCE.name], held_back)
+    exact, _, _ = interpreter.run(models[recipes.REFERENCE.name], held_back)
     found: list[Object] = []
     for name, model in models.items():
-        outputs, _, _ = gate.run(model, held_back)
+        outputs, _, _ = interpreter.run(model, held_back)
         facts = {"recipe": name, "bytes": len(model), "sha256": hashlib.sha256(model).hexdigest()}
         found.append(facts | dataclasses.asdict(compared(exact, outputs)))
     env_id = env_id or run.env_id

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from broker.contract import errors
+from broker.program import children
 from broker.serve.mosquitto import process
 
 
@@ -30,7 +31,7 @@ def plain(fleet: str) -> Iterator[tuple[str, str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        preexec_fn=process.die_with_parent(),  # noqa: PLW1509  a killed benchmark leaves no broker
+        preexec_fn=children.die_with_parent(),  # noqa: PLW1509  a killed benchmark leaves no broker
     ) as broker:
         try:
             assert broker.stdout is not None

@@ -47,7 +47,9 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
         spec = actors.the_spec
         rng = np.random.default_rng(0)
         policy = swap.initial(HIDDEN, spec.observation.shape[0], spec.action.n, rng)
-        seen = calibrate.split(rng.standard_normal((calibrate.rows(policy), *spec.observation.shape), np.float32))
+        seen = calibrate.split(
+            rng.standard_normal((calibrate.sample_size(policy), *spec.observation.shape), np.float32)
+        )
         gate = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
         publisher = publish.Publisher(
             here,

@@ -83,7 +83,7 @@ class _Bench:
         self.here, self.actors = here, actors
         self.rng = np.random.default_rng(0)
         self.policy = initial(hidden, actors.the_spec.observation.shape[0], actors.the_spec.action.n, self.rng)
-        shape = (calibrate.rows(self.policy), *actors.the_spec.observation.shape)
+        shape = (calibrate.sample_size(self.policy), *actors.the_spec.observation.shape)
         self.observations = calibrate.split(self.rng.standard_normal(shape, np.float32))
         # A random network's actions nearly tie; what the gate would say of it is not the matter here
         settings = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)

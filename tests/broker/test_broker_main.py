@@ -18,6 +18,7 @@ import pytest
 from broker import __main__ as command
 from broker.contract import address, errors
 from broker.fleet import identity
+from broker.program import children
 from broker.serve import listener
 from broker.serve.mosquitto import process
 from tests import conftest
@@ -133,7 +134,7 @@ def closed() -> Iterator[int]:
         [sys.executable, "-m", "broker", "up", "--tls", "--port", "0", "--fleet", "lab", "--json"],
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=process.die_with_parent(),  # noqa: PLW1509  a killed test run leaves no broker
+        preexec_fn=children.die_with_parent(),  # noqa: PLW1509  a killed test run leaves no broker
     )
     assert up.stdout is not None
     yield json.loads(up.stdout.readline())["port"]

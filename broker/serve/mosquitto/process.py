@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import logging
 import os
 import pwd
@@ -12,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker.contract import address, errors
+from broker.program import children
 from broker.serve import listener
 from broker.serve.mosquitto import access, config, sandbox, watch
 
@@ -27,7 +26,6 @@ _PATH_BESIDES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 """Where packages put it; Debian's user PATH lacks the first two."""
 _START_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 2.0
-_PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +183,7 @@ class Mosquitto:
 
     def _spawn(self, program: str) -> subprocess.Popen[str]:
         with sandbox.confine(Path(program), self._directory) as confine:
-            die = die_with_parent()
+            die = children.die_with_parent()
 
             def in_child() -> None:
                 confine()
@@ -258,18 +256,3 @@ def _other_user() -> pwd.struct_passwd | None:
         return pwd.getpwnam("mosquitto")
     except KeyError:
         return pwd.getpwnam("nobody")
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """Has the kernel end the child when this process is gone, even after kill -9. Linux only."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)  # loaded before the fork: after it, only calls that are safe between fork and exec
-    parent = os.getpid()
-
-    def in_child() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died between fork and prctl
-            os._exit(1)
-
-    return in_child

@@ -15,7 +15,7 @@ import pytest
 
 from broker.contract import errors
 from broker.fleet import identity
-from broker.mqtt import link
+from broker.mqtt import link, network_thread
 from broker.serve.mosquitto import access, process
 from tests import conftest
 from tests.broker.mqtt import conftest as links
@@ -241,7 +241,7 @@ def test_a_broker_that_is_not_there_yet(
 
 
 def test_a_port_that_accepts_and_says_nothing(make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(network_thread, "CONNECT_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         actor = make_link(f"127.0.0.1:{mute.getsockname()[1]}", start=False)
         actor.start()
@@ -268,11 +268,11 @@ def test_refused_by_name_says_so(make_link: links.MakeLink, log: log_reader.LogR
 def test_a_network_thread_that_died_is_replaced(
     broker_address: str, make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
 ) -> None:
-    monkeypatch.setattr(link, "WATCHDOG_S", 0.6)
+    monkeypatch.setattr(network_thread, "WATCHDOG_S", 0.6)
     actor = make_link(broker_address, start=False)
     with monkeypatch.context() as broken:
         broken.setattr(threading, "excepthook", lambda *_: None)
-        broken.setattr(actor, "_run", lambda generation: None)
+        broken.setattr(actor._network, "_run", lambda generation: None)
         actor.start()
     assert "stopped turning" in log.get()
     actor.wait_connected(10)
@@ -309,4 +309,4 @@ def test_close_without_a_broker_is_quick() -> None:
     started = time.monotonic()
     actor.close((STATE, b"farewell"))
     assert time.monotonic() - started < 3
-    assert not actor._thread.is_alive()
+    assert not actor._network.is_alive

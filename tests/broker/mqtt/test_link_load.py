@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from paho.mqtt.enums import MQTTErrorCode
 
-from broker.mqtt import link
+from broker.mqtt import outbox
 from broker.mqtt import paho_client as paho
 from tests import conftest
 from tests.broker.mqtt import conftest as links
@@ -72,7 +71,7 @@ def test_the_window_is_bounded_and_the_answer_is_no(
     try:
         started = time.monotonic()
         taken = sum(actor.publish("actorq/t/x", bytes(100_000)) for _ in range(100))
-        assert taken == link.IN_FLIGHT_LIMIT == actor.in_flight
+        assert taken == outbox.IN_FLIGHT_LIMIT == actor.in_flight
         assert time.monotonic() - started < 2
     finally:
         os.kill(broker.pid, signal.SIGCONT)
@@ -94,13 +93,13 @@ def test_of_what_is_retained_only_the_newest_waits_for_a_broker_that_stands_stil
         for n in range(1000):
             learner.retain("actorq/t/policy", b"%d" % n)
         learner.retain("actorq/t/end", b"end")
-        assert learner.in_flight == link.IN_FLIGHT_LIMIT
+        assert learner.in_flight == outbox.IN_FLIGHT_LIMIT
     finally:
         os.kill(broker.pid, signal.SIGCONT)
     got = [received.get(timeout=10)[1]]
     while got[-1] != b"end":
         got.append(received.get(timeout=10)[1])
-    assert got == [*(b"%d" % n for n in range(link.IN_FLIGHT_LIMIT)), b"999", b"end"]
+    assert got == [*(b"%d" % n for n in range(outbox.IN_FLIGHT_LIMIT)), b"999", b"end"]
 
 
 def test_what_does_not_fit_stays_in_the_socket(broker_address: str, make_link: links.MakeLink) -> None:
@@ -174,15 +173,16 @@ def test_what_is_retained_together_is_written_together(
 ) -> None:
     """Each write lets go of Python's lock, and a learner sends hundreds of receipts a second beside its updates."""
     learner = make_link(broker_address)
-    assert learner._client is not None
+    client = learner._network.client
+    assert client is not None
     written: list[int] = []
-    send = learner._client._sock_send
+    send = client._sock_send
 
     def note(data: bytes | bytearray) -> int:
         written.append(len(data))
         return send(data)
 
-    monkeypatch.setattr(learner._client, "_sock_send", note)
+    monkeypatch.setattr(client, "_sock_send", note)
     learner.retain_all([(f"actorq/t/{n}", bytes(100)) for n in range(10)])
     assert len(written) == 1 and written[0] > 10 * 100
     conftest.wait_until(lambda: learner.in_flight == 0, "all of it is acknowledged")
@@ -198,13 +198,13 @@ def test_what_comes_meanwhile_is_read_together(
     learner.start()
     learner.wait_connected(10)
     reads: list[int] = []
-    read = learner._read
+    read = learner._loop._read
 
-    def count(client: paho.Client) -> MQTTErrorCode:
+    def count(client: paho.Client) -> int:
         reads.append(received.qsize())
         return read(client)
 
-    monkeypatch.setattr(learner, "_read", count)
+    monkeypatch.setattr(learner._loop, "_read", count)
     sender = make_link(broker_address)
     for n in range(60):
         conftest.wait_until(functools.partial(sender.publish, "actorq/t/x", b"%d" % n), "there is room in flight")

@@ -58,4 +58,4 @@ def test_only_whole_messages_are_heard() -> None:
     expected = ("a/b", PAYLOAD, 1, True, False, 0x1234)
     client = paho.Client("x", 1.0)
     assert heard(client, PUBLISH | 3, b"\x00\x03a/b\x12\x34" + PAYLOAD) == (True, expected)
-    assert bytes(client._taken) == b"\x40\x02\x12\x34", "and acknowledged"
+    assert [bytes(one["packet"]) for one in client._out_packet] == [b"\x40\x02\x12\x34"], "and acknowledged"

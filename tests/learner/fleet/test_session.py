@@ -111,7 +111,7 @@ def test_a_drained_session_leaves_its_sockets_to_the_network_threads(
     with plain_client.PlainClient(mosquitto.port, "pi") as client:
         client.publish(TOPICS.experience("pi"), b"whatever")
     arrivals(found, 1)  # the last look did not wait: the loop may compute for long now
-    assert all(one._turns._resting.is_set() for one in found.brokers._all)
+    assert all(one._loop._turns._resting.is_set() for one in found.brokers._all)
     found.close()
 
 
@@ -156,7 +156,7 @@ def test_gathering_ends_when_nobody_comes(mosquitto: BrokerProcess, fleet: ident
 
 
 def test_no_broker_is_a_named_error(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.mqtt.link.CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("broker.mqtt.network_thread.CONNECT_TIMEOUT_S", 0.1)
     found = session.Session.open(settings("127.0.0.1:1"))
     with pytest.raises(errors.BrokerUnreachable, match="no broker answered") as caught:
         found.join()
@@ -169,7 +169,7 @@ def test_a_stranger_on_the_broker_s_port_is_a_named_error(
     fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not one of keys and bundles: those of this learner are in order."""
-    monkeypatch.setattr("broker.mqtt.link.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("broker.mqtt.network_thread.CONNECT_TIMEOUT_S", 0.2)
     with stranger.Stranger(fleet, tmp_path, "self-signed") as other:
         found = session.Session.open(settings(other.address))
         with pytest.raises(errors.BrokerUnreachable, match="not one of this fleet") as caught:
@@ -238,8 +238,8 @@ def test_a_lost_epoch_is_found_again(
         client.subscribe(TOPICS.learner_state)
         assert said_at(fleet, client).epoch == 8
         for one in found.brokers._all:
-            assert one._client is not None
-            one._client._sock_close()  # as if it were killed: its will says so, and is its own
+            assert one._network.client is not None
+            one._network.client._sock_close()  # as if it were killed: its will says so, and is its own
         will = said_at(fleet, client)
         assert (will.online, will.epoch, will.session) == (False, 8, found.id)
     found.close()

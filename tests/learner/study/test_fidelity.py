@@ -18,7 +18,7 @@ from learner import config
 from learner.algorithms import d4pg, dqn
 from learner.experience import ledger
 from learner.files import checkpoint, run_directory
-from learner.quantize import gate
+from learner.quantize.tflite import interpreter
 from learner.study import fidelity, play, recipes, trained
 from tests.fakes import fleet_examples, log_reader
 
@@ -159,7 +159,7 @@ def test_models_are_what_their_names_say(tmp_path: Path) -> None:
     x = run.observations
     by_name = {recipe.name: recipe for recipe in recipes.CHOICES}
     outputs = {
-        name: gate.run(recipes.make(by_name[name], run, x), x)[0]
+        name: interpreter.run(recipes.make(by_name[name], run, x), x)[0]
         for name in ("fp32", "plain int8", "+ advantages", "only dueling export", "all together (ships)")
     }
     centred = outputs["fp32"]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from typing import Any
 
-from broker.serve.mosquitto import process
+from broker.program import children
 from tests.system.chaos import scenario
 
 
@@ -25,7 +25,7 @@ def run(name: str, duration_s: float, seed: int) -> dict[str, Any]:
         [sys.executable, "-m", scenario.__name__, name, str(duration_s), str(seed)],
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=process.die_with_parent(),  # noqa: PLW1509  one thread
+        preexec_fn=children.die_with_parent(),  # noqa: PLW1509  one thread
         process_group=0,  # Ctrl-C is for us
     )
     try:

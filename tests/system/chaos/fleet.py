@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.fleet import identity
-from broker.serve.mosquitto import process
+from broker.program import children
 from tests import conftest
 from tests.system import books, network
 
@@ -155,5 +155,5 @@ class Fleet:
                 stderr=log,
                 text=True,
                 env=self._environment,
-                preexec_fn=process.die_with_parent(),  # noqa: PLW1509  the proxies' threads hold no lock it needs
+                preexec_fn=children.die_with_parent(),  # noqa: PLW1509  the proxies' threads hold no lock it needs
             )

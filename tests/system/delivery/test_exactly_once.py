@@ -36,13 +36,12 @@ class Actor:
 
     def start(self) -> None:
         self._boot += 1
-        self._files = journal.Journal(self._directory, self._spool_bytes, lambda line: None)
+        self._files = journal.Journal.open(self._directory, self._spool_bytes)
         self.spool = spool.Spool(
             self._boot,
             fleet_examples.SPEC.fingerprint,
             lambda body: MAC.seal(TOPIC, body),
             self._files,
-            lambda line: None,
             lambda: self.now,
         )
 
@@ -151,7 +150,7 @@ def test_each_accepted_step_once_but_for_counted_drops(tmp_path: Path, seed: int
         elif draw < 0.93 and on_the_way:
             del on_the_way[rng.randrange(len(on_the_way))]
         elif draw < 0.94:
-            actor.spool.hear(learner.session)
+            actor.spool.follow_learner(learner.session)
         elif draw < 0.945:
             on_the_way.clear()  # a broker is killed
             actor.spool.rewind()
@@ -167,7 +166,7 @@ def test_each_accepted_step_once_but_for_counted_drops(tmp_path: Path, seed: int
 
     while len(actor.spool):  # the network is well again
         actor.now += window.RESEND_S
-        actor.spool.hear(learner.session)
+        actor.spool.follow_learner(learner.session)
         actor.spool.pump(lambda payload: not on_the_way.append(payload))  # type: ignore[func-returns-value]
         while on_the_way:
             deliver(None)

@@ -77,7 +77,7 @@ class Simulated(Actor):
     def start(self) -> None:
         self._boot += 1
         topic, mac = NAMES.actor_state(self.name), signing.ActorMac(self.bundle.mac_key)
-        self._presence = state_sequence.Presence(self._boot, lambda state: mac.seal(topic, codec.encode(state)))
+        self._presence = state_sequence.StateSequence(self._boot, lambda state: mac.seal(topic, codec.encode(state)))
         self._link = link.Link(self.bundle.brokers, self.name, will=(topic, self._presence.will))
         born = fleet_examples.birth()
 
@@ -85,7 +85,7 @@ class Simulated(Actor):
             return self._presence.online(born, messages.Vitals())
 
         self._link.retain(topic, state)
-        self._heartbeat = heartbeat.Heartbeat(lambda: self._link.retain(topic, state), BEAT_S, print)
+        self._heartbeat = heartbeat.Heartbeat(lambda: self._link.retain(topic, state), BEAT_S)
         for relay in self.relays:
             relay.mend()
         self._link.start()

@@ -1,0 +1,68 @@
+"""Attempts to connect: which broker comes next, and when; what became of each, and what people are told of it."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Sequence
+
+from broker.contract import address
+from broker.mqtt import backoff, connect_errors
+
+_log = logging.getLogger(__name__)
+
+
+class Attempts:
+    """Attempts to connect to the brokers of a list, in turn.
+
+    Args:
+        addresses: The brokers.
+        tls: With which those are reached that want it.
+
+    Attributes:
+        refusals: By address, what came of the last attempt there.
+    """
+
+    def __init__(self, addresses: Sequence[address.Address], tls: ssl.SSLContext | None) -> None:
+        self._addresses, self._tls = addresses, tls
+        self._begun = self._failures = 0
+        self._logged: dict[str, str] = {}  # by address, the kind of refusal that was logged since the last connection
+        self.refusals = {str(one): connect_errors.SILENCE for one in addresses}
+
+    def next(self) -> address.Address:
+        """Returns the broker to try now."""
+        self._begun += 1
+        return self._addresses[(self._begun - 1) % len(self._addresses)]
+
+    def made(self, where: address.Address) -> None:
+        """Takes note of a connection; logs it where a loss or a refusal was logged before."""
+        if self._logged:
+            self._logged = {}
+            _log.info("connected to %s again", where)
+
+    def ended(self, where: address.Address, failure: str, *, was_connected: bool, is_wanted: bool) -> None:
+        """Takes note of a connection that was lost, or of an attempt that failed.
+
+        What fails is logged once, until something else is wrong there.
+
+        Args:
+            where: The broker.
+            failure: Said by the system, OpenSSL, paho or the broker; empty if nothing answered.
+            was_connected: The broker had let us in.
+            is_wanted: Nobody closed the link, so that people are told.
+        """
+        if was_connected:  # how its end looks to OpenSSL says nothing about who it is
+            line, found = f"connection to {where} lost", connect_errors.SILENCE._replace(what=failure)
+        else:
+            said = failure or (connect_errors.HUNG_UP if where.tls else "")
+            line, found = f"cannot reach {where}", connect_errors.understood(said, self._tls if where.tls else None)
+        self._failures = 0 if was_connected else self._failures + 1
+        self.refusals[str(where)] = found
+        if is_wanted and self._logged.get(str(where)) != found.kind:
+            self._logged[str(where)] = found.kind
+            _log.warning("%s%s; trying again", line, f": {found.what}" if found.what else "")
+
+    @property
+    def delay_s(self) -> float:
+        """How long to wait before the next attempt."""
+        return backoff.delay_s(self._failures // len(self._addresses))

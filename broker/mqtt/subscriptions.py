@@ -1,0 +1,79 @@
+"""What one side listens to at its broker, and who handles what arrives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from broker.mqtt import paho_client
+
+_log = logging.getLogger(__name__)
+
+Handler = Callable[[str, bytes, bool], None]
+"""Takes topic, payload, and whether the message was retained; called on the network thread."""
+
+
+class Subscriptions:
+    """Topic filters with their handlers, in the order in which they were added. The caller holds the link's lock.
+
+    Attributes:
+        bytes_received: Payload bytes of all messages.
+        failures: Calls of handlers that raised an exception.
+    """
+
+    def __init__(self) -> None:
+        self._client: paho_client.Client | None = None
+        self._handlers: list[tuple[str, Handler]] = []
+        self._filters: list[str] = []
+        self._followed: frozenset[str] = frozenset()
+        self.bytes_received = self.failures = 0
+
+    def add(self, topic_filter: str, handler: Handler, *, is_subscribed: bool = True) -> None:
+        """Hands what matches a filter to a handler; subscribes to it, if told to."""
+        self._handlers.append((topic_filter, handler))
+        if is_subscribed:
+            self._filters.append(topic_filter)
+            if self._client is not None:
+                self._client.subscribe(topic_filter, qos=1)
+                self._client.flush()
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Subscribes to these topics, and no longer to those named before."""
+        before, self._followed = self._followed, frozenset(topics)
+        if self._client is None:
+            return
+        if new := [(topic, 1) for topic in sorted(self._followed - before)]:
+            self._client.subscribe(new)
+        if gone := sorted(before - self._followed):
+            self._client.unsubscribe(gone)
+        self._client.flush()
+
+    def open(self, client: paho_client.Client) -> int | None:
+        """Subscribes to everything by a new connection.
+
+        Returns:
+            The number of the packet that the broker will acknowledge; None if there is nothing to subscribe to.
+        """
+        self._client = client
+        wanted = [(topic_filter, 1) for topic_filter in (*self._filters, *sorted(self._followed))]
+        return client.subscribe(wanted)[1] if wanted else None
+
+    def close(self) -> None:
+        """Takes note that the connection is gone."""
+        self._client = None
+
+    def on_message(self, client: Any, userdata: Any, message: Any) -> None:
+        """Hands a message to every handler whose filter it matches; paho's callback.
+
+        What a handler raises is logged: paho would end its loop, and the fleet its connection, over one message.
+        """
+        topic, payload = message.topic, bytes(message.payload)
+        self.bytes_received += len(payload)
+        for topic_filter, handler in self._handlers:
+            if paho_client.matches(topic_filter, topic):
+                try:
+                    handler(topic, payload, message.retain)
+                except Exception as error:
+                    self.failures += 1
+                    _log.warning("handling a message on %s failed: %s: %s", topic, type(error).__name__, error)
