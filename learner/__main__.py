@@ -201,7 +201,8 @@ def _train(args: argparse.Namespace) -> int:
     # Of OpenBLAS. More of its threads than the work needs spin between two calls, in the way of everybody else
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(initial.train.threads))
     from learner.fleet import session  # here: --help must not load what training needs
-    from learner.run import console, train
+    from learner.run import train
+    from learner.run.reports import console
 
     def configure(env_id: str, actions: str) -> config.Settings:
         return initial if args.resume else config.effective(args, env_id, actions=actions)
@@ -364,7 +365,7 @@ def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
     """The table, where there is something to tell."""
     if not as_json and not summary["updates"]:
         return
-    from learner.run import summary as summaries
+    from learner.run.reports import summary as summaries
 
     print(json.dumps(summary) if as_json else summaries.table(summary))
 

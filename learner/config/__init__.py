@@ -25,7 +25,7 @@ PRECISIONS = ("int8", "float32", "float16", "dynamic")
 
 
 class Noise(NamedTuple):
-    """What actors add to the actions of a deterministic policy; see the settings noise_*."""
+    """The noise that actors add to the actions of a deterministic policy; see the settings noise_*."""
 
     std: float = 0.0
     ladder: float = 1.0
@@ -204,7 +204,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table, actions: str = "") -> Settings:
-    """Settings of a run: tuned ones where tasks.toml has some, under whatever the user gave.
+    """Returns the settings of a run: tuned ones where tasks.toml has some, under whatever the user gave.
 
     Args:
         args: What `add_arguments` parsed.

@@ -14,12 +14,12 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 
 def algorithms(env_id: str) -> list[str]:
-    """Algorithms that are tuned for an environment, in the order of the file; none for one that it does not know."""
+    """Returns the algorithms that are tuned for an environment, in the file's order; none if it is not in there."""
     return [name for name, value in _tables().get(env_id, {}).items() if isinstance(value, dict)]
 
 
 def settings(env_id: str, algorithm: str = "") -> dict[str, Any]:
-    """What tasks.toml holds for an environment, with what it holds for one of its algorithms.
+    """Returns what tasks.toml holds for an environment, with what it holds for one of its algorithms.
 
     Empty for an environment that it does not know, which then trains on the defaults.
     """

@@ -1,4 +1,4 @@
-"""What was refused for its content, kept for whoever looks for the cause: why, from whom, and how it begins.
+"""Keeps what was refused for its content, for whoever looks for the cause: why, from whom, and how it begins.
 
 Lines of JSON and not a table of the ledger: read with any tool, written when the ledger is not, and forged messages by
 the thousand cost no transaction. Two files of half the limit, the older one thrown away when both are full. Not synced.
@@ -29,13 +29,13 @@ _PERIOD_S = 30.0
 
 @dataclass(slots=True)
 class _Allowance:
-    """Of one reason: how many more may be written, as of a time, and how many were not since the last one that was."""
+    """The letters of one reason that may still be written, and those left out since the last one that was."""
 
     letters: float
     at_s: float
     left_out: int = 0
 
-    def take(self, now_s: float) -> bool:
+    def spend(self, now_s: float) -> bool:
         self.letters = min(_AT_ONCE, self.letters + (now_s - self.at_s) / _PERIOD_S)
         self.at_s = now_s
         if self.letters < 1:
@@ -73,14 +73,14 @@ class DeadLetters:
         """Keeps one message, unless there were too many of its reason.
 
         Args:
-            topic: Where it came by.
+            topic: The topic it came by.
             reason: Slug that it is counted under, of which the learner knows a few dozen.
             what: A sentence.
             payload: As it came.
         """
         now_s = self._now_s()
         allowance = self._allowances.setdefault(reason, _Allowance(_AT_ONCE, now_s))
-        if not allowance.take(now_s):
+        if not allowance.spend(now_s):
             return
         row = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

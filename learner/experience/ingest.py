@@ -20,12 +20,12 @@ from learner.experience import ledger, replay, validate
 
 _log = logging.getLogger(__name__)
 LIMIT_BYTES = 32_000_000
-"""Of messages that wait for a commit. Beyond it the rest stays where it is, up to the socket."""
+"""Bytes of messages that wait for a commit. Beyond it the rest stays where it is, up to the socket."""
 GROUP_S = 0.01
-"""From the beginning of one commit to that of the next, at least: each waits for the disk, and is followed by a signed
+"""The least seconds from one commit's beginning to the next: each waits for the disk, and is followed by a signed
 receipt for every actor in it, so that with commits back to back a busy learner spends a fifth of its time on those."""
 GROUP_BYTES = 2_000_000
-"""So much does not wait."""
+"""Bytes that do not wait for others."""
 
 
 class Ingest:

@@ -1,4 +1,4 @@
-"""What the learner has: every message once, on disk before its receipt goes out and before replay sees it.
+"""The ledger: every message that the learner has, once, on disk before its receipt goes out and before replay sees it.
 
 SQLite in WAL mode, synchronous=FULL: a commit that returned survives the loss of power. One transaction takes all that
 arrived since the one before; it runs on a thread of its own, because it waits for the disk, and training need not.
@@ -44,10 +44,10 @@ _SCHEMA_VERSION = "2"
 _DIGEST_BYTES = 8
 _OLDEST = re.compile(rb'"oldest":"[0-9]+"')
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""Of SQLite's codes those that say that the file is no sound ledger; a full disk, say, is no fault of the file."""
+"""SQLite's codes which say that the file is no sound ledger; a full disk, say, is no fault of the file."""
 REFUSED_KEPT = 32
 BOOTS_KEPT = 64
-"""Of each actor's boots of which nothing but refused messages came; an actor that lies can invent as many as it likes.
+"""Boots of each actor of which nothing but refused messages came; an actor that lies can invent as many as it likes.
 What is forgotten of a boot was refused, and would be again."""
 _TOGETHER = 64, 16, 4, 1
 """Rows of one statement; few kinds, so that they stay prepared. After each one this thread waits for Python's lock:
@@ -95,7 +95,7 @@ class Entry(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a message came from, and how many steps it brought."""
+    """The origin of a message, and how many steps it brought."""
 
     actor_id: str
     boot: int
@@ -190,13 +190,13 @@ class Ledger:
             return frozenset(epoch for (epoch,) in self._db.execute("SELECT epoch FROM sessions"))
 
     def marks(self) -> dict[tuple[str, int], Mark]:
-        """By actor and boot, how far it came."""
+        """Returns the last message of each boot, by actor and boot."""
         with _named(self._path):
             rows = self._db.execute("SELECT actor, boot, max(seq), step + steps FROM messages GROUP BY actor, boot")
             return {(actor, boot): Mark(seq, steps) for actor, boot, seq, steps in rows}
 
     def conflicts(self) -> dict[tuple[str, int], int]:
-        """By actor and boot, the first message that came with two contents; of those that have one."""
+        """Returns the first message of each boot that came with two contents, by actor and boot."""
         with _named(self._path):
             rows = self._db.execute("SELECT actor, boot, seq FROM conflicts")
             return {(actor, boot): seq for actor, boot, seq in rows}
@@ -215,7 +215,7 @@ class Ledger:
         self._worker.submit(write)
 
     def digest(self, actor_id: str, boot: int, seq: int) -> bytes | None:
-        """Digest of a message that is committed; None if there is none, or it is from before there were digests."""
+        """Returns the digest of a message that is committed; None if there is none, or it is older than digests."""
         with _named(self._path):
             if self._others is None:
                 self._others = _reader(self._path)
@@ -225,7 +225,7 @@ class Ledger:
         return row[0] if row else None
 
     def totals(self) -> tuple[int, int]:
-        """Steps that reached replay over the whole run, and the episodes that ended in them."""
+        """Returns the steps that reached replay over the whole run, and the episodes that ended in them."""
         with _named(self._path):
             row = self._db.execute(
                 "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict IN (?, ?)",
@@ -235,7 +235,7 @@ class Ledger:
         return steps + self._before[0], ended + self._before[1]
 
     def newest(self, steps: int) -> Iterator[tuple[int, bytes]]:
-        """Ids and bodies of the newest messages that hold that many steps, if there are so many; oldest first."""
+        """Yields ids and bodies of the newest messages that hold that many steps, or of all; oldest first."""
         with _named(self._path):
             first = _first_of_newest(self._db, steps)
             yield from self._db.execute(
@@ -244,7 +244,7 @@ class Ledger:
             )
 
     def quarantine(self, ids: Sequence[int]) -> list[Source]:
-        """Keeps messages out of replay for good; says what they were.
+        """Keeps messages out of replay for good; returns what they were.
 
         Raises:
             StorageError, RunError: As for `wait`.
@@ -262,7 +262,7 @@ class Ledger:
 
     @property
     def busy(self) -> bool:
-        """A commit is under way."""
+        """Whether a commit is under way."""
         return self._commit is not None and not self._commit.done()
 
     def begin(self, entries: Sequence[Entry], forget_before: int) -> range:
@@ -392,7 +392,10 @@ def _insert(db: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]])
 
 
 def digest(body: bytes | memoryview) -> bytes:
-    """Tells two messages of one number apart. What its actor still holds, `oldest`, differs when it is sent again."""
+    """Returns a digest that tells two messages of one number apart.
+
+    What its actor still holds, `oldest`, differs when it is sent again, and is left out.
+    """
     start = 8 + int.from_bytes(body[:8], "little")
     found = hashlib.blake2b(_OLDEST.sub(b"", bytes(body[8:start]), count=1).rstrip(), digest_size=_DIGEST_BYTES)
     found.update(body[start:])
@@ -400,13 +403,13 @@ def digest(body: bytes | memoryview) -> bytes:
 
 
 def about(path: Path) -> dict[str, str]:
-    """What a ledger says of itself; see `bodies`."""
+    """Returns what a ledger says of itself; it raises as `bodies` does."""
     with contextlib.closing(_reader(path)) as db, _named(path):
         return dict(db.execute("SELECT key, value FROM meta"))
 
 
 def bodies(path: Path, newest_steps: int = 1 << 62) -> Iterator[tuple[str, bytes]]:
-    """Actors and encoded messages that a ledger still holds, in order of arrival; a learner may go on meanwhile.
+    """Yields actors and encoded messages that a ledger still holds, in order of arrival; a learner may go on meanwhile.
 
     Args:
         path: Of the file.
@@ -423,7 +426,7 @@ def bodies(path: Path, newest_steps: int = 1 << 62) -> Iterator[tuple[str, bytes
 
 
 def _first_of_newest(db: sqlite3.Connection, steps: int) -> int:
-    """Id from which on the messages that are still held have so many steps, if they have."""
+    """Returns the id from which on the messages that are still held have so many steps, if they have."""
     first, left = 1 << 62, steps
     rows = db.execute("SELECT id, steps FROM messages JOIN payloads USING (id) ORDER BY id DESC")
     while left > 0 and (row := rows.fetchone()) is not None:
@@ -471,7 +474,7 @@ _OPENED = "opened"
 
 @contextlib.contextmanager
 def _named(path: Path, what: str = "read") -> Iterator[None]:
-    """Makes SQLite's errors ours."""
+    """Raises SQLite's errors as ours."""
     try:
         yield
     except sqlite3.Error as error:

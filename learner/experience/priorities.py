@@ -28,7 +28,7 @@ class SumTree:
         return float(self._levels[0][0])
 
     def get(self, indices: IntArray) -> NDArray[np.float64]:
-        """Priorities of the leaves `indices`."""
+        """Returns the priorities of the leaves `indices`."""
         return self._levels[-1][indices]
 
     def set(self, indices: IntArray, priorities: NDArray[np.float64] | float) -> None:
@@ -43,7 +43,7 @@ class SumTree:
             parents[indices] = children[left] + children[left + 1]
 
     def draw(self, points: NDArray[np.float64]) -> IntArray:
-        """Leaves in which `points`, each in [0, total), fall when the leaves are laid end to end."""
+        """Returns the leaves in which `points`, each in [0, total), fall when the leaves are laid end to end."""
         at = np.zeros(len(points), np.int64)
         rest = points.copy()
         for level in self._levels[1:]:

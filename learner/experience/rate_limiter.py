@@ -1,4 +1,4 @@
-"""How many samples the learner takes per transition that actors insert, and how far either side may run ahead.
+"""Keeps the learner's samples in proportion to the transitions that actors insert; bounds how far either runs ahead.
 
 The arithmetic of Reverb's SampleToInsertRatio (https://github.com/google-deepmind/reverb, rate_limiter.cc), as a class
 without threads: with D = inserted * samples_per_insert - sampled, the learner keeps D near its target
@@ -62,7 +62,7 @@ class RateLimiter:
         self.sampled += transitions
 
     def may_sample(self, transitions: int) -> bool:
-        """True if that many may be drawn now without running ahead of the actors."""
+        """Returns whether that many may be drawn now without running ahead of the actors."""
         if self.inserted < self.min_size:
             return False
         lead = self.inserted * self.samples_per_insert - (self.sampled + transitions)
@@ -73,7 +73,7 @@ class RateLimiter:
         self.min_size = max(1, min(self.min_size, self.inserted))
 
     def steps_granted(self) -> int:
-        """Transitions that the whole fleet may have inserted since the start, so that the learner can keep up.
+        """Returns the transitions that the fleet may have inserted since the start, so that the learner can keep up.
 
         Falls only when `widen` narrows it, and never lies below what `may_sample` needs to go on, if `error_buffer`
         covers one `sample`.
@@ -86,7 +86,7 @@ class RateLimiter:
         return self.min_size * self.samples_per_insert
 
     def state(self) -> dict[str, int]:
-        """Counters for a checkpoint."""
+        """Returns the counters, for a checkpoint."""
         return {"inserted": self.inserted, "sampled": self.sampled, "min_size": self.min_size}
 
     def restore(self, state: dict[str, int]) -> None:

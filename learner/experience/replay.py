@@ -33,7 +33,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 
 _SHARE = 0.9
-"""Of the memory that is left, which replay may take."""
+"""The share of the memory that is left, which replay may take."""
 
 
 class Segments(Protocol):
@@ -121,11 +121,11 @@ class Replay:
         self._dropped: list[_Dropped] = []
 
     def __len__(self) -> int:
-        """Transitions that may be drawn."""
+        """Returns the number of transitions that may be drawn."""
         return self.inserted - self.oldest - sum(one.end - max(one.first, self.oldest) for one in self._dropped)
 
     def fits(self, steps: int, segments: int) -> bool:
-        """Whether a message of so many steps in so many segments can be inserted."""
+        """Returns whether a message of so many steps in so many segments can be inserted."""
         return steps <= self.capacity and steps + segments <= self._slots
 
     def insert(self, *messages: Segments) -> int:
@@ -198,7 +198,7 @@ class Replay:
     def _n_step(
         self, length: IntArray, terminated: NDArray[np.uint8], reward: FloatArray
     ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-        """Per transition: place of its observation among these, steps to bootstrap over, return, discount."""
+        """Returns per transition: place of its observation among these, steps to bootstrap over, return, discount."""
         n = len(reward)
         end = np.cumsum(length)
         start = np.arange(n)
@@ -258,7 +258,7 @@ class Replay:
         return ring.take(slots, axis=0).reshape(k, b, *ring.shape[1:])
 
     def _draw(self, tree: priorities.SumTree, n: int, rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
-        """Slots in proportion to their priorities, one from each n-th of the total, and their weights."""
+        """Returns slots in proportion to their priorities, one from each n-th of the total, and their weights."""
         total = tree.total
         slots = tree.draw((rng.permutation(n) + rng.random(n)) * (total / n))  # permuted: minibatches are alike
         probability = tree.get(slots) / total
@@ -280,7 +280,7 @@ class Replay:
             self._tree.set(ids[kept] % self.capacity, priority)
 
     def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
-        """Up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
+        """Returns up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
         first = self._start[self.oldest % self.capacity] if len(self) else self._observed
         ids = first + rng.choice(self._observed - first, min(n, self._observed - first), replace=False, shuffle=False)
         for one in self._dropped:
@@ -293,7 +293,7 @@ def _slots(capacity: int) -> int:
 
 
 def size_bytes(spec: specs.EnvSpec, capacity: int) -> int:
-    """What a full replay takes, all but its priorities."""
+    """Returns the bytes that a full replay takes, all but its priorities."""
     item = np.dtype(spec.observation.dtype).itemsize
     action = 4 * (1 if spec.action.kind == "discrete" else spec.action.size)
     return _slots(capacity) * spec.observation.size * item + capacity * (action + 24)
@@ -333,7 +333,7 @@ def _write(ring: NDArray[Any], first_id: int, rows: NDArray[Any]) -> None:
 
 
 def of(spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> Replay:
-    """An empty replay, as an algorithm's settings want it."""
+    """Returns an empty replay, as an algorithm's settings want it."""
     return Replay(
         spec,
         settings.replay_capacity,

@@ -34,7 +34,7 @@ class Validated(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """Where a message belongs among those of its boot."""
+    """The place of a message among those of its boot."""
 
     boot: int
     seq: int
@@ -251,7 +251,7 @@ class Validator:
             self._due.discard(key)
 
     def _is_next(self, actor_id: str, position: _Position, body: memoryview) -> bool:
-        """Whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again.
+        """Returns whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again.
 
         Raises:
             DecodeError: It was here before, with another content.
@@ -316,7 +316,7 @@ class Validator:
 
 
 def _position_of(body: bytes | memoryview, error: errors.DecodeError) -> _Position:
-    """Where a genuine message that cannot be decoded belongs: an actor that runs another release, say.
+    """Returns the place of a genuine message that cannot be decoded: its actor runs another release, say.
 
     Raises:
         DecodeError: `error`, if the message does not say.
@@ -383,7 +383,7 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
 
 
 def _is_bounded(array: NDArray[Any]) -> bool:
-    """Whether none is larger than MAX_MAGNITUDE. One pass of BLAS: what is shows in the sum of squares, as NaN does."""
+    """Returns whether none is larger than MAX_MAGNITUDE. One pass of BLAS: the sum of squares shows it, and NaN."""
     if np.vdot(array, array) < specs.MAX_MAGNITUDE**2 / 2:
         return True
     return bool((np.abs(array) <= specs.MAX_MAGNITUDE).all())

@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its directory, checkpoints and records."""
+"""Files of a run: its directory, checkpoints and records."""

@@ -37,13 +37,17 @@ State = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a run needs to go on: `meta` is JSON, `parts` are the arrays of each component."""
+    """All that a run needs to go on: `meta` is JSON, `parts` are the arrays of each component."""
 
     meta: dict[str, Any]
     parts: dict[str, dict[str, NDArray[Any]]]
 
     def check(self, spec: specs.EnvSpec, env_id: str) -> None:
-        """Raises SpecError unless it was made for this environment, which actors have."""
+        """Checks that it was made for this environment, which actors have.
+
+        Raises:
+            SpecError: It was not.
+        """
         if self.meta["fingerprint"] != spec.fingerprint:
             raise errors.SpecError(
                 "the run was made for another environment",
@@ -53,7 +57,7 @@ class Checkpoint:
 
 
 def save(directory: Path, updates: int, meta: Mapping[str, Any], parts: Mapping[str, State]) -> Path:
-    """Writes checkpoint `updates` and removes all but the newest KEEP.
+    """Writes checkpoint `updates`, removes all but the newest KEEP, and returns its path.
 
     Newer ones go too: they were passed over, and the next resume must not prefer them.
 
@@ -76,7 +80,7 @@ def save(directory: Path, updates: int, meta: Mapping[str, Any], parts: Mapping[
 
 
 def is_finite(state: State) -> bool:
-    """Whether all of its numbers are. One pass of BLAS: NaN and infinity show in the sum of squares."""
+    """Returns whether all of its numbers are finite. One pass of BLAS: NaN and infinity show in the sum of squares."""
     floats = (array.ravel() for array in state.values() if array.dtype.kind == "f")
     return all(math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all()) for array in floats)
 
@@ -106,7 +110,7 @@ def load_newest(directory: Path) -> Checkpoint | None:
 
 
 def _load(path: Path) -> Checkpoint:
-    """Reads one.
+    """Reads a checkpoint.
 
     Raises:
         OSError: It cannot be read.

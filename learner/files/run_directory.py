@@ -25,9 +25,9 @@ from broker.program import settings
 from learner import config
 
 LEDGER = "ledger.sqlite"
-"""Where a run keeps its accepted experience."""
+"""The file in which a run keeps its accepted experience."""
 _NAME_CHARS = 100
-"""Of the environment's name, in that of its run: file systems take 255 in all."""
+"""Characters of the environment's name in that of its run: file systems take 255 in all."""
 
 
 class RunDirectory:
@@ -81,7 +81,7 @@ class RunDirectory:
         identity.write_atomic(file, (json.dumps({"starts": starts}, indent=2) + "\n").encode(), mode=0o644)
 
     def owed_steps(self) -> float:
-        """How many steps an actor may hold, at most, that this run granted before; infinite if nobody knows."""
+        """Returns the most steps that an actor may hold of what this run granted before; infinite if nobody knows."""
         try:
             steps = json.loads((self.path / "owed.json").read_text())["steps"]
             return float(steps) if steps is not None else math.inf
@@ -112,12 +112,13 @@ class RunDirectory:
         return path
 
     def save_summary(self, summary: dict[str, Any]) -> None:
+        """Writes summary.json."""
         text = json.dumps(summary, indent=2) + "\n"
         identity.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
 
 
 def no_run(path: Path) -> errors.RunError:
-    """Nothing was begun in a directory: what a run writes first is its settings."""
+    """Returns the error for a directory in which nothing was begun: what a run writes first is its settings."""
     if (path / "checkpoints").is_dir():  # killed before it could
         return errors.RunError(
             "there is no run to resume: it ended before it had settings",
@@ -128,7 +129,7 @@ def no_run(path: Path) -> errors.RunError:
 
 
 def _starts(file: Path) -> list[Any]:
-    """What is known of those before; where a broken disk has spoilt it, nothing, and the run goes on all the same."""
+    """Returns the starts before this one; none where a broken disk has spoilt the file, which ends nothing."""
     try:
         starts = json.loads(file.read_text())["starts"] if file.exists() else []
     except (ValueError, KeyError, TypeError):
@@ -137,12 +138,12 @@ def _starts(file: Path) -> list[Any]:
 
 
 def policy_name(manifest: messages.Manifest) -> str:
-    """Of a policy's files, without their suffix."""
+    """Returns the name of a policy's files, without their suffix."""
     return f"v{manifest.version:06d}.{manifest.precision}"
 
 
 def new_path(train: config.TrainConfig, env_id: str) -> Path:
-    """Where a new run goes: where it was asked to, or runs/ENV-ALGORITHM-TIME."""
+    """Returns the directory of a new run: the one that was asked for, or runs/ENV-ALGORITHM-TIME."""
     if train.run_dir:
         return Path(train.run_dir)
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in env_id)
@@ -150,7 +151,7 @@ def new_path(train: config.TrainConfig, env_id: str) -> Path:
 
 
 def _git_state() -> str:
-    """Commit of the source tree, `+` if it was changed, or empty outside a checkout."""
+    """Returns the commit of the source tree, `+` if it was changed, or empty outside a checkout."""
     root = Path(__file__).parents[2]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12"]
     try:
@@ -160,7 +161,7 @@ def _git_state() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of ourselves and of what results depend on; empty where something is not installed."""
+    """Returns the versions of ourselves and of what results depend on; empty where something is not installed."""
     names = ("actorq-fleet", "tensorflow", "keras", "numpy", "ai-edge-litert", "paho-mqtt", "codecarbon")
     found = {}
     for name in names:

@@ -15,10 +15,10 @@ from broker.contract import address
 from broker.mqtt import connect_errors, link, network_thread
 
 _OTHERS_S = 1.0
-"""How long the start waits for the other brokers once one has answered."""
+"""Seconds that the start waits for the other brokers once one has answered."""
 _TURN_S = 0.05
-"""How long a message waits for the network thread, which may be writing megabytes: a policy's part that does not go out
-costs more, since that policy then goes as a whole difference."""
+"""Seconds that a message waits for the network thread, which may be writing megabytes: a policy's part that does not go
+out costs more, since that policy then goes as a whole difference."""
 
 
 class Brokers:
@@ -39,7 +39,7 @@ class Brokers:
 
     @property
     def address(self) -> str:
-        """Of those that are connected; of all, if none is. For people."""
+        """The addresses of those that are connected; of all, if none is. For people."""
         return ", ".join([where for where, one in self._links.items() if one.connected] or self._links)
 
     @property
@@ -49,7 +49,7 @@ class Brokers:
 
     @property
     def changes(self) -> int:
-        """Grows whenever a connection is made or lost: what was under way then may not have arrived."""
+        """A number that grows whenever a connection is made or lost: what was under way then may not have arrived."""
         return sum(2 * one.connections - one.connected for one in self._all)
 
     @property
@@ -61,17 +61,17 @@ class Brokers:
         return sum(one.bytes_received for one in self._all)
 
     def subscribe(self, topic_filter: str, handler: link.Handler) -> None:
-        """As Link.subscribe; the handler is called on several threads."""
+        """Subscribes at every broker (see Link.subscribe); the handler is called on several threads."""
         for one in self._all:
             one.subscribe(topic_filter, handler)
 
     def route(self, topic_filter: str, handler: link.Handler) -> None:
-        """As Link.route; the handler is called on several threads."""
+        """Routes a filter at every broker (see Link.route); the handler is called on several threads."""
         for one in self._all:
             one.route(topic_filter, handler)
 
     def follow(self, wanted: Collection[str]) -> None:
-        """As Link.follow, at every broker."""
+        """Follows these topics, and no others, at every broker (see Link.follow)."""
         for one in self._all:
             one.follow(wanted)
 
@@ -95,42 +95,42 @@ class Brokers:
             )
 
     def retain_all(self, outgoing: Sequence[tuple[str, bytes]]) -> None:
-        """As Link.retain_all, at every broker."""
+        """Retains messages at every broker (see Link.retain_all)."""
         for one in self._all:
             one.retain_all(outgoing)
 
     def publish(self, topic: str, payload: bytes) -> bool:
-        """Sends once, by every broker that is there; false if none took it."""
+        """Sends once, by every broker that is there; returns false if none took it."""
         taken = [one.publish(topic, payload, wait_s=_TURN_S) for one in self._all]
         return any(taken)
 
     def turn(self) -> None:
-        """As Link.turn, at every broker."""
+        """Reads what has come from every broker, in the caller's thread (see Link.turn)."""
         for one in self._all:
             one.turn()
 
     def rest(self) -> None:
-        """As Link.rest, at every broker."""
+        """Leaves every socket to its network thread (see Link.rest)."""
         for one in self._all:
             one.rest()
 
     def repeat(self) -> None:
-        """As Link.repeat."""
+        """Sends all that is retained again, at every broker."""
         for one in self._all:
             one.repeat()
 
     def gather(self, seconds: float) -> None:
-        """Sets Link.gather_s of all."""
+        """Sets how long messages may stay in the sockets (see Link.gather_s)."""
         for one in self._all:
             one.gather_s = seconds
 
     def mute(self) -> None:
-        """As Link.mute."""
+        """Says nothing more that a broker would retain (see Link.mute)."""
         for one in self._all:
             one.mute()
 
     def close(self, farewell: tuple[str, bytes] | None = None) -> None:
-        """As Link.close, of all at the same time."""
+        """Closes all links at the same time (see Link.close)."""
         threads = [threading.Thread(target=one.close, args=(farewell,)) for one in self._all]
         for thread in threads:
             thread.start()

@@ -1,4 +1,4 @@
-"""What came in and waits for the loop. Network threads fill it until it is full, and leave the rest in the socket.
+"""A bounded queue of what waits for the loop. Network threads fill it, and leave the rest in the socket.
 
 Where the broker vouches for topics, no actor takes the place of others. Each topic of each actor has a bucket of
 tokens: a message costs one, and more if it is long, before anybody looks into it; what finds none is left out, counted.
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 LIMIT_BYTES = 64_000_000
-"""Of payloads. A link reads packet by packet, so each may go beyond it by one; TCP then holds its broker back."""
+"""Bytes of payloads. A link reads packet by packet, so each may go beyond it by one; TCP then holds its broker back."""
 LIMIT_MESSAGES = 20_000
 BYTES_PER_TOKEN = 1 << 16
 MOST_TOKENS = 200.0
-"""What the longest message costs."""
+"""The cost of the longest message."""
 REFUSED_TOKENS = 20.0
-"""What a message costs that was refused: as much work, and a row in the ledger or a dead letter besides."""
+"""The cost of a message that was refused: as much work, and a row in the ledger or a dead letter besides."""
 FULL_BYTES = 16_000
 """An accepted message of so many bytes brings all its tokens back; a shorter one half of them, at least."""
 

@@ -1,11 +1,11 @@
-"""Which actors are in the fleet, which of them live, and what each is assigned."""
+"""The actors of the fleet: which of them live, whose spec rules, and what each is assigned."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,27 +24,27 @@ LOOK_PERIOD_S = 0.1
 """Between two looks at a large fleet, and two times that it is sent receipts. A few assignments each time, because a
 hundred hold up the loop for 50 ms; and not more often, because each time costs the broker something, too."""
 MESSAGES_PER_S = 80.0
-"""What all actors together are to send of each kind, and to be sent: a learner that trains has better things to do."""
+"""Messages that all actors together send of each kind, and are sent: a learner that trains has better things to do."""
 POLICIES_PER_S = 100.0
-"""So many deliveries of a policy, which is a hundred times as large as the rest."""
+"""Deliveries of a policy, which is a hundred times as large as the rest."""
 GATHER_S = 0.003
-"""Of the 10 ms between two commits, which each message waits for on average half of."""
+"""A part of the 10 ms between two commits, of which each message waits for half on average."""
 LONGER = 4
-"""So many times as many steps a message of a large fleet holds at most: actors gather them in memory."""
+"""The factor by which a message of a large fleet may hold more steps: actors gather them in memory."""
 GRANT_PERIODS = 2
-"""So many messages of an actor come between two assignments that differ in nothing but the pace."""
+"""Messages of an actor between two assignments that differ in nothing but the pace."""
 BOOTS_AT_ONCE = 8
-"""So many boots of an actor are granted their share in one session before anything of them has come. Of more, each is
+"""Boots of an actor that are granted their share in one session before anything of them has come. Each of more is
 granted one message, the later the more there are: what they were granted cannot be taken back, because it may still
 come. An actor sends what earlier boots left first, so that once a boot is heard, only so many before it count."""
 BOOT_PERIOD_S = 1.0
 AGAIN = 0.1
-"""Of the time between two messages: until an actor is looked at again that can be granted no more. A learner that falls
+"""The share of a message period until an actor is looked at again that can be granted no more. A learner that falls
 behind has hundreds of those, and looking at all of them each time took a tenth of a core."""
 PROOF_S = 1.0
 """Signs of life so far apart come from a process that lives: what a socket or a broker held back comes at once."""
 CONTESTED_S = 60.0
-"""For so long after a second process of one name was refused, another one waits until the first is gone."""
+"""Seconds after a second process of one name was refused, for which another one waits until the first is gone."""
 _RIVALS = 4
 
 
@@ -524,3 +524,9 @@ class Roster:
         actor.credits[actor.boot] += new.steps_granted - (old.steps_granted if old else 0)
         actor.assignment = new
         return new
+
+
+def names(actors: Sequence[Actor]) -> str:
+    """Returns the names of the first few, for people."""
+    shown = ", ".join(actor.actor_id for actor in actors[:3])
+    return f"{shown} and {len(actors) - 3} more" if len(actors) > 3 else shown

@@ -65,12 +65,12 @@ class LocalFleet:
 
     @property
     def broker(self) -> dict[str, Any]:
-        """The first one."""
+        """The first broker."""
         return self.brokers[0]
 
     @property
     def address(self) -> str:
-        """Of the first broker."""
+        """The address of the first broker."""
         return self.addresses[0]
 
     def __enter__(self) -> LocalFleet:
@@ -90,7 +90,7 @@ class LocalFleet:
         return self._spawn(actor_id, [*command, *arguments])
 
     def spool(self, actor_id: str) -> Path:
-        """Where an actor keeps what it accepted."""
+        """Returns the directory in which an actor keeps its spool."""
         return Path(self._spools.name) / actor_id
 
     def start_learner(
@@ -132,16 +132,16 @@ class LocalFleet:
         self._spools.cleanup()
 
     def learner_output(self) -> str:
-        """What the learner printed on stdout; it must have ended."""
+        """Returns what the learner printed on stdout; it must have ended."""
         stream = self.children["learner"].stdout
         return stream.read() if stream else ""
 
     def ended(self) -> str:
-        """Name of a broker or actor that ended by itself, or empty."""
+        """Returns the name of a broker or actor that ended by itself, or empty."""
         return next((n for n, c in self.children.items() if _kind(n) != "learner" and c.poll() is not None), "")
 
     def log_tail(self, name: str) -> str:
-        """The last lines that a child wrote."""
+        """Returns the last lines that a child wrote."""
         file = self.directory / "logs" / f"{name}.log"
         return "\n".join(file.read_text(errors="replace").splitlines()[-8:]) if file.exists() else ""
 
@@ -183,13 +183,13 @@ class LocalFleet:
 
 
 def _kind(name: str) -> str:
-    """Of a child."""
+    """Returns what kind of process a child is: learner, broker or actor."""
     word = name.partition("-")[0]
     return word if word in ("learner", "broker") else "actor"
 
 
 def actions_of(env_id: str) -> str:
-    """The kind of actions that an environment takes (specs.ActionSpec), as an actor on this machine says.
+    """Returns the kind of actions that an environment takes (specs.ActionSpec), as an actor on this machine says.
 
     Raises:
         ActorqError: It cannot be made, or cannot be carried; with the actor's words and exit code.
@@ -203,7 +203,7 @@ def actions_of(env_id: str) -> str:
 
 
 def _as_said(stderr: str, code: int) -> errors.ActorqError:
-    """The error that one of our commands ended with."""
+    """Returns the error that one of our commands ended with."""
     _, found, text = stderr.rpartition("error: ")
     what, where, todo = (text if found else stderr).strip(), "", ""
     what, _, todo = what.partition("\n  to do: ")

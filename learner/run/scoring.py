@@ -23,7 +23,7 @@ from learner.policies import publish
 
 TIMEOUT_S = 120.0
 RATED = 5.0
-"""So many times as long an evaluation may take an actor that holds a control rate."""
+"""The factor by which an evaluation may take longer on an actor that holds a control rate."""
 _ON_THE_WAY = 0.9  # of the time that is left: command and answer take some, too
 _LONG_S, _REST = 5.0, 2.0
 """A score that takes so long is followed by so many times as long without: most of the time is for training."""
@@ -36,7 +36,7 @@ _MUTE = 3
 
 @dataclass(slots=True)
 class Score:
-    """One policy's way through scoring; `reports` of the policy as it was published, and of `float32`.
+    """The score of one policy; `reports` are those of the policy as it was published, and of `float32`.
 
     `witness` is the actor that said before that the target is reached, and `by` the one that the reports are from;
     `alone` says that there was no other one to confirm it.
@@ -51,17 +51,17 @@ class Score:
     alone: bool = False
 
     def mean(self, which: str) -> float:
-        """Mean return over the scored episodes."""
+        """Returns the mean return over the scored episodes."""
         return float(self.reports[which].episode_return.mean())
 
     @property
     def scored_by(self) -> list[str]:
-        """Who said so, the one that the reports are from last."""
+        """Those who said so, the one that the reports are from last."""
         return [name for name in dict.fromkeys((self.witness, self.by)) if name]
 
 
 class Scoring:
-    """Runs at most one score at a time.
+    """Asks actors for the score of one policy at a time.
 
     Args:
         send: Sends a Command to an actor; false if it cannot go out now.
@@ -90,7 +90,7 @@ class Scoring:
         self._owed: dict[str, str] = {}  # command ids without an answer, newest last, and the actor that got each
         self._commands = 0
         self._confirmations = 0
-        self._turns: dict[str, int] = {}  # the number of the newest command to each actor
+        self._asked_last: dict[str, int] = {}  # the number of the newest command to each actor
         self._failed: dict[str, int] = {}  # failures in a row, by actor
         self._tried: set[str] = set()  # who failed at the score at hand
         self._has_others = False  # beside the one asked last
@@ -105,6 +105,7 @@ class Scoring:
 
     @property
     def busy(self) -> bool:
+        """Whether a policy is being scored."""
         return self._current is not None
 
     def begin(self, policy: publish.Published, *, confirm: bool = False) -> None:
@@ -163,19 +164,19 @@ class Scoring:
             self._asked_at, self._actors = time.monotonic(), len(actors)
             self._asked = (asked.actor_id, asked.boot, connection)
             self._has_others = any(self._may_confirm(actor, asked.actor_id) for actor in actors)
-            self._turns[asked.actor_id] = self._commands
+            self._asked_last[asked.actor_id] = self._commands
             self._owed[command.command_id] = asked.actor_id
             if len(self._owed) > _OWED:
                 del self._owed[next(iter(self._owed))]
 
     def limits(self, actor: roster.Actor) -> tuple[int, float]:
-        """Steps and seconds after which an actor gives up an evaluation."""
+        """Returns the steps and seconds after which an actor gives up an evaluation."""
         settings, birth = self._settings, actor.state.birth if actor.state else None
         rated = birth is not None and birth.rate_hz > 0
         return settings.evaluate_episodes * settings.evaluate_steps, settings.evaluate_s * (RATED if rated else 1.0)
 
     def describe(self, now_s: float) -> str:
-        """Whose answer is awaited, on what, and how long yet; empty if none is."""
+        """Returns whose answer is awaited, on what, and how long yet; empty if none is."""
         score = self._current
         if score is None or not self._awaited[0]:
             return ""
@@ -184,13 +185,13 @@ class Scoring:
         return f"{what}: at most {left_s:.0f} s more"
 
     def awaits(self, report: messages.Report, actor_id: str) -> bool:
-        """Whether this is the first answer to a command, by the actor that got it: no other may speak for it.
+        """Returns whether this is the first answer to a command, by the actor that got it: no other may speak for it.
 
         An answer that comes too late, when another actor was asked or another score begun, was asked for all the same.
         """
         return self._owed.get(report.command_id) == actor_id
 
-    def take(self, report: messages.Report) -> Score | None:
+    def receive(self, report: messages.Report) -> Score | None:
         """Takes in a report; returns the score when it is complete (screened and failed, or confirmed)."""
         self._owed.pop(report.command_id, None)
         score = self._current
@@ -239,7 +240,7 @@ class Scoring:
             score.reports = {}  # the rest of a pair must come from the same actor
 
     def _choose(self, score: Score, actors: list[roster.Actor]) -> roster.Actor | None:
-        """Who is asked: of those that have not failed at this, the one whose turn is longest ago."""
+        """Returns who is asked: of those that have not failed at this, the one that was asked longest ago."""
         if score.reports:  # the other half of a pair
             for actor in actors:
                 if actor.actor_id == score.by:
@@ -251,8 +252,8 @@ class Scoring:
             if not others and any(self._may_confirm(actor, score.witness) for actor in actors):
                 return None  # one failed, and may answer another time
             able = others or able
-        turns, mute = self._turns, self._is_mute
-        return min(able, key=lambda one: (mute(one), turns.get(one.actor_id, 0), one.slot), default=None)
+        last, mute = self._asked_last, self._is_mute
+        return min(able, key=lambda one: (mute(one), last.get(one.actor_id, 0), one.slot), default=None)
 
     def _is_mute(self, actor: roster.Actor) -> bool:
         return self._failed.get(actor.actor_id, 0) >= _MUTE

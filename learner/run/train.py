@@ -23,12 +23,13 @@ from learner.experience import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import roster, session
 from learner.quantize.tflite import stderr_filter
-from learner.run import console, energy
+from learner.run.reports import console, energy, summary
 
 _log = logging.getLogger(__name__)
 SWITCH_S = 0.001
-"""How long a thread may keep Python's lock from another. With the default, 5 ms, an update that has been computed waits
-so long for the loop to hear of it, and so does what arrives: 146 updates/s instead of 176 beside 500 actors."""
+"""Seconds for which a thread may keep Python's lock from another. With the default, 5 ms, an update that has been
+computed waits so long for the loop to hear of it, and so does what arrives: 146 updates/s instead of 176 beside
+500 actors."""
 
 
 @amx.refused()
@@ -41,7 +42,7 @@ def run(
     stop: threading.Event,
     display: console.Console,
 ) -> tuple[dict[str, Any], Path]:
-    """One session of a learner on a fleet; returns its summary (see summary.py) and the run directory.
+    """Runs one session of a learner on a fleet; returns its summary (see summary.py) and the run directory.
 
     Args:
         initial: Settings for finding the fleet and its actors.
@@ -64,6 +65,8 @@ def run(
         if directory and saved is None:
             _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
+        if tracker:
+            tracker.start()
         here = session.Session.open(initial.train, take_over=take_over)
         try:
             found = roster.Roster(
@@ -81,15 +84,15 @@ def run(
                 run_directory.new_path(settings.train, actors.env_id), resume=False
             )
             directory.describe(settings)
-            from learner.run import summary, training_loop  # with TensorFlow, which has had time to load
+            from learner.run import build  # with TensorFlow, which has had time to load
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
-            loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, display, started, stop)
+            loop = build.build(settings, directory, here, actors, saved, display, started, stop)
             loop.train()
             used = tracker.stop() if tracker else None
-            result = summary.make(loop, used, tracker.error if tracker else "switched off")
-            with loop.records.attempt("the summary"):
+            result = summary.make(loop.summaries(), used, tracker.error if tracker else "switched off")
+            with loop.parts.records.attempt("the summary"):
                 directory.save_summary(result)
             return result, directory.path
         finally:
@@ -106,7 +109,7 @@ def run(
 
 
 def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
-    """Why an actor's environment cannot be trained on here; empty if it can. One that lies about it ends nothing."""
+    """Returns why an actor's environment cannot be trained on here; empty if it can. A lie about it ends nothing."""
     spec, hidden = birth.spec, settings.algorithm.hidden
     is_image = spec.observation.dtype == "uint8" and len(spec.observation.shape) == 3  # as in networks.py
     weights = hidden[-1] * spec.action.size + (0 if is_image else hidden[0] * spec.observation.size)
@@ -131,7 +134,7 @@ def _load_tensorflow() -> None:
 
 
 def _set_up_tensorflow(settings: config.TrainConfig) -> None:
-    """Before its first operation, which fixes the threads."""
+    """Sets TensorFlow's threads, before its first operation fixes them."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(settings.threads)

@@ -32,7 +32,7 @@ from learner.experience import ledger
 from learner.files import run_directory
 
 ROOM_BYTES = 64_000_000
-"""What must be free before each episode. On a full disk HDF5 crashes (2.0), and what it holds back may be so much."""
+"""Bytes that must be free before each episode. On a full disk HDF5 crashes (2.0), and may hold back so much."""
 MINARI_VERSION = "0.5.0"
 """The format; later releases read it."""
 _NAME = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
@@ -122,7 +122,7 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
 
 
 def stitch(bodies: Iterable[tuple[str, bytes]]) -> Iterator[Episode]:
-    """Episodes from encoded messages with their actors, in the order of the ledger; as they end."""
+    """Yields episodes from encoded messages with their actors, in the order of the ledger; as they end."""
     under_way: dict[tuple[str, int, int], Episode] = {}
     for actor_id, body in bodies:
         m = codec.decode(messages.Experience, body)
@@ -175,7 +175,7 @@ def _write(file: h5py.File, index: int, episode: Episode) -> int:
 
 
 def _spaces(spec: dict[str, Any]) -> dict[str, str]:
-    """Both spaces as Minari writes them: JSON in a string."""
+    """Returns both spaces as Minari writes them: JSON in a string."""
     observation, action = spec["observation"], spec["action"]
     shape, dtype = observation["shape"], observation["dtype"]
     low, high = (0, 255) if dtype == "uint8" else (-math.inf, math.inf)

@@ -1,4 +1,4 @@
-"""How far int8 policies act like their fp32 originals: one row per recipe, for any run."""
+"""The fidelity of int8 policies to their fp32 originals: one row per recipe, for any run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from learner.study import play, recipes, trained
 
 _log = logging.getLogger(__name__)
 CALIBRATION_OBSERVATIONS = 1024
-"""As in training_loop: what ships is calibrated with so many."""
+"""Observations for calibration: as many as published policies are calibrated with."""
 PUBLISHED = "as published"
 """The row of the very file that actors were sent; it comes after fp32 where there is one."""
 _STATES_MAX = 16_384
@@ -103,7 +103,7 @@ def _choose(names: Sequence[str], offered: Sequence[recipes.Recipe]) -> list[rec
 
 
 def _split(observations: NDArray[Any], seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Observations to calibrate with, and others to compare on."""
+    """Returns observations to calibrate with, and others to compare on."""
     order = np.random.default_rng(seed).permutation(len(observations))
     count = min(CALIBRATION_OBSERVATIONS, len(order) // 2)
     held_back = order[count : count + _STATES_MAX]
@@ -145,7 +145,7 @@ _ACTIONS = f"{'':23}  {'error':>7}{'p99':>7}{'largest':>9}", f"{'':23}  {'%':>7}
 
 
 def table(study: Object) -> str:
-    """The study for people, at most 120 columns wide."""
+    """Returns the study for people, at most 120 columns wide."""
     lines = [
         f"{study['env_id']}, {study['updates']:,} updates: {study['states']:,} held-back states of replay, "
         f"ranges from {study['calibration_states']:,} others",

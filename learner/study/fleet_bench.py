@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 ROWS = "rows.jsonl"
 _ROW = "row"
 _ROLL_CALL_S = 5.0
-"""How long actors are looked for after the last one that was new: some heartbeats."""
+"""Seconds for which actors are looked for after the last one that was new: some heartbeats."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ def run(
 
 
 def draw(directory: Path) -> str:
-    """The page of the rows in a directory, by the actor's own command; returns its table."""
+    """Draws the page of the rows in a directory, by the actor's own command; returns its table."""
     command = [sys.executable, "-m", "edge_actor", "bench", "--draw", str(directory / ROWS), "-o", str(directory)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -88,7 +88,7 @@ def draw(directory: Path) -> str:
 
 
 class _Collector:
-    """Asks, and takes in what is answered.
+    """Asks actors to measure, and collects their rows.
 
     Attributes:
         actors: Whoever is alive, by id.
@@ -114,11 +114,11 @@ class _Collector:
             EnvironmentFailure: Too few came in time.
         """
         for arrival in self._session.join():
-            self._take(arrival)
+            self._receive(arrival)
         began = last = time.monotonic()
         while len(self.actors) < self._settings.actors or time.monotonic() - last < _ROLL_CALL_S:
             before = len(self.actors)
-            self._turn()
+            self._wait()
             if len(self.actors) > before:
                 last = time.monotonic()
             if len(self.actors) < self._settings.actors and 0 < self._settings.wait_s < time.monotonic() - began:
@@ -129,12 +129,12 @@ class _Collector:
                 )
 
     def collect(self, at_once: int) -> None:
-        """Until every actor has answered or is gone."""
+        """Collects rows until every actor has answered or is gone."""
         while waiting := [name for name, actor in self.actors.items() if actor.ended is None]:
             asked = [name for name in waiting if self.actors[name].command_id]
             for name in [name for name in waiting if name not in asked][: max(0, at_once - len(asked))]:
                 self._ask(name, self.actors[name])
-            self._turn()
+            self._wait()
             for name in asked:
                 actor = self.actors[name]
                 if actor.ended is None and time.monotonic() - actor.heard_s > roster.SILENCE_S:
@@ -146,15 +146,15 @@ class _Collector:
             actor.command_id = order.command_id
             _log.info("%s measures", name)
 
-    def _turn(self) -> None:
+    def _wait(self) -> None:
         self._session.beat()
         for arrival in self._session.drain(0.1):
-            self._take(arrival)
+            self._receive(arrival)
 
-    def _take(self, arrival: session.Arrival) -> None:
+    def _receive(self, arrival: session.Arrival) -> None:
         name, message = arrival.actor_id, arrival.message
         if isinstance(message, messages.ActorState) and not arrival.retained:
-            self._hear(name, message)
+            self._observe(name, message)
         elif isinstance(message, messages.Report) and name in self.actors:
             actor = self.actors[name]
             if message.command_id != actor.command_id or actor.ended is not None:
@@ -171,7 +171,7 @@ class _Collector:
             self._write(json.dumps(row) + "\n")
             _log.info("%s: %d rows", name, len(actor.rows))
 
-    def _hear(self, name: str, state: messages.ActorState) -> None:
+    def _observe(self, name: str, state: messages.ActorState) -> None:
         actor = self.actors.get(name)
         if actor is None:
             if state.online:

@@ -48,7 +48,7 @@ _DUELING = replace(_ADVANTAGES, name="+ dueling export", dueling=True)
 _PER_FEATURE = replace(_DUELING, name="+ per-feature input", per_feature=True)
 REFERENCE = replace(_PER_FEATURE, name="fp32", precision="float32")
 SHIPPED = replace(_PER_FEATURE, name="all together (ships)", steps=ptq.STEPS, hysteresis=True)
-"""What `publish` does."""
+"""The recipe of published policies."""
 CHOICES = (
     REFERENCE,
     _PLAIN,
@@ -99,14 +99,14 @@ input`."""
 
 
 def of(run: trained.Trained) -> tuple[Recipe, ...]:
-    """The rows that make sense for a run; fp32 comes first."""
+    """Returns the rows that make sense for a run; fp32 comes first."""
     if run.action.kind == "continuous":
         return ACTIONS
     return tuple(recipe for recipe in CHOICES if run.dueling or "dueling" not in recipe.name)
 
 
 def make(recipe: Recipe, run: trained.Trained, calibration: NDArray[Any]) -> bytes:
-    """The model that a recipe makes of a run's network.
+    """Returns the model that a recipe makes of a run's network.
 
     Args:
         recipe: What to do.

@@ -1,4 +1,4 @@
-"""What training left in a run directory: the newest checkpoint as policies that can be exported, and what it saw."""
+"""Loads what training left in a run directory: policies of the newest checkpoint, and observations of its replay."""
 
 from __future__ import annotations
 

@@ -71,24 +71,24 @@ def test_one_odd_number_spoils_no_weights(
     spoil(monkeypatch, 2, kind, LARGEST)
     stop = threading.Event()
     with loops.training(mosquitto.port, tmp_path, stop, evaluate_episodes=0, samples_per_insert=64.0) as (loop, _, _):
-        update = loop.algorithm.update
+        update = loop.parts.algorithm.update
 
         def counted(batch: replay.Batch) -> Update:
-            if loop.algorithm.updates >= 320:
+            if loop.parts.algorithm.updates >= 320:
                 stop.set()
             return update(batch)
 
-        monkeypatch.setattr(loop.algorithm, "update", counted)
+        monkeypatch.setattr(loop.parts.algorithm, "update", counted)
         loop.train()
-        state = loop.algorithm.state()
+        state = loop.parts.algorithm.state()
     run = tmp_path / "run"
     assert is_finite(state)
     assert is_finite(saved_state(run))
-    assert loop.ingest.refused["value"] == 1
-    assert loop.ingest.steps_refused == 12
+    assert loop.parts.validator.refused["value"] == 1
+    assert loop.parts.validator.steps_refused == 12
     assert "value" in (run / dead_letters.NAME).read_text()
     assert sum("what pi sends is refused (value)" in line for line in log.lines) == 1
-    assert loop.recovery.recoveries == 0
+    assert loop.parts.recovery.recoveries == 0
 
 
 @pytest.mark.mosquitto
@@ -103,7 +103,7 @@ def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
     spoil(monkeypatch, 3, "observation", MAX)
     stop, spoilt = threading.Event(), [0]
     with loops.training(mosquitto.port, tmp_path, stop, evaluate_episodes=0, samples_per_insert=64.0) as (loop, _, _):
-        update = loop.algorithm.update
+        update = loop.parts.algorithm.update
 
         def brittle(batch: replay.Batch) -> Update:
             found = update(batch)
@@ -111,27 +111,27 @@ def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
                 spoilt[0] += 1
                 if spoilt[0] > 10:
                     stop.set()
-                loop.algorithm.restore(
-                    {k: v * np.nan if v.dtype == np.float32 else v for k, v in loop.algorithm.state().items()}
+                loop.parts.algorithm.restore(
+                    {k: v * np.nan if v.dtype == np.float32 else v for k, v in loop.parts.algorithm.state().items()}
                 )
                 return Update(dict.fromkeys(found.metrics, np.nan), found.td_error * np.nan)
-            if (spoilt[0] and loop.algorithm.updates >= 640) or loop.env_steps > 5000:
+            if (spoilt[0] and loop.parts.algorithm.updates >= 640) or loop.parts.pace.env_steps > 5000:
                 stop.set()
             return found
 
-        monkeypatch.setattr(loop.algorithm, "update", brittle)
+        monkeypatch.setattr(loop.parts.algorithm, "update", brittle)
         loop.train()
-        state = loop.algorithm.state()
+        state = loop.parts.algorithm.state()
     run = tmp_path / "run"
     assert is_finite(state)
     assert is_finite(saved_state(run))
-    assert loop.recovery.recoveries == spoilt[0] == 1, "what is put aside is never drawn again"
-    assert loop.recovery.steps_quarantined == 12
+    assert loop.parts.recovery.recoveries == spoilt[0] == 1, "what is put aside is never drawn again"
+    assert loop.parts.recovery.steps_quarantined == 12
     assert any("pi (boot 1, message 3, 12 steps)" in line for line in log.lines)
     with closing(sqlite3.connect(run / run_directory.LEDGER)) as book:
         assert book.execute("SELECT seq FROM messages WHERE verdict = 'quarantined'").fetchall() == [(3,)]
     again = ledger.Ledger(run / run_directory.LEDGER)
-    assert again.totals()[0] == loop.env_steps, "it counts as before"
+    assert again.totals()[0] == loop.parts.pace.env_steps, "it counts as before"
     held = [codec.decode(messages.Experience, body) for _, body in again.newest(10**6)]
     again.close()
     assert len(held) > 3 and all(one.seq != 3 for one in held), "nor after a restart"
@@ -145,24 +145,24 @@ def test_a_run_that_diverges_again_and_again_ends_with_what_to_do(
 ) -> None:
     stop, calls = threading.Event(), [0]
     with loops.training(mosquitto.port, tmp_path, stop, evaluate_episodes=0) as (loop, _, _):
-        update = loop.algorithm.update
+        update = loop.parts.algorithm.update
 
         def diverges(batch: replay.Batch) -> Update:
             found = update(batch)
             calls[0] += 1
             if calls[0] > 10:
                 stop.set()
-            loop.algorithm.restore(
-                {k: v * np.nan if v.dtype == np.float32 else v for k, v in loop.algorithm.state().items()}
+            loop.parts.algorithm.restore(
+                {k: v * np.nan if v.dtype == np.float32 else v for k, v in loop.parts.algorithm.state().items()}
             )
             return Update(dict.fromkeys(found.metrics, np.nan), found.td_error)
 
-        monkeypatch.setattr(loop.algorithm, "update", diverges)
+        monkeypatch.setattr(loop.parts.algorithm, "update", diverges)
         with pytest.raises(errors.RunError, match="NaN or infinity 4 times") as caught:
             loop.train()
     assert "learning_rate" in caught.value.todo
     assert is_finite(saved_state(tmp_path / "run"))
-    assert loop.publisher.published == 0 or not loop.publisher.held_back["not_finite"]
+    assert loop.parts.publisher.published == 0 or not loop.parts.publisher.held_back["not_finite"]
 
 
 ALGORITHMS = [

@@ -55,7 +55,7 @@ def test_a_poor_policy_is_done_after_screening() -> None:
     actor_id, command = recorder.sent[0]
     assert (actor_id, command.kind, command.seed, command.episodes) == ("a", "evaluate", 50, 2)
     assert command.model.tobytes() == b"int8"
-    score = found.take(recorder.answer(99.0, 100.0))
+    score = found.receive(recorder.answer(99.0, 100.0))
     assert score is not None
     assert not score.confirming
     assert score.mean("published") == 99.5
@@ -78,7 +78,7 @@ def test_a_late_answer_was_asked_for_but_is_no_score() -> None:
     found.advance(ACTORS, 1.0)
     assert found.awaits(late, "a")
     assert not found.awaits(late, "b")
-    assert found.take(late) is None
+    assert found.receive(late) is None
     assert found.busy and not found.failures
     assert not found.awaits(late, "a"), "once"
     assert found.awaits(recorder.answer(0.0, 0.0), "b"), "whose turn it was"
@@ -96,7 +96,7 @@ def test_remembers_a_bounded_number_of_commands_without_an_answer() -> None:
 
 def test_returns_that_are_no_numbers_are_no_score() -> None:
     found, recorder = begun()
-    assert found.take(recorder.answer(np.inf, np.inf)) is None
+    assert found.receive(recorder.answer(np.inf, np.inf)) is None
     assert found.failures == 1
     found.advance(ACTORS[:1], 1.0)
     assert not found.busy, "there is nobody else to ask"
@@ -104,11 +104,11 @@ def test_returns_that_are_no_numbers_are_no_score() -> None:
 
 def test_a_good_policy_is_confirmed_on_seeds_of_its_own_beside_fp32() -> None:
     found, recorder = begun()
-    assert found.take(recorder.answer(100.0, 100.0)) is None
+    assert found.receive(recorder.answer(100.0, 100.0)) is None
     found.advance(ACTORS, 1.0)
-    assert found.take(recorder.answer(120.0, 130.0)) is None
+    assert found.receive(recorder.answer(120.0, 130.0)) is None
     found.advance(ACTORS, 2.0)
-    score = found.take(recorder.answer(140.0, 150.0))
+    score = found.receive(recorder.answer(140.0, 150.0))
     assert score is not None
     assert score.confirming
     assert (score.mean("published"), score.mean("float32")) == (125.0, 145.0)
@@ -123,11 +123,11 @@ def test_a_good_policy_is_confirmed_on_seeds_of_its_own_beside_fp32() -> None:
 def test_a_second_confirmation_uses_new_seeds() -> None:
     found, recorder = begun()
     for _ in range(2):
-        found.take(recorder.answer(100.0, 100.0))
+        found.receive(recorder.answer(100.0, 100.0))
         found.advance(ACTORS, 1.0)
-        found.take(recorder.answer(0.0, 0.0))
+        found.receive(recorder.answer(0.0, 0.0))
         found.advance(ACTORS, 1.0)
-        found.take(recorder.answer(0.0, 0.0))
+        found.receive(recorder.answer(0.0, 0.0))
         found.begin(POLICY)
         found.advance(ACTORS, 1.0)
     confirmations = {command.seed for _, command in recorder.sent} - {50}
@@ -154,14 +154,14 @@ def test_asks_again_over_a_new_connection() -> None:
     found, recorder = begun()
     found.advance(ACTORS, 1.0, connection=1)
     assert len({command.command_id for _, command in recorder.sent}) == 2, "an actor carries out each id once"
-    assert found.take(messages.Report(recorder.sent[0][1].command_id, "evaluate")) is None, "too late"
+    assert found.receive(messages.Report(recorder.sent[0][1].command_id, "evaluate")) is None, "too late"
     assert found.busy
 
 
 def test_ignores_answers_that_nobody_awaits() -> None:
     found, _ = begun()
     stale = messages.Report("other-1", "evaluate", episode_return=np.full(2, 1e6, np.float32))
-    assert found.take(stale) is None
+    assert found.receive(stale) is None
     assert found.busy
 
 
@@ -171,7 +171,7 @@ def test_a_failed_or_short_answer_is_no_score() -> None:
         for actor_id in ("a", "b"):
             report = recorder.answer(error="broke") if answer[0][0] == "error" else recorder.answer(500.0)
             assert recorder.sent[-1][0] == actor_id
-            assert found.take(report) is None
+            assert found.receive(report) is None
             found.advance(ACTORS, 1.0)
         assert not found.busy, "each has failed once"
         assert found.failures == len(recorder.sent) == 2
@@ -210,16 +210,16 @@ def test_each_failure_after_every_actor_s_first_makes_a_longer_rest() -> None:
     rests = []
     for _ in range(6):
         now_s = time.monotonic()
-        found.take(recorder.answer(error="gave up"))
+        found.receive(recorder.answer(error="gave up"))
         rests.append(found.rests_until_s - now_s)
         found.begin(POLICY)
         found.advance(ACTORS, now_s)
     assert rests[0] < 0, "the other actor may do better"
     assert all(2 * before <= after + 1.0 for before, after in itertools.pairwise(rests[1:]))
-    found.take(recorder.answer(1.0, 2.0))
+    found.receive(recorder.answer(1.0, 2.0))
     found.begin(POLICY)
     found.advance(ACTORS, 0.0)
-    found.take(recorder.answer(error="gave up"))
+    found.receive(recorder.answer(error="gave up"))
     assert found.rests_until_s - time.monotonic() < rests[-1], "a score makes up for them"
 
 
@@ -238,7 +238,7 @@ def course(
                 break
             mean = answers[recorder.sent[-1][0]](recorder.sent[-1][1])
             report = recorder.answer(error="broke") if mean is None else recorder.answer(mean, mean)
-            if (score := found.take(report)) is not None:
+            if (score := found.receive(report)) is not None:
                 done.append(score)
     return done
 
@@ -289,15 +289,15 @@ def test_one_without_another_that_answers_is_said_to_be_alone() -> None:
 
 def test_both_halves_of_a_pair_come_from_one_actor() -> None:
     found, recorder = begun()
-    assert found.take(recorder.answer(100.0, 100.0)) is None
+    assert found.receive(recorder.answer(100.0, 100.0)) is None
     found.advance(ACTORS, 1.0)
     assert recorder.sent[-1][0] == "b"
-    assert found.take(recorder.answer(100.0, 100.0)) is None
+    assert found.receive(recorder.answer(100.0, 100.0)) is None
     found.advance(ACTORS[:1], 2.0)  # b has gone between the two
     for _ in range(2):
         assert recorder.sent[-1][0] == "a"
         manifest = recorder.sent[-1][1].manifest
-        score = found.take(recorder.answer(100.0, 100.0))
+        score = found.receive(recorder.answer(100.0, 100.0))
         found.advance(ACTORS[:1], 3.0)
     assert manifest is not None and manifest.precision == "float32"
     assert score is not None and score.alone and score.reports.keys() == {"published", "float32"}

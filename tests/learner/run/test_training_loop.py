@@ -22,7 +22,8 @@ from learner.experience import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import roster, session
 from learner.networks import layers
-from learner.run import console, summary, training_loop
+from learner.run import build, training_loop
+from learner.run.reports import console, summary
 from tests import conftest
 from tests.conftest import BrokerProcess
 from tests.fakes import fleet_examples, log_reader, plain_client
@@ -128,7 +129,7 @@ def training(
             saved = checkpoint.load_newest(directory.checkpoints)
             display, now_s = console.Console(io.StringIO()), time.monotonic()
             yield (
-                training_loop.TrainingLoop(settings, directory, here, actors, saved, display, now_s, stop),
+                build.build(settings, directory, here, actors, saved, display, now_s, stop),
                 actor,
                 judge,
             )
@@ -143,7 +144,7 @@ def test_a_receipt_does_not_wait_for_an_update(
 ) -> None:
     stop = threading.Event()
     with training(mosquitto.port, tmp_path, stop, evaluate_episodes=0) as (loop, actor, _):
-        update = loop.algorithm.update
+        update = loop.parts.algorithm.update
 
         def slow(batch: replay.Batch) -> Update:
             while actor.receipts.acquire(blocking=False):  # those of before
@@ -153,10 +154,10 @@ def test_a_receipt_does_not_wait_for_an_update(
             assert all(arrived), "receipts wait for the update"
             return update(batch)
 
-        monkeypatch.setattr(loop.algorithm, "update", slow)
+        monkeypatch.setattr(loop.parts.algorithm, "update", slow)
         loop.train()
-    assert loop.algorithm.updates == loop.algorithm_settings.updates_per_call
-    assert loop.env_steps >= 24 + 3 * 12
+    assert loop.parts.algorithm.updates == config.DqnConfig().updates_per_call
+    assert loop.parts.pace.env_steps >= 24 + 3 * 12
 
 
 def test_a_run_ends_with_the_network_that_was_found_good(
@@ -167,25 +168,25 @@ def test_a_run_ends_with_the_network_that_was_found_good(
     wanted |= {"publish_period_updates": 1, "samples_per_insert": 64.0}
     with training(mosquitto.port, tmp_path, threading.Event(), **wanted) as (loop, _, judge):
         threading.Thread(target=judge.run, daemon=True).start()
-        update = loop.algorithm.update
+        update = loop.parts.algorithm.update
 
         def slow(batch: replay.Batch) -> Update:
             if judge.asked.is_set():
                 judge.may_answer.set()
-                conftest.wait_until(lambda: loop.solved is not None, "the loop hears it during the update")
+                conftest.wait_until(lambda: loop.parts.scores.solved is not None, "the loop hears it during the update")
             return update(batch)
 
-        monkeypatch.setattr(loop.algorithm, "update", slow)
+        monkeypatch.setattr(loop.parts.algorithm, "update", slow)
         loop.train()
-        assert loop.solved is not None
-        good = layers.arrays(loop.solved.policy.layers)
-        left = layers.arrays(loop.algorithm.policy_layers())
+        assert loop.parts.scores.solved is not None
+        good = layers.arrays(loop.parts.scores.solved.policy.layers)
+        left = layers.arrays(loop.parts.algorithm.policy_layers())
     assert all(np.array_equal(good[name], left[name]) for name in good)
-    assert loop.publisher.newest is not None
-    assert loop.publisher.newest.model == loop.solved.policy.model
+    assert loop.parts.publisher.newest is not None
+    assert loop.parts.publisher.newest.model == loop.parts.scores.solved.policy.model
     saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints")
     assert saved is not None
-    assert saved.meta["published"] == run_directory.policy_name(loop.publisher.newest.manifest)
+    assert saved.meta["published"] == run_directory.policy_name(loop.parts.publisher.newest.manifest)
 
 
 @pytest.mark.fault(24)
@@ -199,7 +200,7 @@ def test_says_whose_environment_fails_and_how(
     ):
         actor.vitals = messages.Vitals(env_failures=3, env_failure="TypeError: the old API")
         loop.train()
-        made = summary.make(loop, None, "")
+        made = summary.make(loop.summaries(), None, "")
     assert any("actor pi failed 3 times: TypeError: the old API" in line for line in log.lines)
     assert made["env_failures"] == {"pi": {"count": 3, "message": "TypeError: the old API"}}
     assert "failed 3 times: TypeError: the old API" in summary.table(made)
@@ -216,20 +217,20 @@ def test_a_slow_environment_begins_with_fewer_steps(
     stop = threading.Event()
     slow: dict[str, Any] = {"learning_starts": 10_000, "learning_starts_s": 0.01, "evaluate_episodes": 0}
     with training(mosquitto.port, tmp_path, stop, **slow) as (loop, _, _):
-        update = loop.algorithm.update
+        update = loop.parts.algorithm.update
 
         def only(batch: replay.Batch) -> Update:
             stop.set()
             return update(batch)
 
-        monkeypatch.setattr(loop.algorithm, "update", only)
+        monkeypatch.setattr(loop.parts.algorithm, "update", only)
         loop.train()
-        assert loop.algorithm.updates > 0
-        assert loop.env_steps < 10_000
-    assert f"learning begins with {loop.limiter.min_size} steps instead of 10,000" in "\n".join(log.lines)
+        assert loop.parts.algorithm.updates > 0
+        assert loop.parts.pace.env_steps < 10_000
+    assert f"learning begins with {loop.parts.pace.limiter.min_size} steps instead of 10,000" in "\n".join(log.lines)
     saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints")
     assert saved is not None
-    assert saved.meta["limiter"]["min_size"] == loop.limiter.min_size, "a resumed run does not wait again"
+    assert saved.meta["limiter"]["min_size"] == loop.parts.pace.limiter.min_size, "a resumed run does not wait again"
 
 
 @pytest.mark.fault(2)
@@ -242,16 +243,16 @@ def test_says_that_there_is_no_score_and_trains_on(
 ) -> None:
     with training(mosquitto.port, tmp_path, threading.Event(), publish_period_updates=1) as (loop, _, judge):
         threading.Thread(target=judge.gives_up, daemon=True).start()
-        update, asked_after = loop.algorithm.update, []
+        update, asked_after = loop.parts.algorithm.update, []
 
         def trained(batch: replay.Batch) -> Update:
             if judge.asked.is_set():
-                asked_after.append(loop.scoring.busy)
+                asked_after.append(loop.parts.scores.busy)
                 if "gave up" in "\n".join(log.lines) and len(asked_after) > 20:
                     loop._stop.set()
             return update(batch)
 
-        monkeypatch.setattr(loop.algorithm, "update", trained)
+        monkeypatch.setattr(loop.parts.algorithm, "update", trained)
         loop.train()
         assert judge.order is not None
         assert judge.order.max_steps > 0
@@ -270,17 +271,17 @@ def test_a_resumed_run_takes_nothing_that_was_recorded_for_another_in_between(
 
     def takes(loop: training_loop.TrainingLoop, epoch: int) -> bool:
         sent = fleet_examples.experience((8, 4), boot=epoch, assigned_epoch=epoch, epoch=0, version=0)
-        before = loop.ingest.refused["epoch"]
-        loop.intake.receive("po", topic, mac.seal(topic, codec.encode(sent)), 0)
-        return loop.ingest.refused["epoch"] == before
+        before = loop.parts.validator.refused["epoch"]
+        loop.parts.ingest.receive("po", topic, mac.seal(topic, codec.encode(sent)), 0)
+        return loop.parts.validator.refused["epoch"] == before
 
     with training(mosquitto.port, tmp_path, threading.Event()) as (loop, _, _):
         loop.save()
-        loop.intake.close()
-        loop.directory._lock.close()  # it is killed here
+        loop.parts.ingest.close()
+        loop.parts.checkpoints._directory._lock.close()  # it is killed here
     assert identity.Fleet.open("lab").next_epoch() == 2, "another run begins, and ends"
     with training(mosquitto.port, tmp_path, threading.Event(), resume=True) as (loop, _, _):
         assert [takes(loop, epoch) for epoch in (1, 2, 3, 4)] == [True, False, True, False]
-        assert loop.ingest.refused["epoch"] == 2
-        loop.intake.commit(wait=True)
-        loop.intake.close()
+        assert loop.parts.validator.refused["epoch"] == 2
+        loop.parts.ingest.commit(wait=True)
+        loop.parts.ingest.close()

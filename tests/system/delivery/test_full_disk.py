@@ -20,7 +20,7 @@ from broker.program import cli, logs, storage
 from learner.algorithms import Update
 from learner.experience import dead_letters, replay
 from learner.files import checkpoint, records
-from learner.run import console, metrics
+from learner.run.reports import console, metrics
 from tests.conftest import BrokerProcess
 from tests.fakes import log_reader
 from tests.learner.run import test_training_loop as loops
@@ -91,7 +91,7 @@ def test_records_are_not_worth_a_run(tmp_path: Path, caplog: pytest.LogCaptureFi
     caplog.handler.addFilter(once)
     kept = records.Records()
     letters = dead_letters.DeadLetters(tmp_path / dead_letters.NAME, kept=kept)
-    found = metrics.Metrics(tmp_path, console.Console(io.StringIO()), 0.0, kept)
+    found = metrics.Metrics.open(tmp_path, console.Console(io.StringIO()), 0.0, kept)
     for step in range(3):
         found.write({"env_steps": float(step)})
         letters.add("topic", "shape", "does not fit", b"x")
@@ -127,13 +127,13 @@ def test_training_goes_on_without_checkpoints_and_says_at_the_end_that_the_last_
     """The ledger has room, a checkpoint has not; what was there before stays as it was."""
     stop, before = threading.Event(), resource.getrlimit(resource.RLIMIT_FSIZE)
     with loops.training(mosquitto.port, tmp_path, stop, evaluate_episodes=0, checkpoint_period_s=0.0) as (loop, _, _):
-        update, steps = loop.algorithm.update, [0]
+        update, steps = loop.parts.algorithm.update, [0]
         save = checkpoint.save
 
         def watched(batch: replay.Batch) -> Update:
-            if loop.records.failed["checkpoints"] > 2 and not steps[0]:
-                steps[0] = loop.env_steps
-            if steps[0] and loop.env_steps > steps[0]:  # it takes in what comes all the same
+            if loop.parts.records.failed["checkpoints"] > 2 and not steps[0]:
+                steps[0] = loop.parts.pace.env_steps
+            if steps[0] and loop.parts.pace.env_steps > steps[0]:  # it takes in what comes all the same
                 stop.set()
             return update(batch)
 
@@ -148,7 +148,7 @@ def test_training_goes_on_without_checkpoints_and_says_at_the_end_that_the_last_
         (whole,) = (tmp_path / "run" / "checkpoints").iterdir()
         content = whole.read_bytes()
         monkeypatch.setattr(checkpoint, "save", without_room)
-        monkeypatch.setattr(loop.algorithm, "update", watched)
+        monkeypatch.setattr(loop.parts.algorithm, "update", watched)
         with pytest.raises(OSError, match="too large") as caught:
             loop.train()
     assert steps[0], "it goes on after the first one that could not be written"

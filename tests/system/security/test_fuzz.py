@@ -96,7 +96,7 @@ def _changed(kind: str, changes: dict[str, Any]) -> messages.Message:
 
 
 class Learner:
-    """Session, roster and ingest, as training_loop joins them."""
+    """Session, roster and validator, as a run joins them."""
 
     def __init__(self, directory: Path) -> None:
         fleet = identity.Fleet.open("lab")

@@ -1,10 +1,10 @@
-"""How training is going: counts of episodes and policy lag, and the row of metrics made from them once a second."""
+"""The progress of training: episodes, policy lag and rates, and when a row of metrics is due."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -31,8 +31,8 @@ class Progress:
         """Counts what entered replay.
 
         Args:
-            experience: It.
-            newest: Version of the newest policy, or None where the experience is not of this session.
+            experience: The message.
+            newest: The newest policy version; None where the experience is of an earlier session.
         """
         flags = experience.terminated.tolist(), experience.truncated.tolist()
         for episode_return, terminated, truncated in zip(experience.episode_return.tolist(), *flags, strict=True):
@@ -45,20 +45,23 @@ class Progress:
 
     @property
     def lag_mean(self) -> float | None:
-        """Versions between the policy that chose a step and the newest one when it arrived; mean over steps."""
+        """The mean, over steps, of the versions between the policy that chose a step and the newest when it arrived."""
         return self._lag_sum / self._lag_steps if self._lag_steps else None
 
+    def summary(self) -> dict[str, Any]:
+        """Returns episodes and policy lag, for the summary."""
+        return {"episodes": self.episodes, "policy_lag_mean_versions": self.lag_mean}
+
     def restart_rates(self, updates: int, env_steps: int) -> None:
-        """Rates of the next row count from here."""
+        """Makes the rates of the next row count from here."""
         self._at, self._updates, self._env_steps = time.monotonic(), updates, env_steps
 
-    def row(self, updates: int, env_steps: int, others: Callable[[], dict[str, float]]) -> dict[str, float] | None:
-        """Returns the metrics of now, if a row is due.
+    def row(self, updates: int, env_steps: int) -> dict[str, float] | None:
+        """Returns the progress since the last row, if a row of metrics is due; None otherwise.
 
         Args:
-            updates: So many so far.
-            env_steps: So many accepted so far.
-            others: Asked for what the other stages count, where a row is due.
+            updates: Updates so far.
+            env_steps: Environment steps that were accepted so far.
         """
         elapsed = time.monotonic() - self._at
         if elapsed < PERIOD_S:
@@ -71,7 +74,6 @@ class Progress:
             "episodes": self.episodes,
             "updates_per_s": self.updates_per_s,
             "env_steps_per_s": self.env_steps_per_s,
-            **others(),
         }
         if self.returns:
             row["return_mean"] = float(np.mean(self.returns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 
-from learner.run import console
+from learner.run.reports import console
 
 
 def test_what_an_actor_says_cannot_steer_a_terminal() -> None:

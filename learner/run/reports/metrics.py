@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
 from broker.program import storage
 from learner.files import records
-from learner.run import console
+from learner.run.reports import console
 
 
 class Metrics:
     """Writes rows of metrics; a resumed run goes on in the same files.
 
     Args:
-        directory: The run directory.
+        path: metrics.jsonl.
+        file: The same, open.
+        board: Writes TensorBoard's rows.
         display: Shows the newest row.
         started_s: Monotonic time from which `wall_s` counts.
         kept: Counts what the disk does not take.
     """
 
+    @classmethod
+    def open(
+        cls, directory: Path, display: console.Console, started_s: float, kept: records.Records | None = None
+    ) -> Metrics:
+        """Opens the files in a run directory; further arguments are the constructor's."""
+        path = directory / "metrics.jsonl"
+        file = open(path, "ab", buffering=0)  # noqa: SIM115  open as long as the run
+        board = tf.summary.create_file_writer(str(directory / "tensorboard"))
+        return cls(path, file, board, display, started_s, kept or records.Records())
+
     def __init__(
-        self, directory: Path, display: console.Console, started_s: float, kept: records.Records | None = None
+        self,
+        path: Path,
+        file: io.FileIO,
+        board: Any,
+        display: console.Console,
+        started_s: float,
+        kept: records.Records,
     ) -> None:
-        self._path = directory / "metrics.jsonl"
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  open as long as the run
-        self._kept = kept or records.Records()
-        self._board = tf.summary.create_file_writer(str(directory / "tensorboard"))
-        self._display = display
-        self._started = started_s
+        self._path, self._file, self._board = path, file, board
+        self._display, self._started, self._kept = display, started_s, kept
 
     def write(self, row: dict[str, float]) -> None:
         """Writes one row; `env_steps` is its step, and a value that is not finite becomes null."""
@@ -61,3 +78,12 @@ class Metrics:
             self._board.close()
         except tf.errors.OpError as error:
             self._kept.note("TensorBoard's rows", error)
+
+
+def merged(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the metrics of several stages as one row; what two of them count by one name is added up."""
+    row: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            row[name] = row[name] + value if name in row else value
+    return row

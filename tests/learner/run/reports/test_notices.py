@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.contract import messages
-from learner.run import notices
+from learner.run.reports import notices
 from tests.fakes import fleet_examples, log_reader
 
 

@@ -23,16 +23,23 @@ class Energy:
 
 
 class Tracker:
-    """Runs codecarbon beside training; it starts in a thread because probing the machine takes seconds."""
+    """Runs codecarbon beside training; it starts in a thread because probing the machine takes seconds.
+
+    Args:
+        country: ISO code, which tells how much CO2 a kWh costs.
+    """
 
     def __init__(self, country: str) -> None:
         self._country = country
         self._tracker: Any = None
         self._error = ""
-        self._thread = threading.Thread(target=self._start, name="energy", daemon=True)
+        self._thread = threading.Thread(target=self._probe, name="energy", daemon=True)
+
+    def start(self) -> None:
+        """Begins to measure."""
         self._thread.start()
 
-    def _start(self) -> None:
+    def _probe(self) -> None:
         try:
             import codecarbon
 
@@ -51,7 +58,7 @@ class Tracker:
             self._error = f"{type(error).__name__}: {error}"
 
     def stop(self) -> Energy | None:
-        """The figures, or None if codecarbon could not run (see `error`)."""
+        """Ends measuring; returns the figures, or None if codecarbon could not run (see `error`)."""
         self._thread.join(5.0)
         if self._tracker is None:
             return None
@@ -71,12 +78,12 @@ class Tracker:
 
     @property
     def error(self) -> str:
-        """Why there are no figures."""
+        """The reason that there are no figures; empty if there are."""
         return self._error or ("codecarbon did not start in time" if self._tracker is None else "")
 
 
 def _method(tracker: Any) -> str:
-    """`measured (RAPL)` or `modelled (...)`, from what the tracker chose."""
+    """Returns `measured (RAPL)` or `modelled (...)`, from what the tracker chose."""
     modes = {str(getattr(h, "_mode", "")) for h in getattr(tracker, "_hardware", []) if type(h).__name__ == "CPU"}
     if any("rapl" in mode or "power_gadget" in mode for mode in modes):
         return "CPU measured"

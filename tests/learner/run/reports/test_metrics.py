@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing import event_accumulator
 
-from learner.run import console, metrics
+from learner.run.reports import console, metrics
 
 ROW = {"env_steps": 1200.0, "updates": 30, "loss": 0.5, "return_mean": math.nan}
 
 
 def test_one_row_reaches_file_board_and_console(tmp_path: Path) -> None:
     stream = io.StringIO()
-    found = metrics.Metrics(tmp_path, console.Console(stream), started_s=0.0)
+    found = metrics.Metrics.open(tmp_path, console.Console(stream), started_s=0.0)
     found.write(ROW)
     found.close()
     row = json.loads((tmp_path / "metrics.jsonl").read_text())
@@ -33,7 +33,7 @@ def test_one_row_reaches_file_board_and_console(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
     for _ in range(2):
-        found = metrics.Metrics(tmp_path, console.Console(io.StringIO()), started_s=0.0)
+        found = metrics.Metrics.open(tmp_path, console.Console(io.StringIO()), started_s=0.0)
         found.write(ROW)
         found.close()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

@@ -1,4 +1,4 @@
-"""What a person sees while the learner works: lines that are logged, and one that renews itself on a terminal."""
+"""The console of a learner: lines that are logged, and one that renews itself on a terminal."""
 
 from __future__ import annotations
 

@@ -1,0 +1,184 @@
+"""Makes the parts of a run, and wires them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+
+import numpy as np
+
+from broker.contract import errors
+from learner import config
+from learner.algorithms import registry
+from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, validate
+from learner.files import checkpoint, records, run_directory
+from learner.fleet import roster, session
+from learner.policies import publish
+from learner.run import (
+    assigning,
+    checkpoints,
+    first_steps,
+    pace,
+    policy_scores,
+    receiving,
+    recovery,
+    scoring,
+    training_loop,
+    updating,
+    waiting,
+)
+from learner.run.reports import console, metrics, notices, progress
+
+_log = logging.getLogger(__name__)
+
+
+def build(
+    settings: config.Settings,
+    directory: run_directory.RunDirectory,
+    fleet: session.Session,
+    actors: roster.Roster,
+    saved: checkpoint.Checkpoint | None,
+    display: console.Console,
+    started_s: float,
+    stop: threading.Event,
+) -> training_loop.TrainingLoop:
+    """Makes a training loop that is ready to train.
+
+    The order counts: what the ledger has is in replay before anything is assigned, and actors gather their first steps
+    while the networks are compiled.
+
+    Args:
+        settings: The run's.
+        directory: The run's.
+        fleet: The learner's session, which has joined.
+        actors: Those who are there.
+        saved: Checkpoint to go on from; None begins anew, with what the run's ledger holds, if it has one.
+        display: Shows progress.
+        started_s: Monotonic time at which the process began.
+        stop: Ends training when set.
+
+    Raises:
+        SpecError: The run was made for another environment.
+        RunError: The checkpoint or the ledger cannot be used.
+    """
+    train, algorithm_settings, spec = settings.train, settings.algorithm, actors.the_spec
+    asking = scoring.Scoring(fleet.command, train, fleet.id)
+    failures, counted, kept = notices.Notices(), progress.Progress(), records.Records()
+    rng = np.random.default_rng(train.seed)
+    buffer = replay.of(spec, algorithm_settings)
+    per_call = updating.updates_per_call(algorithm_settings, spec.observation.size)
+    limiter = rate_limiter.RateLimiter(
+        train.samples_per_insert,
+        train.learning_starts,
+        error_buffer=max(
+            2.0 * algorithm_settings.batch_size * per_call, train.samples_per_insert * train.message_steps
+        ),
+    )
+    steps = pace.Pace(train, algorithm_settings, limiter, started_s)
+    saving = checkpoints.Checkpoints(directory, kept, spec, actors.env_id, fleet.epoch, rng, steps, counted)
+    version = saving.restore(saved) if saved else 0
+    committed = _open_ledger(directory, train, actors, steps, counted, is_new=saved is None)
+    saving.epochs = committed.begin_session(saving.epochs)  # before any assignment: all that is recorded finds it there
+    validator = validate.Validator(
+        fleet.macs,
+        spec,
+        saving.epochs,
+        committed.marks(),
+        dead_letters.DeadLetters(directory.path / dead_letters.NAME, kept=kept),
+        buffer.fits,
+        train.max_policy_lag,
+        may_send=actors.may_send,
+        on_outcome=fleet.note_outcome,
+    )
+    earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
+    actors.set_earlier_steps(earlier_steps)
+    ingesting = ingest.Ingest(validator, committed, buffer)
+    ingesting.rebuild_replay()
+    committed.on_commit = fleet.wake
+    fleet.announce(spec.fingerprint, version)
+    assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
+    assigner.assign()
+    _log.info("compiling the networks; the actors gather their first steps meanwhile")
+    algorithm = registry.make(settings, spec)
+    if saved:
+        algorithm.restore(saved.parts["algorithm"])
+    publisher = publish.Publisher(
+        fleet,
+        fleet.topics,
+        spec,
+        algorithm.head,
+        fleet.epoch,
+        version,
+        settings.gate,
+        directory,
+        send_deltas=train.delta,
+        precision=train.precision,
+        weight_bits=train.weight_bits,
+        expire_after_s=train.policy_expire_s,
+        kept=kept,
+    )
+    publisher.prepare(algorithm.policy_layers())
+    written = metrics.Metrics.open(directory.path, display, started_s, kept)
+    good = algorithm.state()
+    scores = policy_scores.PolicyScores(train, asking, publisher, steps.end_s, good)
+    gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
+    counted.restart_rates(algorithm.updates, steps.env_steps)
+    parts = training_loop.Parts(
+        session=fleet,
+        roster=actors,
+        validator=validator,
+        ingest=ingesting,
+        replay=buffer,
+        rng=rng,
+        algorithm=algorithm,
+        publisher=publisher,
+        receiver=receiving.Receiver(fleet, actors, ingesting, limiter, counted, publisher, scores, failures),
+        pace=steps,
+        first_steps=gathering,
+        assigner=assigner,
+        updater=updating.Updater(algorithm_settings, per_call, algorithm, buffer, limiter, rng),
+        recovery=recovery.Recovery(algorithm, good, ingesting),
+        scores=scores,
+        checkpoints=saving,
+        records=kept,
+        progress=counted,
+        metrics=written,
+        notices=failures,
+        waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
+    )
+    return training_loop.TrainingLoop(settings, parts, started_s, stop)
+
+
+def _open_ledger(
+    directory: run_directory.RunDirectory,
+    settings: config.TrainConfig,
+    actors: roster.Roster,
+    steps: pace.Pace,
+    counted: progress.Progress,
+    *,
+    is_new: bool,
+) -> ledger.Ledger:
+    """Opens the run's ledger, which knows what reached replay after the checkpoint, too, or before there was one.
+
+    Raises:
+        SpecError: The run was made for another environment.
+        RunError: It cannot be opened.
+    """
+    path, keep, spec = directory.path / run_directory.LEDGER, settings.keep_experience, actors.the_spec
+    about = {"env_id": actors.env_id, "spec": json.dumps(dataclasses.asdict(spec))}
+    if is_new and not path.exists():
+        opened = ledger.Ledger(path, keep=keep, about=about)
+    else:
+        opened = ledger.resume(path, keep=keep, before=(steps.env_steps, counted.episodes), about=about)
+    found = ledger.about(path)
+    if json.loads(found["spec"]) != json.loads(about["spec"]):
+        opened.close()
+        raise errors.SpecError(
+            "the run was made for another environment",
+            where=f"run: {found['env_id']}; actors: {actors.env_id}, {spec.describe()}",
+            todo="start the actors with the run's environment, or start a new run",
+        )
+    steps.limiter.inserted, counted.episodes = opened.totals()
+    return opened

@@ -1,0 +1,104 @@
+"""Takes in what arrives: states into the roster, experience into replay with receipts back, reports into scores."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+from broker.contract import messages
+from learner.experience import ingest, rate_limiter
+from learner.fleet import roster, session
+from learner.policies import publish
+from learner.run import policy_scores
+from learner.run.reports import notices, progress
+
+ARRIVALS = 64  # messages that are taken in at once, at most: about 10 ms, then updates have their turn
+
+
+class Receiver:
+    """Passes each message on to the stage that it is for.
+
+    Args:
+        fleet: What arrives comes from here, and receipts go out here.
+        actors: Takes in states.
+        ingesting: Takes in experience.
+        limiter: Counts transitions that entered replay.
+        counted: Counts episodes and policy lag.
+        publisher: Is told which policy an actor acts on.
+        scores: Takes in reports.
+        failures: Takes in how environments fail.
+    """
+
+    def __init__(
+        self,
+        fleet: session.Session,
+        actors: roster.Roster,
+        ingesting: ingest.Ingest,
+        limiter: rate_limiter.RateLimiter,
+        counted: progress.Progress,
+        publisher: publish.Publisher,
+        scores: policy_scores.PolicyScores,
+        failures: notices.Notices,
+    ) -> None:
+        self._session, self._roster, self._limiter, self._progress = fleet, actors, limiter, counted
+        self._publisher, self._scores, self._notices = publisher, scores, failures
+        self.ingest = ingesting
+        self._receipts_at = -math.inf
+
+    def receive(self, wait_s: float) -> None:
+        """Takes in what has arrived; waits up to `wait_s` for an arrival, a commit or an update to end."""
+        if self.ingest.is_full:
+            self.commit(wait=True)
+        for arrival in itertools.islice(self._session.drain(min(wait_s, self.ingest.due_in_s)), ARRIVALS):
+            message = arrival.message
+            if isinstance(message, messages.ActorState):
+                self._receive_state(arrival.actor_id, message, arrival.retained)
+            elif isinstance(message, messages.Report):
+                self._receive_report(arrival.actor_id, message)
+            else:
+                self._receive_experience(arrival.actor_id, arrival.topic, message)
+                if self.ingest.is_full:
+                    break
+        self.commit(wait=False)
+        self._publisher.settle()
+
+    def commit(self, *, wait: bool) -> None:
+        """Inserts what is durable into replay, and sends receipts: one an actor, however many messages it covers.
+
+        Args:
+            wait: Until all that was received is.
+        """
+        for experience in self.ingest.commit(wait=wait):
+            self._limiter.insert(len(experience.reward))
+            ours = experience.epoch == self._session.epoch
+            self._progress.count(experience, self._publisher.version if ours else None)
+        now = time.monotonic()
+        if not wait and now - self._receipts_at < self._roster.receipt_s:
+            return
+        self._receipts_at, receipts = now, self.ingest.receipts()
+        self._session.retain_all((self._session.topics.receipt(actor_id), receipt) for actor_id, receipt in receipts)
+
+    def _receive_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
+        now = time.monotonic()
+        actor = self._roster.observe(actor_id, state, retained=retained, now_s=now)
+        for name, rejection in self._roster.rejections():
+            self._session.refused["state.second_machine"] += 1
+            self._session.tell(self._session.topics.assignment(name), rejection)
+        if not retained:
+            self._notices.observe(actor_id, state, now)
+        version = state.vitals.policy_version
+        self._session.compare_epochs(actor_id, state.vitals.policy_epoch)
+        if state.vitals.policy_epoch == self._session.epoch and version > actor.version and not retained:
+            actor.version = version
+            self._publisher.acts(version, now)
+
+    def _receive_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
+        experience = self.ingest.receive(actor_id, topic, payload, self._publisher.version)
+        if experience is not None:  # refused or not, they used up its grant
+            self._roster.count_received(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward))
+
+    def _receive_report(self, actor_id: str, report: messages.Report) -> None:
+        if not self._scores.receive(actor_id, report):
+            self._session.refused["report.unasked"] += 1
+            self._session.note_outcome(self._session.topics.report(actor_id), 0, None)

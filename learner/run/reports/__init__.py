@@ -1,0 +1,1 @@
+"""Reports of a run, for people: console, metrics, notices, progress, energy and summary."""

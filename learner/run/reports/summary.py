@@ -1,0 +1,136 @@
+"""The summary of a run: one dict with units in its names, and the table that people read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from learner.run.reports import console, energy
+
+_KEYS = (
+    *("env_id", "algorithm", "seed", "solved", "solved_return", "env_steps", "updates", "episodes", "learner_wall_s"),
+    *("finished_unix_s", "precision", "{}_return_mean", "{}_return_std", "{}_returns", "fp32_return_mean"),
+    *("fp32_return_std", "fp32_returns", "return_difference", "return_difference_interval", "score_seed", "scored_by"),
+    *("greedy_agreement", "greedy_agreement_weighted", "ties", "action_error_mean", "action_error_p99"),
+    *("policy_version", "policies_published", "policies_held_back", "policy_{}_bytes", "policy_fp32_bytes"),
+    *("calibrate_ms_p50", "quantize_ms_p50", "gate_ms_p50", "delta_ms_p50", "send_ms_p50", "keyframes"),
+    *("keyframe_bytes", "deltas", "delta_bytes", "bytes_per_policy", "publish_to_acting_ms_p50"),
+    *("publish_to_acting_ms_p99", "publish_to_acting_count", "policy_lag_mean_versions", "invoke_us_p50"),
+    *("invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99", "runtime", "delegate"),
+    *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_quarantined", "recoveries"),
+    *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "energy_wh", "co2_g"),
+    "energy_source",
+)
+"""The keys of a summary, in this order; {} stands for the precision of the policies."""
+
+
+def make(stages: Iterable[Mapping[str, Any]], used: energy.Energy | None, energy_error: str) -> dict[str, Any]:
+    """Returns the summary of a session that has ended; a figure that was not taken is None.
+
+    Args:
+        stages: What each stage says; of what two count by one name, counts are added up.
+        used: The energy that the learner used, where that is known.
+        energy_error: Why it is not.
+    """
+    found: dict[str, Any] = {
+        "energy_wh": used.energy_wh if used else None,
+        "co2_g": used.co2_g if used else None,
+        "energy_source": used.source if used else f"none: {energy_error}",
+    }
+    for stage in stages:
+        for name, value in stage.items():
+            found[name] = dict(Counter(found[name]) + Counter(value)) if name in found else value
+    names = [name.format(found["precision"]) for name in _KEYS]
+    return {name: found[name] for name in dict.fromkeys(names)}
+
+
+def table(summary: dict[str, Any]) -> str:
+    """Returns the summary as aligned lines of label and value."""
+    s = {key: ("-" if value is None else value) for key, value in summary.items()}
+    precision = summary["precision"]
+    wall = s.get("train_wall_s", s["learner_wall_s"])
+    rows = [
+        ("environment", f"{s['env_id']}, {s['algorithm']}, seed {s['seed']}"),
+        ("environment steps", f"{s['env_steps']:,} in {s['episodes']:,} episodes"),
+        ("updates", f"{s['updates']:,}"),
+        ("wall time", f"{wall:.1f} s" + (" from the first process started" if "train_wall_s" in s else "")),
+        (f"return, published {precision} policy", _spread(summary, precision)),
+        ("return, fp32 on the same seeds", _spread(summary, "fp32")),
+        (f"  {precision} less fp32, paired 95 %", _interval(summary["return_difference_interval"])),
+        ("scored by", _scored_by(summary)),
+        _fidelity(precision, s),
+        ("policy size", f"{precision} {_bytes(s[f'policy_{precision}_bytes'])}, fp32 {_bytes(s['policy_fp32_bytes'])}"),
+        (
+            "policies published",
+            f"{s['policies_published']}, held back {sum(summary['policies_held_back'].values())}; "
+            f"quantize {_number(s['quantize_ms_p50'])} ms, gate {_number(s['gate_ms_p50'])} ms (median)",
+        ),
+        (
+            "policies on the wire",
+            f"{_bytes(s['bytes_per_policy'])} each (mean): {s['keyframes']} keyframes, {s['deltas']} deltas",
+        ),
+        (
+            "publish to acting",
+            f"p50 {_number(s['publish_to_acting_ms_p50'])} ms, p99 {_number(s['publish_to_acting_ms_p99'])} ms, "
+            f"{s['publish_to_acting_count']} swaps",
+        ),
+        ("policy lag", f"{_number(s['policy_lag_mean_versions'])} versions (mean over steps)"),
+        ("invoke only", f"p50 {_number(s['invoke_us_p50'])} us, p99 {_number(s['invoke_us_p99'])} us"),
+        (
+            "observation to action",
+            f"p50 {_number(s['observation_to_action_us_p50'])} us, p99 {_number(s['observation_to_action_us_p99'])} us",
+        ),
+        ("runtime, kernels", f"{s['runtime']}, {s['delegate']}"),
+        ("MQTT at the learner", f"{_bytes(s['bytes_received'])} in, {_bytes(s['bytes_sent'])} out"),
+        ("refused", ", ".join(f"{k} {v}" for k, v in summary["messages_refused"].items()) or "nothing"),
+        *(
+            (f"environment of {actor_id}", f"failed {one['count']:,} times: {one['message']}")
+            for actor_id, one in summary["env_failures"].items()
+        ),
+        ("learner's energy, CO2", f"{_number(s['energy_wh'])} Wh, {_number(s['co2_g'])} g"),
+        ("  its source", s["energy_source"]),
+    ]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(console.printable(f"{label:<{width}}  {value}") for label, value in rows)
+
+
+def _scored_by(summary: dict[str, Any]) -> str:
+    who = summary["scored_by"]
+    if not summary["solved"]:
+        return ", ".join(who) or "-"
+    return f"{who[0]}, confirmed by {who[1]}" if len(who) > 1 else f"{who[0]} alone"
+
+
+def _fidelity(precision: str, s: dict[str, Any]) -> tuple[str, str]:
+    if isinstance(s["action_error_mean"], float):
+        found = f"mean {_share(s['action_error_mean'])} of the action's range, p99 {_share(s['action_error_p99'])}"
+        return f"action error {precision} / fp32", f"{found}, on replay states"
+    found = f"{_share(s['greedy_agreement'])} of replay states, ties {_share(s['ties'])}"
+    return f"greedy agreement {precision} / fp32", found
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return f"{ends[0]:.1f} to {ends[1]:.1f}" if ends else "-"
+
+
+def _spread(summary: dict[str, Any], name: str) -> str:
+    returns = summary[f"{name}_returns"]
+    if not returns:
+        return "-"
+    mean, std = summary[f"{name}_return_mean"], summary[f"{name}_return_std"]
+    return f"{mean:.1f} +- {std:.1f} over {len(returns)} episodes ({min(returns):.0f} to {max(returns):.0f})"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _share(value: Any) -> str:
+    return f"{100 * value:.1f} %" if isinstance(value, float) else str(value)
+
+
+def _bytes(value: Any) -> str:
+    if not isinstance(value, int):
+        return str(value)
+    return f"{value / 1e6:.2f} MB" if value >= 1e6 else f"{value / 1e3:.1f} kB"
