@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import signal
 import socket
@@ -18,13 +19,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.program import children
+from broker.program import children, logs
 from broker.serve.mosquitto import process
 
 KINDS = ("mosquitto", "embedded")
 START_TIMEOUT_S = 20.0
 _INSTALL = " is not installed (sudo apt install "
 _LEFT_OUT = "left out"
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """Loggers are after a test as they were before it, whatever program was run in this process."""
+    found = [logging.getLogger(name) for name in logs.PACKAGES]
+    before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in found]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

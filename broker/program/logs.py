@@ -31,6 +31,7 @@ def configure(handler: logging.Handler | None = None, level: int = logging.INFO)
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level)
+        logger.propagate = False  # other libraries give the root logger a handler, which would say it all once more
 
 
 def once(key: Hashable = None, again_s: float = math.inf) -> dict[str, Any]:
