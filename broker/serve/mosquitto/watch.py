@@ -30,7 +30,7 @@ _NOTICES = re.compile(
 
 
 class Watch:
-    """Takes every line that Mosquitto logs, in order.
+    """Counts sessions and subscriptions by the lines that Mosquitto logs, in order.
 
     Args:
         on_excess: Called with a user's name and what it did, once for each; without a name for each client whose id is
@@ -43,8 +43,8 @@ class Watch:
         self._users: dict[str, str] = {}  # of client id
         self._out: set[str] = set()
 
-    def take(self, line: str) -> bool:
-        """True for a line that is here to be counted, and not to be read by people."""
+    def count(self, line: str) -> bool:
+        """Counts what a line tells; returns true if it is here to be counted, and not to be read by people."""
         whole = len(line.encode()) < _LOG_LINE_BYTES
         if whole and (connected := _CONNECTED.fullmatch(line)):
             self._connected(*connected.groups())
