@@ -1,4 +1,4 @@
-"""Mosquitto as a child of this process: found, started, waited for, reloaded, stopped, never left behind."""
+"""Runs Mosquitto as a child of this process: found, started, waited for, reloaded, stopped, never left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from broker.serve import listener
 from broker.serve.mosquitto import access, config, sandbox, watch
 
 _PATH_BESIDES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
-"""Where packages put it; Debian's user PATH lacks the first two."""
+"""Directories where packages put it; Debian's user PATH lacks the first two."""
 _START_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 2.0
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def find() -> str | None:
-    """Path of the Mosquitto program, if it is installed."""
+    """Returns the path of the Mosquitto program; None if it is not installed."""
     return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:{_PATH_BESIDES}")
 
 
@@ -120,7 +120,11 @@ class Mosquitto:
         self._run()
 
     def check(self) -> None:
-        """Raises BrokerUnreachable if Mosquitto has ended by itself."""
+        """Makes sure that Mosquitto still runs.
+
+        Raises:
+            BrokerUnreachable: It has ended by itself.
+        """
         code = self._child.poll()
         if code is not None:
             raise errors.BrokerUnreachable(
@@ -185,7 +189,7 @@ class Mosquitto:
             raise
 
     def _let_read(self, descriptor: int, mode: int) -> None:
-        """To the group of Mosquitto's user, where it is not ours; write can only we."""
+        """Lets the group of Mosquitto's user read, where it is not ours; write can only we."""
         if self._owner is not None:
             os.fchown(descriptor, -1, self._owner.pw_gid)
             os.fchmod(descriptor, mode)
@@ -237,7 +241,7 @@ class Mosquitto:
         raise errors.ConfigError("Mosquitto does not answer", where=f"{self.host}:{self.port}")
 
     def _serves(self) -> bool:
-        """Whether its loop turns: it answers a goodbye, with another one or a TLS alert.
+        """Returns whether its loop turns: it answers a goodbye, with another one or a TLS alert.
 
         That it listens is not enough: it does so before it has a handler for SIGHUP, and then `reload` ends it (in 23
         of 60 trials beside two busy processes).
@@ -253,7 +257,7 @@ class Mosquitto:
 
 
 def _reachable(host: str, port: int) -> tuple[str, int]:
-    """Where to connect to a listener on `host`, which may be a wildcard."""
+    """Returns where to connect to a listener on `host`, which may be a wildcard."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
