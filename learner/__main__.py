@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import errors
-from broker.program import cli, settings
+from broker.program import cli, logs, settings
 from learner import config
 from learner.config import tasks
 
@@ -207,9 +206,11 @@ def _train(args: argparse.Namespace) -> int:
     def configure(env_id: str, actions: str) -> config.Settings:
         return initial if args.resume else config.effective(args, env_id, actions=actions)
 
+    display = console.Console()
+    logs.configure(display)
     try:
         summary, path = train.run(
-            initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, screen=console.Console()
+            initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, display=display
         )
     except session.Stopped:
         print("interrupted before training began", file=sys.stderr)
@@ -304,13 +305,13 @@ def _fidelity(args: argparse.Namespace) -> int:
     with stderr_filter.filtered(everything=not args.verbose):
         from learner.study import fidelity
 
+    logs.configure()
     study = fidelity.study(
         args.run,
         env_id=args.env,
         episodes=args.episodes,
         seed=args.seed,
         rows=[name.strip() for name in args.rows.split(",") if name.strip()],
-        say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(json.dumps(study) if args.json else fidelity.table(study))
     return errors.EXIT_OK
@@ -348,8 +349,8 @@ def _bench(args: argparse.Namespace) -> int:
         fleet=args.fleet, broker=tuple(filter(None, args.broker.split(","))), actors=args.actors, wait_s=args.wait_s
     )
     directory = args.output or Path("runs", time.strftime(f"bench-{args.fleet}-%Y%m%d-%H%M%S"))
-    say = functools.partial(print, file=sys.stderr, flush=True)
-    print(fleet_bench.run(chosen, options, directory, at_once=args.at_once, say=say))
+    logs.configure()
+    print(fleet_bench.run(chosen, options, directory, at_once=args.at_once))
     print(directory / "page.html", file=sys.stderr)
     return errors.EXIT_OK
 

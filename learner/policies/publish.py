@@ -120,7 +120,7 @@ class Publisher:
         expire_after_s: float = 0.0,
         kept: records.Records | None = None,
     ) -> None:
-        self._kept = kept or records.Records(say)
+        self._kept = kept or records.Records()
         self.channel = policy_channel.Channel(sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas)
         self._spec = spec
         self._head = head

@@ -40,9 +40,9 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
     """Seconds until each actor had verified each policy."""
     swarm = site.swarm("--rate", "1", "--verify-each")
     settings = config.TrainConfig(fleet=_load.FLEET, broker=(site.address,), actors=ACTORS, wait_s=120.0)
-    here = session.Session(settings, lambda line: None)
+    here = session.Session.open(settings)
     try:
-        actors = here.gather(roster.Roster(here.id, here.epoch, "", lambda line: None), threading.Event())
+        actors = here.gather(roster.Roster(here.id, here.epoch, ""), threading.Event())
         site.line(swarm)
         spec = actors.the_spec
         rng = np.random.default_rng(0)

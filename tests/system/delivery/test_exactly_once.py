@@ -94,10 +94,11 @@ class Learner:
         self._book = ledger.Ledger(self._directory / run_directory.LEDGER, keep=True)
         self.replay = replay.Replay(fleet_examples.SPEC, 100_000, n_step=1, gamma=0.9)
         letters = dead_letters.DeadLetters(self._directory / dead_letters.NAME)
-        self.checks = validate.Ingest(
+        self.checks = validate.Validator(
             {"pi": MAC}, fleet_examples.SPEC, (1, 1), self._book.marks(), letters, self.replay.fits
         )
-        self.intake = ingest.Intake(self.checks, self._book, self.replay, lambda line: None)
+        self.ingest = ingest.Ingest(self.checks, self._book, self.replay)
+        self.ingest.rebuild_replay()
 
     def kill(self) -> None:
         """A commit under way is durable or is not, as it happens; nothing else remains."""
@@ -128,11 +129,11 @@ def test_each_accepted_step_once_but_for_counted_drops(tmp_path: Path, seed: int
         if on_the_way:
             index = order.randrange(len(on_the_way)) if order else 0
             payload = on_the_way[index] if order and order.random() < 0.2 else on_the_way.pop(index)
-            learner.intake.take("pi", TOPIC, payload, 0)
+            learner.ingest.receive("pi", TOPIC, payload, 0)
 
     def settle(*, wait: bool) -> None:
-        learner.intake.settle(wait=wait)
-        receipts.extend(receipt for _, receipt in learner.intake.receipts())
+        learner.ingest.commit(wait=wait)
+        receipts.extend(receipt for _, receipt in learner.ingest.receipts())
 
     kills: Counter[str] = Counter()
     for _ in range(1000):

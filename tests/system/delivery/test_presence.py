@@ -179,8 +179,8 @@ def test_nobody_is_stuck_after_a_thousand_reconnects(site: Site, tmp_path: Path)
     actors: list[Simulated | Real] = [*simulated, *real]
     own = site.relays()
     settings = config.TrainConfig(fleet="lab", broker=tuple(f"127.0.0.1:{relay.port}" for relay in own))
-    here = session.Session(settings, lambda line: None)
-    found = roster.Roster(here.id, here.epoch, "", lambda line: None)
+    here = session.Session.open(settings)
+    found = roster.Roster(here.id, here.epoch, "")
 
     def listen(wait_s: float) -> None:
         for arrival in here.drain(wait_s):

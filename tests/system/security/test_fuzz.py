@@ -101,9 +101,9 @@ class Learner:
     def __init__(self, directory: Path) -> None:
         fleet = identity.Fleet.open("lab")
         self.macs = {name: signing.ActorMac(fleet.enroll(name).mac_key) for name in ("pi", "rogue")}
-        self.session = session.Session(learner_config.TrainConfig(fleet="lab", env="CartPole-v1"), lambda line: None)
-        self.roster = roster.Roster(self.session.id, self.session.epoch, "CartPole-v1", lambda line: None)
-        self.ingest = validate.Ingest(
+        self.session = session.Session.open(learner_config.TrainConfig(fleet="lab", env="CartPole-v1"))
+        self.roster = roster.Roster(self.session.id, self.session.epoch, "CartPole-v1")
+        self.ingest = validate.Validator(
             self.session.macs,
             fleet_examples.SPEC,
             (1, self.session.epoch),
@@ -124,9 +124,9 @@ class Learner:
             elif isinstance(arrival.message, messages.Report):
                 self.taken["report"] += 1
             else:
-                taken = self.ingest.take(arrival.actor_id, arrival.topic, arrival.message, 5)
+                taken = self.ingest.validate(arrival.actor_id, arrival.topic, arrival.message, 5)
                 if taken is not None:
-                    self.ingest.settle([taken.entry])
+                    self.ingest.note_committed([taken.entry])
                     self.taken["experience"] += taken.entry.verdict == ledger.OK
                 list(self.ingest.receipts("ledger"))
 
