@@ -21,7 +21,7 @@ _log = logging.getLogger("broker.up")  # __name__ is "__main__" here, which is n
 _CHECK_PERIOD_S = 0.25  # how late an enrolment or a revocation takes effect at the most
 
 _Look = tuple[frozenset[tuple[str, int, int]], bytes]
-"""What an admission is made from: the actors' files, and the broker's certificate."""
+"""The sources of an admission: the actors' files, and the broker's certificate."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,7 +165,7 @@ def _log_excess(user: str, what: str) -> None:
 
 
 class _Gate:
-    """Who may come in, as the fleet's directory says it at any time."""
+    """Knows who may come in, as the fleet's directory says it at any time."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._fleet = _fleet(args)
@@ -175,7 +175,7 @@ class _Gate:
         self.admission = self._admission({})
 
     def changed(self) -> bool:
-        """Looks again; true if `admission` is another one now."""
+        """Looks again; returns true if `admission` is another one now."""
         try:
             now = self._look()
         except (errors.IdentityError, OSError) as error:
@@ -191,7 +191,7 @@ class _Gate:
         return self.admission != before
 
     def shut_out(self, user: str) -> bool:
-        """Leaves a user out of `admission`, until it is enrolled anew; false if it is not in there."""
+        """Leaves a user out of `admission`, until it is enrolled anew; returns false if it is not in there."""
         if user not in self.admission.users:
             return False
         self._shut_out.add((user, self.admission.users[user]))
@@ -215,7 +215,7 @@ class _Gate:
 
 
 def _fleet(args: argparse.Namespace) -> identity.Fleet:
-    """The fleet that a broker on the network serves; it must be known under which names clients reach it."""
+    """Returns the fleet that a broker on the network serves; it must know under which names clients reach that."""
     fleet = identity.Fleet.open(args.fleet, create=False)
     if _is_wildcard(args.bind) and fleet.brokers == (identity.DEFAULT_BROKER,):
         raise errors.IdentityError(

@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "check", allow_abbrev=False, help="say what is right and wrong with this machine", description=_check.__doc__
     )
     settings.add_arguments(check, config.ActorConfig)
+    check.add_argument("--offline", action="store_true", help="connect to no broker: it lets in one actor of a name")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("-v", dest="verbose", action="store_true", default=None, help="short for --verbose")
 
@@ -132,7 +133,7 @@ def _check(args: argparse.Namespace) -> int:
     logs.configure(logging.NullHandler())  # what it finds says it all
 
     findings = []
-    for found in check.run(chosen):
+    for found in check.run(chosen, offline=args.offline):
         findings.append(found)
         if not args.json:
             print(f"{found.state:5} {found.name:14} {found.what}", flush=True)

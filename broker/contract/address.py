@@ -1,4 +1,4 @@
-"""Where a broker is: `host`, `host:port` or `[v6]:port`, and whether TLS is spoken there.
+"""The address of a broker: `host`, `host:port` or `[v6]:port`, and whether TLS is spoken there.
 
 TLS everywhere but on this machine: `desk.local` means TLS, `127.0.0.1` does not, `mqtts://127.0.0.1` does. There is no
 way to write a plain connection over a network, because the broker's passwords and all observations would cross it in
@@ -18,7 +18,7 @@ TLS_PORT = 8883
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host and port of a broker."""
+    """The host and port of a broker."""
 
     host: str
     port: int
@@ -26,7 +26,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """From `host`, `host:port` or `[v6]:port`, with `mqtts://` before it for TLS on this machine too.
+        """Parses `host`, `host:port` or `[v6]:port`, with `mqtts://` before it for TLS on this machine too.
 
         Raises:
             ConfigError: It is none of these.
@@ -59,13 +59,13 @@ class Address:
         return cls(host, int(port), tls)
 
     def __str__(self) -> str:
-        """As short as `parse` understands it."""
+        """Returns the address, as short as `parse` understands it."""
         scheme = "mqtts://" if self.tls and is_loopback(self.host) else ""
         return f"{scheme}[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}{self.host}:{self.port}"
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach `host`."""
+    """Returns true if only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

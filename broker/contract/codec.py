@@ -1,4 +1,4 @@
-"""Message <-> bytes, in the safetensors format; `DecodeError` on anything odd; never pickle.
+"""Turns messages into bytes and back, in the safetensors format; `DecodeError` on anything odd; never pickle.
 
 The layout is the library's (8 bytes of header length, JSON header, data), and the library reads what we write. It is
 written here because `safetensors.numpy` returns no metadata and its metadata order changes from call to call, so that
@@ -25,10 +25,10 @@ _M = TypeVar("_M")
 MAX_HEADER_BYTES = 64 * 1024
 _START = '{"__metadata__":{'
 _KEPT_CHARS = 2048
-"""Of what is remembered, descriptions of arrays and births: a learner decodes thousands of messages, much alike."""
+"""The longest description of arrays, or birth, that is remembered: a learner decodes thousands, much alike."""
 _MAX_ITEMS = 1 << 40
-_Lie = tuple[str, np.dtype[Any], tuple[int, ...], int]
-"""Name, dtype, shape and offset in bytes of an array."""
+_Place = tuple[str, np.dtype[Any], tuple[int, ...], int]
+"""The name, dtype, shape and offset in bytes of an array."""
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "I32": np.dtype("<i4"),
@@ -48,7 +48,7 @@ _PLANS = {
     )
     for cls in _KIND_OF
 }
-"""Of each message: its other fields with their types, and the names of its arrays, both in declaration order."""
+"""The plain fields of each message with their types, and the names of its arrays, both in declaration order."""
 _SCHEMA = str(messages.SCHEMA_VERSION)
 _OPENINGS = {cls: f'{_START}"message":"{kind}","schema":"{_SCHEMA}"' for cls, kind in _KIND_OF.items()}
 _PLAIN = {int: "([0-9]{1,18})", str: r'\\"([0-9A-Za-z]*)\\"'}
@@ -59,7 +59,7 @@ _CANONICAL = {
     for cls, (scalars, arrays) in _PLANS.items()
     if arrays and set(scalars.values()) <= _PLAIN.keys()
 }
-"""Metadata as we write them, of messages that have nothing but plain fields beside arrays: one match, and no JSON."""
+"""The metadata as we write them, of messages with nothing but plain fields beside arrays: one match, and no JSON."""
 _FIELDS = {cls: {"message", "schema", *scalars} for cls, (scalars, _) in _PLANS.items()}
 _LEGAL = {
     cls: {
@@ -68,7 +68,7 @@ _LEGAL = {
     }
     for cls, arrays in messages.ARRAYS.items()
 }
-"""Of each message's arrays: the dtypes it may have, by their code, and its rank."""
+"""The arrays of each message: the dtypes it may have, by their code, and its rank."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
 _LAID_OUT = json.JSONEncoder(separators=(",", ":"))  # dtype, shape, offsets: in the library's order
 _BIRTH = _HINTS[messages.ActorState]["birth"]
@@ -78,12 +78,12 @@ _OR_NONE = frozenset(
 
 
 def encode(message: messages.Message) -> bytes:
-    """Bytes of a message; equal messages give equal bytes."""
+    """Returns the bytes of a message; equal messages give equal bytes."""
     return b"".join(pieces(message))
 
 
 def pieces(message: messages.Message) -> list[bytes | memoryview]:
-    """What `encode` joins: a policy's megabytes need not be copied before they are sealed."""
+    """Returns the pieces that `encode` joins: a policy's megabytes need not be copied before they are sealed."""
     cls = type(message)
     scalars, names = _PLANS[cls]
     texts = [_OPENINGS[cls]]
@@ -124,10 +124,10 @@ def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
         described = "{" + text[canonical.end() :]
     else:
         values, described = _parsed(expected, text)
-    lies, end = (_kept_layout if len(described) <= _KEPT_CHARS else _layout)(_KIND_OF[expected], described)
+    places, end = (_kept_layout if len(described) <= _KEPT_CHARS else _layout)(_KIND_OF[expected], described)
     if start + end != len(payload):
         raise errors.DecodeError(f"{len(payload) - start} bytes for arrays of {end}", reason="array")
-    for name, dtype, shape, offset in lies:
+    for name, dtype, shape, offset in places:
         values[name] = np.ndarray(shape, dtype, payload, start + offset)
     try:
         return expected(**values)
@@ -174,7 +174,7 @@ def _parsed(expected: type[Any], text: str) -> tuple[dict[str, Any], str]:
 
 
 def _whole(text: str) -> tuple[Any, str]:
-    """Metadata, if any, and the rest as text, which is the same in message after message and remembered."""
+    """Returns metadata, if any, and the rest as text, which is the same in message after message and remembered."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -184,8 +184,8 @@ def _whole(text: str) -> tuple[Any, str]:
     return header.pop("__metadata__", None), json.dumps(header) if header else "{}"
 
 
-def _layout(kind: str, described: str) -> tuple[tuple[_Lie, ...], int]:
-    """How arrays lie one behind the other, as a header describes them; and how many bytes they take.
+def _layout(kind: str, described: str) -> tuple[tuple[_Place, ...], int]:
+    """Returns how arrays lie one behind the other, as a header describes them; and how many bytes they take.
 
     Raises:
         DecodeError: They are not those of `kind`, or do not lie so.
@@ -197,19 +197,19 @@ def _layout(kind: str, described: str) -> tuple[tuple[_Lie, ...], int]:
         raise errors.DecodeError("the header is not JSON", reason="header") from error
     if header.keys() != set(_PLANS[cls][1]):
         raise errors.DecodeError(f"arrays of {kind} are not {_PLANS[cls][1]}", reason="array")
-    lies, offset = [], 0
+    places, offset = [], 0
     for name, entry in header.items():  # the library lists arrays as they lie, and sorts them in its own way
-        lie = _lie(cls, name, entry, offset)
-        lies.append(lie)
-        offset += math.prod(lie[2]) * lie[1].itemsize
-    return tuple(lies), offset
+        place = _place(cls, name, entry, offset)
+        places.append(place)
+        offset += math.prod(place[2]) * place[1].itemsize
+    return tuple(places), offset
 
 
 _kept_layout = functools.lru_cache(256)(_layout)
 
 
-def _lie(cls: type[Any], name: str, entry: Any, offset: int) -> _Lie:
-    """Where and what the array is that `entry` describes, which must start at `offset`."""
+def _place(cls: type[Any], name: str, entry: Any, offset: int) -> _Place:
+    """Returns where and what the array is that `entry` describes, which must start at `offset`."""
     dtypes, rank = _LEGAL[cls][name]
     try:
         code, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -262,7 +262,7 @@ def _refuse_constant(text: str) -> float:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """`value` as parsed from JSON, if it is exactly what `hint` says."""
+    """Returns `value` as parsed from JSON, if it is exactly what `hint` says."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
@@ -302,7 +302,7 @@ def _nested(name: str, value: Any, cls: type[Any]) -> Any:
 
 
 def _is_plain(value: Any, hint: Any) -> bool:
-    """Whether the value is what the hint says, where that is quickly seen."""
+    """Returns whether the value is what the hint says, where that is quickly seen."""
     kind = type(value)
     if kind is int:
         return hint is int and -(2**63) <= value < 2**63

@@ -30,7 +30,7 @@ EXIT_INTERRUPTED = 130
 
 
 class ActorqError(Exception):
-    """Base of every error that a user is meant to read.
+    """The base of every error that a user is meant to read.
 
     Args:
         what: One sentence that says what is wrong.

@@ -28,7 +28,7 @@ Piece = bytes | memoryview
 
 
 def _bound(scheme: bytes, topic: str, *body: Piece) -> bytes:
-    """What a seal is over. The body as its digest: Ed25519 would run over 8 MB twice, with SHA-512, for 20 ms."""
+    """Returns what a seal is over; the body as its digest: Ed25519 would run twice over 8 MB, for 20 ms."""
     name, digest = topic.encode(), hashlib.sha256()
     for piece in body:
         digest.update(piece)
@@ -43,14 +43,14 @@ def _open(scheme: bytes, seal_bytes: int, topic: str, payload: bytes) -> tuple[b
 
 
 class LearnerSealer:
-    """Signs what the learner says."""
+    """Signs the messages of the learner."""
 
     def __init__(self, key: ed25519.Ed25519PrivateKey) -> None:
         self._key = key
 
     @property
     def public_key(self) -> bytes:
-        """32 bytes, for enrolment bundles."""
+        """The public key in 32 bytes, for enrolment bundles."""
         return self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
     def seal(self, topic: str, *body: Piece) -> bytes:
@@ -59,7 +59,7 @@ class LearnerSealer:
 
 
 class LearnerVerifier:
-    """Opens what the learner signed.
+    """Opens messages that the learner signed.
 
     Args:
         public_key: The learner's raw Ed25519 key, 32 bytes.
@@ -87,7 +87,7 @@ class LearnerVerifier:
 
 
 class ActorMac:
-    """Seals what one actor says, and opens it at the learner.
+    """Seals the messages of one actor, and opens them at the learner.
 
     Args:
         key: The secret shared at enrolment, 32 bytes.

@@ -1,4 +1,4 @@
-"""What an environment takes and gives, which kind of output a policy has, and the fingerprint of both.
+"""Specs of what an environment takes and gives, the kinds of output a policy has, and the fingerprint of both.
 
 The learner builds its networks from these alone; it never imports an environment.
 """
@@ -19,21 +19,21 @@ HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
 MAX_ACTION_ELEMENTS = 1024
-"""Of a continuous action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
+"""The most elements of a continuous action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
 MAX_EXPERIENCE_BYTES = 8_000_000
 """The largest message of experience, without its seal: a fifth of what a broker carries, and of what the learner holds
 back at once. An environment of which one step does not fit (two observations and an action) cannot be carried."""
 EXPERIENCE_HEADER_BYTES = 4096
 """More than a message of experience has beside its arrays."""
 MAX_MAGNITUDE = 1e9
-"""Of a reward, an element of an observation, and a bound of an action. Far above what is measured in any sensible unit,
-and so far below float32's 3e38 that squares, products and sums over a batch stay finite. Observations are clipped to
-it, as there are sensors that answer the largest float where nothing is; a reward beyond it is a fault."""
+"""The largest reward, element of an observation, and bound of an action. Far above what is measured in any sensible
+unit, and so far below float32's 3e38 that squares, products and sums over a batch stay finite. Observations are clipped
+to it, as there are sensors that answer the largest float where nothing is; a reward beyond it is a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservationSpec:
-    """One observation: `shape` without the batch dimension, as the policy sees it.
+    """The spec of one observation: `shape` without the batch dimension, as the policy sees it.
 
     Dict, Tuple and Discrete spaces arrive here flattened (edge_actor/environment/env.py says in which order).
     """
@@ -56,7 +56,7 @@ class ObservationSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """One action: `discrete` with `n` choices 0..n-1, or `continuous` with `shape` and bounds."""
+    """The spec of one action: `discrete` with `n` choices 0..n-1, or `continuous` with `shape` and bounds."""
 
     kind: str
     n: int = 0
@@ -83,18 +83,18 @@ class ActionSpec:
 
     @property
     def size(self) -> int:
-        """Outputs of a q_values, deterministic or categorical head for this action."""
+        """Returns the number of outputs of a q_values, deterministic or categorical head for this action."""
         return self.n if self.kind == "discrete" else math.prod(self.shape)
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """Heads that can choose such an action."""
+        """The heads that can choose such an action."""
         return ("q_values", "categorical") if self.kind == "discrete" else ("deterministic", "gaussian")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Observation and action spec of one environment."""
+    """The observation and action spec of one environment."""
 
     observation: ObservationSpec
     action: ActionSpec
@@ -108,7 +108,7 @@ class EnvSpec:
             )
 
     def experience_bytes(self, rows: int, n_envs: int = 1) -> int:
-        """Most bytes of a message of `rows` steps of `n_envs` environments each: every step may be an episode."""
+        """Returns the most bytes that `rows` steps of `n_envs` environments take: every step may be an episode."""
         observation_bytes = self.observation.size * (1 if self.observation.dtype == "uint8" else 4)
         action_bytes = 4 if self.action.kind == "discrete" else 4 * self.action.size
         step_bytes = action_bytes + 8 + 18  # with reward and log-probability; what there is of each segment
@@ -116,11 +116,11 @@ class EnvSpec:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over the canonical JSON of the spec; equal exactly when policies are interchangeable."""
+        """Sixteen hex digits over the canonical JSON of the spec; equal exactly when policies are interchangeable."""
         return _fingerprint(self)
 
     def describe(self) -> str:
-        """One line for people: `obs float32[4] -> 2 actions`."""
+        """Returns one line for people: `obs float32[4] -> 2 actions`."""
         observation = f"obs {self.observation.dtype}[{','.join(map(str, self.observation.shape))}]"
         if self.action.kind == "discrete":
             return f"{observation} -> {self.action.n} actions"
@@ -129,7 +129,7 @@ class EnvSpec:
 
 @functools.lru_cache(maxsize=64)
 def _fingerprint(spec: EnvSpec) -> str:
-    """Kept, because the learner asks for it with every message."""
+    """Returns the fingerprint, which is cached: the learner asks for it with every message."""
     canonical = json.dumps(asdict(spec), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

@@ -32,7 +32,7 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Topics of one fleet."""
+    """The topics of one fleet."""
 
     fleet: str
 
@@ -77,7 +77,7 @@ class Topics:
         return self.actor(actor_id, "report")
 
     def every_actor(self, leaf: str) -> str:
-        """Filter that matches `leaf` of all actors."""
+        """Returns the filter that matches `leaf` of all actors."""
         return self.actor("+", leaf)
 
     def actor_id(self, topic: str) -> str:

@@ -20,12 +20,14 @@ from broker.contract import errors
 from broker.program import storage
 
 NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-"""Of every certificate. A Pi without a clock starts at the date of its image and may not refuse one as too new."""
+"""The date from which every certificate is good. A Pi without a clock starts at the date of its image, and may not
+refuse one as too new."""
 AUTHORITY_DAYS = 20 * 365
 ACTOR_DAYS = 10 * 365
-"""Long, because a robot must not stop at night over a date: an actor's end is `revoke`, which needs no date."""
+"""The time for which an actor's certificate is good: long, because a robot must not stop at night over a date. An
+actor's end is `revoke`, which needs none."""
 RENEWED_DAYS = 2 * 365
-"""Of the broker and the learner, who renew their own when a third is left."""
+"""The time for which those of the broker and the learner are good, who renew their own when a third is left."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -45,7 +47,7 @@ class Authority:
 
     @classmethod
     def create(cls, fleet: str) -> bytes:
-        """PEM of a new authority, which may sign certificates of clients and brokers but no further authority."""
+        """Returns the PEM of a new authority, which may sign for clients and brokers but for no further authority."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(fleet, "authority")
         usage = _usage(digital_signature=False, key_cert_sign=True)
@@ -56,15 +58,15 @@ class Authority:
 
     @property
     def certificate(self) -> bytes:
-        """PEM of what others need to check those it signed."""
+        """The PEM of what others need to check those it signed."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def client(self, fleet: str, name: str, days: int) -> bytes:
-        """Credential of a client. It cannot serve: no client of ours takes it for a broker's."""
+        """Returns the credential of a client. It cannot serve: no client of ours takes it for a broker's."""
         return self._issue(_name(fleet, name), ExtendedKeyUsageOID.CLIENT_AUTH, days, [])
 
     def broker(self, fleet: str, hosts: Iterable[str]) -> bytes:
-        """Credential of the fleet's brokers.
+        """Returns the credential of the fleet's brokers.
 
         Args:
             fleet: Name of the fleet.
@@ -93,19 +95,19 @@ class Authority:
 
 
 def covers(pem: bytes, hosts: Iterable[str]) -> bool:
-    """Whether a broker's certificate is good for all these names and addresses."""
+    """Returns whether a broker's certificate is good for all these names and addresses."""
     names = _certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return set(names).issuperset(map(_general_name, hosts))
 
 
 def ends_soon(pem: bytes) -> bool:
-    """Whether less than a third of `RENEWED_DAYS` is left."""
+    """Returns whether less than a third of `RENEWED_DAYS` is left."""
     left = _certificate(pem).not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     return left < datetime.timedelta(days=RENEWED_DAYS / 3)
 
 
 def signed_by(pem: bytes, authority: bytes) -> bool:
-    """Whether a certificate is one of this authority's."""
+    """Returns whether a certificate is one of this authority's."""
     try:
         _certificate(pem).verify_directly_issued_by(_certificate(authority))
     except Exception:  # whatever is wrong with it, it is not
@@ -114,7 +116,7 @@ def signed_by(pem: bytes, authority: bytes) -> bool:
 
 
 def client_context(authority: bytes, credential: bytes) -> ssl.SSLContext:
-    """TLS of a client: it trusts this fleet's authority and no other, checks the host, and shows its certificate.
+    """Returns the TLS settings of a client: it trusts this fleet alone, checks the host, and shows its certificate.
 
     Args:
         authority: PEM of the authority's certificate.

@@ -34,15 +34,15 @@ LEARNER_USER = "learner"
 DEFAULT_BROKER = "127.0.0.1:1883"
 _COUNTER_BYTES = 64
 _COUNTER_LIMIT = (1 << 63) - 1
-"""What ledger and spool can hold."""
+"""One more than the largest number that ledger and spool can hold."""
 _RANDOM_BITS = 28
-"""Of a boot's number: so that it has 18 digits until 2088, which are decoded fastest (codec)."""
+"""The random bits of a boot's number: so many that it has 18 digits until 2088, which are decoded fastest (codec)."""
 
 _log = logging.getLogger(__name__)
 
 
 def home() -> Path:
-    """Where fleets and actors keep what must outlive a process: $ACTORQ_HOME or ~/.actorq."""
+    """Returns where fleets and actors keep what must outlive a process: $ACTORQ_HOME or ~/.actorq."""
     return Path(os.environ.get("ACTORQ_HOME") or Path.home() / ".actorq")
 
 
@@ -84,7 +84,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """What a small file of ours holds. Whatever else a crash left in its place neither blocks nor leads elsewhere.
+    """Reads a small file of ours. Whatever else a crash left in its place neither blocks nor leads elsewhere.
 
     Raises:
         FileNotFoundError: There is none.
@@ -135,7 +135,7 @@ def next_count(path: Path, first: int = 1, *, may_be_lost: bool = False, limit: 
 
 
 def _counted(path: Path, limit: int) -> int:
-    """The number in a counter file; FileNotFoundError if there is no file, IdentityError if it holds none."""
+    """Reads a counter file; raises FileNotFoundError if there is none, IdentityError if it holds no number."""
     try:
         text = read_regular(path, _COUNTER_BYTES).strip()
         if not text.isdigit() or int(text) >= limit:
@@ -152,7 +152,7 @@ def _counted(path: Path, limit: int) -> int:
 
 
 def next_boot(path: Path) -> int:
-    """A number for a process: higher than those of all before it on this machine, and no other machine's.
+    """Returns a number for a process: higher than those of all before it on this machine, and no other machine's.
 
     The upper bits count up; they begin with, and never fall behind, the time of day in seconds, so that a counter that
     was lost, emptied by a power cut or put back makes a lower number only where the clock is wrong as well. The lower
@@ -167,7 +167,7 @@ def next_boot(path: Path) -> int:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; makes the directory."""
+    """Lets one process in at a time; makes the directory."""
     make_directory(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not block
     with open(os.open(path.with_name(f".{path.name}.lock"), flags, 0o600), "wb") as lock:
@@ -177,7 +177,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """All that a machine needs to be one actor of one fleet. Keep it secret."""
+    """Keys and addresses: all that a machine needs to be one actor of one fleet. Keep it secret."""
 
     fleet: str
     actor_id: str
@@ -190,7 +190,11 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Raises IdentityError when the file is missing or not a bundle."""
+        """Reads a bundle.
+
+        Raises:
+            IdentityError: The file is missing, or is no bundle.
+        """
         try:
             raw = json.loads(path.read_text())
             bundle = cls(
@@ -234,7 +238,11 @@ class Bundle:
         write_atomic(path, (json.dumps(raw, indent=2) + "\n").encode())
 
     def tls(self) -> ssl.SSLContext:
-        """What this actor shows a broker, and wants to see of it. Raises IdentityError when it cannot be used."""
+        """Returns the TLS settings of this actor: its certificate, and the authority that a broker must have.
+
+        Raises:
+            IdentityError: They cannot be used.
+        """
         return certificates.client_context(self.authority.encode(), self.credential.encode())
 
 
@@ -292,7 +300,7 @@ class Fleet:
         return (self.directory / "mqtt_password").read_text()
 
     def next_epoch(self, above: int = 0) -> int:
-        """A number larger than `above` and that of every session before, kept beside the signing key."""
+        """Returns a number larger than `above` and that of every session before, kept beside the signing key."""
         return next_count(self.directory / "epoch", above + 1)
 
     def enroll(self, actor_id: str, brokers: Sequence[str] = ()) -> Bundle:
@@ -353,7 +361,11 @@ class Fleet:
         return [self.enroll(name, where) for name, where in brokers.items()]
 
     def check_key(self) -> None:
-        """Raises IdentityError if the signing key is not the fleet's any longer."""
+        """Compares the signing key with the one on disk.
+
+        Raises:
+            IdentityError: It is not the fleet's any longer.
+        """
         if Fleet.open(self.name, self.directory, create=False).sealer.public_key != self.sealer.public_key:
             raise errors.IdentityError(
                 "the fleet's keys were rotated, and this learner has the old ones",
@@ -363,7 +375,7 @@ class Fleet:
 
     @property
     def enrolment(self) -> frozenset[tuple[str, int, int]]:
-        """Differs whenever an actor was enrolled or revoked: its file's name, inode and time.
+        """A fingerprint that differs whenever an actor was enrolled or revoked: its file's name, inode and time.
 
         The directory's own time would not do: two changes within one tick of the kernel's clock look like one.
         """
@@ -376,7 +388,7 @@ class Fleet:
 
     @property
     def enrolled_ns(self) -> int:
-        """When an actor was last enrolled or revoked: one look, where `enrolment` takes one for each actor.
+        """The time when an actor was last enrolled or revoked: one look, where `enrolment` takes one for each actor.
 
         By the kernel's clock, so whoever sees another number must look at `enrolment` until a tick has passed.
         """
@@ -386,22 +398,26 @@ class Fleet:
             return 0
 
     def actors(self) -> list[str]:
-        """Names of all enrolled actors."""
+        """Returns the names of all enrolled actors."""
         return sorted(path.stem for path in (self.directory / "actors").glob("*.json"))
 
     def bundle(self, actor_id: str) -> Bundle:
-        """Raises IdentityError for an actor that is not enrolled."""
+        """Returns the bundle of an actor.
+
+        Raises:
+            IdentityError: It is not enrolled.
+        """
         return Bundle.read(self._actor_file(actor_id))
 
     def users(self) -> dict[str, str]:
-        """MQTT user names and passwords of the whole fleet, the learner's included."""
+        """Returns MQTT user names and passwords of the whole fleet, the learner's included."""
         return {LEARNER_USER: self.password} | {name: self.bundle(name).password for name in self.actors()}
 
     # -- TLS ----------------------------------------------------------------------------------------------------------
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """Where learner and actors find the fleet's brokers, as `init` was told; else a broker on this machine."""
+        """The addresses of the fleet's brokers for learner and actors, as `init` was told; else one on this machine."""
         file = self.directory / "brokers"
         return tuple(file.read_text().split()) if file.exists() else (DEFAULT_BROKER,)
 
@@ -410,7 +426,7 @@ class Fleet:
         write_atomic(self.directory / "brokers", "".join(f"{one}\n" for one in addresses).encode())
 
     def broker_credential(self, hosts: Sequence[str] = (), *, renew: bool = False) -> bytes:
-        """Key and certificate of the fleet's brokers, good for its `brokers` and `hosts`; made anew only if need be.
+        """Returns key and certificate of the brokers, good for `brokers` and `hosts`; made anew only if need be.
 
         Args:
             hosts: Further names and addresses.
@@ -427,7 +443,7 @@ class Fleet:
             return pem
 
     def learner_credential(self, *, renew: bool = False) -> bytes:
-        """TLS key and certificate of the learner; made anew only if need be."""
+        """Returns TLS key and certificate of the learner; made anew only if need be."""
         file = self.directory / "tls" / "learner.pem"
         with _locked(file):
             pem = file.read_bytes() if file.exists() else b""
@@ -437,11 +453,11 @@ class Fleet:
             return pem
 
     def tls(self) -> ssl.SSLContext:
-        """What the learner shows a broker, and wants to see of it."""
+        """Returns the TLS settings of the learner: its certificate, and the authority that a broker must have."""
         return certificates.client_context(self.authority.certificate, self.learner_credential())
 
     def _holds(self, pem: bytes) -> bool:
-        """Whether a certificate of this fleet is there and will be good for a while."""
+        """Returns whether a certificate of this fleet is there and will be good for a while."""
         return bool(pem) and certificates.signed_by(pem, self.authority.certificate) and not certificates.ends_soon(pem)
 
     def _actor_file(self, actor_id: str) -> Path:
@@ -449,7 +465,7 @@ class Fleet:
 
 
 def _new_key() -> bytes:
-    """PEM of an Ed25519 key."""
+    """Returns the PEM of a new Ed25519 key."""
     return ed25519.Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

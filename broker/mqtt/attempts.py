@@ -1,4 +1,4 @@
-"""Attempts to connect: which broker comes next, and when; what became of each, and what people are told of it."""
+"""Attempts to connect: which broker comes next and when, what became of each, and what people are told of it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Attempts:
             line, found = f"connection to {where} lost", connect_errors.SILENCE._replace(what=failure)
         else:
             said = failure or (connect_errors.HUNG_UP if where.tls else "")
-            line, found = f"cannot reach {where}", connect_errors.understood(said, self._tls if where.tls else None)
+            line, found = f"cannot reach {where}", connect_errors.explain(said, self._tls if where.tls else None)
         self._failures = 0 if was_connected else self._failures + 1
         self.refusals[str(where)] = found
         if is_wanted and self._logged.get(str(where)) != found.kind:
@@ -64,5 +64,5 @@ class Attempts:
 
     @property
     def delay_s(self) -> float:
-        """How long to wait before the next attempt."""
+        """Seconds to wait before the next attempt."""
         return backoff.delay_s(self._failures // len(self._addresses))

@@ -1,4 +1,4 @@
-"""Why a broker did not let us in, in words, and what to do about it.
+"""Errors of connecting: why a broker did not let us in, in words, and what to do about it.
 
 Nothing of this is final: whoever answers on a broker's port may be a stranger, a broker whose files are just being
 replaced, or the right one at the wrong date. So all of it is tried again; final is a bundle that cannot be used, which
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from broker.contract import errors
 
 HUNG_UP = "it hung up after the TLS handshake"
-"""A refused certificate whose alert came too late to be read."""
+"""The end of an attempt whose certificate was refused, by an alert that came too late to be read."""
 
 
 class Refusal(NamedTuple):
-    """What came of the last attempt at one address.
+    """The outcome of the last attempt at one address.
 
     Attributes:
         kind: Differs if there is something new to say; empty where nobody answered as a broker.
@@ -35,8 +35,8 @@ class Refusal(NamedTuple):
 SILENCE = Refusal("", "", "start one with `actorq-broker up`, or name yours with --broker HOST[:PORT]")
 
 
-def understood(said: str, tls: ssl.SSLContext | None) -> Refusal:
-    """What an attempt ended with, in words.
+def explain(said: str, tls: ssl.SSLContext | None) -> Refusal:
+    """Returns in words what an attempt ended with.
 
     Args:
         said: By the system, OpenSSL, paho or the broker; empty if nothing answered.
@@ -66,7 +66,7 @@ def understood(said: str, tls: ssl.SSLContext | None) -> Refusal:
 
 
 def as_error(found: Mapping[str, Refusal], timeout_s: float) -> errors.BrokerUnreachable:
-    """The error for a connection that was not made.
+    """Returns the error for a connection that was not made.
 
     Args:
         found: By address, what came of the last attempt there.
@@ -86,7 +86,7 @@ def as_error(found: Mapping[str, Refusal], timeout_s: float) -> errors.BrokerUnr
 
 
 def _out_of_date(said: str, tls: ssl.SSLContext | None) -> Refusal:
-    """By the fleet's own authority, which lies here, it can be told which of the two is wrong: clock or certificate."""
+    """Tells which of the two is wrong, clock or certificate, by the fleet's own authority, which lies here."""
     now = datetime.datetime.now(datetime.UTC)
     known = tls.get_ca_certs() if tls is not None else []
     since, until = (_date(str(known[0][name])) if known else now for name in ("notBefore", "notAfter"))

@@ -1,4 +1,4 @@
-"""What comes between a TCP connection and its use: CONNECT is accepted, and every subscription stands."""
+"""The steps between a TCP connection and its use: CONNECT is accepted, and every subscription stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one side sends to its broker: the retained messages that it owes it, and a window of what is in flight.
+"""Messages that one side sends to its broker: the retained messages that it owes it, and a window of what is in flight.
 
 Of a retained message only the newest counts. So one that cannot go out yet waits by its topic alone, and is replaced
 there: a broker that stands still costs its clients no memory.
@@ -50,12 +50,12 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether as much is in flight as may be."""
+        """True if as much is in flight as may be."""
         return len(self.in_flight) >= IN_FLIGHT_LIMIT
 
     @property
     def is_overdue(self) -> bool:
-        """Whether something waits until less is in flight."""
+        """True if something waits until less is in flight."""
         return bool(self._overdue)
 
     def open(self, client: paho_client.Client) -> None:

@@ -24,7 +24,7 @@ from broker.contract import messages
 TOO_LARGE = "it sends more than any policy has"
 _AT_ONCE_BYTES = 1 << 16
 matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)
-"""Whether a topic filter and a topic match; paho builds a tree at each call."""
+"""Returns whether a topic filter and a topic match; paho builds a tree at each call."""
 
 
 class Client(mqtt.Client):

@@ -58,13 +58,13 @@ class SocketLoop:
         Returns:
             False when the connection is over.
         """
-        if self._ready.is_set() and self._turns.go_on():
+        if self._ready.is_set() and not self._turns.wait_for_rest():
             return True
         return self._exchange(client, self._poll, WAIT_MS)
 
     def turn(self) -> bool:
         """Serves the socket without waiting; see `Link.turn`."""
-        self._turns.take()
+        self._turns.begin()
         client = self._client
         try:
             if client is not None and self._ready.is_set() and not self._exchange(client, self._turn_poll, wait_ms=0):

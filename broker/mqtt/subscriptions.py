@@ -1,4 +1,4 @@
-"""What one side listens to at its broker, and who handles what arrives."""
+"""Subscriptions of one side at its broker, and the handlers of what arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who serves a connection's socket: its caller, as long as that takes turns, or else its network thread."""
+"""Decides who serves a connection's socket: its caller, as long as that takes turns, or else its network thread."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ PERIOD_S = 0.1  # a caller that took no turn for so long is busy with something 
 
 
 class Turns:
-    """Turns of the caller, as its network thread sees them."""
+    """The turns of a caller, as its network thread sees them."""
 
     def __init__(self) -> None:
         self._resting = threading.Event()
         self._resting.set()
-        self._taken_at = -PERIOD_S
+        self._begun_at = -PERIOD_S
 
-    def take(self) -> None:
-        """The caller serves the socket now, and soon again."""
-        self._taken_at = time.monotonic()
+    def begin(self) -> None:
+        """Takes note that the caller serves the socket now, and soon again."""
+        self._begun_at = time.monotonic()
         self._resting.clear()
 
     def rest(self) -> None:
-        """The network thread shall serve it again, at once."""
+        """Leaves the socket to the network thread again, at once."""
         self._resting.set()
 
-    def go_on(self) -> bool:
-        """Waits until the caller rests or took no turn for a while; true if it goes on."""
-        return not self._resting.wait(PERIOD_S) and time.monotonic() - self._taken_at < PERIOD_S
+    def wait_for_rest(self) -> bool:
+        """Waits until the caller rests or took no turn for a while; returns false if it does neither."""
+        return self._resting.wait(PERIOD_S) or time.monotonic() - self._begun_at >= PERIOD_S

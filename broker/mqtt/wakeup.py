@@ -7,7 +7,7 @@ import socket
 
 
 class Wakeup:
-    """A pair of sockets: whoever polls `fileno` wakes up when somebody calls."""
+    """A pair of sockets, by which whoever polls `fileno` wakes up when somebody calls."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -15,6 +15,7 @@ class Wakeup:
         self._write.setblocking(False)
 
     def fileno(self) -> int:
+        """Returns the descriptor to poll."""
         return self._read.fileno()
 
     def call(self) -> None:

@@ -27,7 +27,7 @@ class _SignalStack(ctypes.Structure):
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Within, the kernel refuses AMX to this process if it has not granted it yet. Only on x86-64 Linux."""
+    """Has the kernel refuse AMX to this process within a `with` block, if not granted yet. Only on x86-64 Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         yield
         return

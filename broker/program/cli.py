@@ -1,4 +1,4 @@
-"""How every command ends: errors in three lines on stderr, a traceback only with -v, a named exit code.
+"""Ends every command in the same way: errors in three lines on stderr, a traceback only with -v, a named exit code.
 
 A crash in native code (a runtime, TensorFlow) says where Python stood, also while stderr is held back.
 """
@@ -58,7 +58,7 @@ def _ended(error: errors.ActorqError, *, verbose: bool) -> int:
 
 
 def _reader_went_away() -> bool:
-    """Whether stdout is a pipe that nobody reads any longer: another broken pipe, of a socket, must not pass for it."""
+    """Returns whether stdout is a pipe that nobody reads any longer: a socket that broke must not pass for it."""
     poll = select.poll()
     poll.register(1, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -23,7 +23,7 @@ from broker.contract import errors
 
 _C = TypeVar("_C")
 Table = tuple[str, Mapping[str, Any]]
-"""Where some settings come from, for error messages, and the settings."""
+"""A source of settings, named for error messages, and the settings."""
 
 
 def setting(default: Any, help_text: str) -> Any:
@@ -60,7 +60,7 @@ def load(cls: type[_C], args: argparse.Namespace, *, tables: Sequence[Table] = (
 def resolve(
     classes: Sequence[type[Any]], args: argparse.Namespace, *, tables: Sequence[Table] = (), env_prefix: str
 ) -> dict[str, Any]:
-    """Effective value of every field of `classes`.
+    """Returns the effective value of every field of `classes`.
 
     Args:
         classes: Dataclasses whose fields are the known keys.
@@ -93,7 +93,7 @@ def resolve(
 
 
 def given(args: argparse.Namespace, env_prefix: str) -> set[str]:
-    """Keys that the user named: in --config FILE, in the environment, as flags."""
+    """Returns the keys that the user named: in --config FILE, in the environment, as flags."""
     flags = {name for name, value in vars(args).items() if value is not None}
     return flags.union(*(table for _, table in (*_file(args.config), *_environment(env_prefix))))
 
@@ -104,7 +104,7 @@ def build(cls: type[_C], values: Mapping[str, Any]) -> _C:
 
 
 def dump(*configs: Any) -> str:
-    """Settings as TOML that --config reads back."""
+    """Returns settings as TOML that --config reads back."""
     merged: dict[str, Any] = {}
     for config in configs:
         merged |= {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -112,7 +112,7 @@ def dump(*configs: Any) -> str:
 
 
 def dump_if_asked(args: argparse.Namespace, *configs: Any) -> bool:
-    """Prints the settings if --dump-config was given; true if so."""
+    """Prints the settings if --dump-config was given; returns true if so."""
     if args.dump_config:
         sys.stdout.write(dump(*configs))
     return bool(args.dump_config)

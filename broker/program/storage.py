@@ -1,4 +1,4 @@
-"""What a disk does to whoever writes: it is full, read-only, failing. Said as an error that a user can act on."""
+"""Errors of a disk that is full, read-only or failing, in words that a user can act on."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _TODO = {
 
 
 def of_disk(error: OSError) -> bool:
-    """Whether it is about the place where files lie, and not about this program."""
+    """Returns whether an error is about the place where files lie, and not about this program."""
     if error.errno in _WHAT_NAMED:
         return error.filename is not None
     return error.errno in _WHAT or _NO_TEMPORARY in str(error)
 
 
 def explained(error: OSError) -> errors.StorageError:
-    """The same for people; of an error that is `of_disk`."""
+    """Returns an error that is `of_disk` in words for people."""
     code = error.errno or 0
     if _NO_TEMPORARY in str(error):
         return errors.StorageError(
@@ -54,7 +54,7 @@ def explained(error: OSError) -> errors.StorageError:
 
 
 def at(what: str, where: str, *, todo: str = "") -> errors.StorageError:
-    """An error about a file, or about one that a library did not name."""
+    """Returns an error about a file, or about one that a library did not name."""
     return errors.StorageError(
         what,
         where=f"{where or 'some file of this command'}{_free(Path(where or '.'))}",
@@ -64,7 +64,7 @@ def at(what: str, where: str, *, todo: str = "") -> errors.StorageError:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What fails while it is written names no file by itself: this one."""
+    """Adds the path to errors within a `with` block: what fails while a file is written names none by itself."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[tuple[IO[bytes], str]]:
-    """A file and its path, for as long as the context lasts; in memory where that can be, for /tmp may be full."""
+    """Yields a temporary file and its path within a `with` block; in memory where that can be, for /tmp may be full."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("actorq"), "w+b") as file:
             yield file, f"/proc/self/fd/{file.fileno()}"
@@ -103,7 +103,7 @@ def append(file: io.FileIO, line: bytes, path: Path) -> None:
 
 
 def _free(path: Path) -> str:
-    """How much room there is beside it."""
+    """Returns how much room there is beside a file."""
     for place in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):
             return f" ({shutil.disk_usage(place).free / 1e6:.1f} MB free)"

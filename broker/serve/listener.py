@@ -1,4 +1,4 @@
-"""Where a broker listens: the address and port, checked before a broker is started there."""
+"""Checks the address and port where a broker is to listen, before it is started there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.contract import errors
 
 
 def reserve(host: str, port: int) -> int:
-    """The port that a broker can listen on: `port`, or any free one for 0.
+    """Returns the port that a broker can listen on: `port`, or any free one for 0.
 
     Asked for here because the brokers' own messages differ and none says what to do.
 

@@ -26,6 +26,8 @@ _MODULES = {"ai-edge-litert": "ai_edge_litert.interpreter", "tflite-runtime": "t
 """Distribution and module, the better one first: only ai-edge-litert runs int8 through XNNPACK."""
 _TRUSTS_FILES = "tflite-runtime"
 """It follows the offsets in a file without looking where they lead."""
+_BUILT_FOR_NUMPY_1 = "tflite-runtime"
+"""Beside numpy 2 it loads, and fails with the first model."""
 _MAGIC = b"TFL3"
 
 
@@ -53,8 +55,11 @@ def find(wanted: str = "auto") -> Runtime:
         if wanted not in ("auto", name):
             continue
         try:
-            return Runtime(name, importlib.metadata.version(name), importlib.import_module(module))
-        except (ImportError, AttributeError) as error:  # AttributeError: built for numpy 1, loaded beside numpy 2
+            version = importlib.metadata.version(name)
+            if name == _BUILT_FOR_NUMPY_1 and not np.__version__.startswith("1."):
+                raise ImportError(f"built against numpy 1, and numpy {np.__version__} is installed")
+            return Runtime(name, version, importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
             tried.append(f"{name}: {error}")
     raise errors.RuntimeMissing(
         "no TFLite runtime can be loaded", where="; ".join(tried) or wanted, todo="pip install 'actorq-fleet[actor]'"

@@ -56,12 +56,13 @@ class Finding:
     code: int = errors.EXIT_OK
 
 
-def run(settings: config.ActorConfig, root: Path = board.ROOT) -> Iterator[Finding]:
+def run(settings: config.ActorConfig, root: Path = board.ROOT, *, offline: bool = False) -> Iterator[Finding]:
     """Looks at one matter after the other.
 
     Args:
         settings: Of `run`.
         root: Of the file tree that tells about the board.
+        offline: Connect to no broker.
     """
     yield _board(root)
     yield _python()
@@ -72,7 +73,7 @@ def run(settings: config.ActorConfig, root: Path = board.ROOT) -> Iterator[Findi
     bundle, found = _bundle(settings)
     yield found
     yield _spool(settings, bundle)
-    if bundle is not None:
+    if bundle is not None and not offline:
         yield from _broker(settings, bundle)
     yield from _power(root)
 

@@ -23,7 +23,7 @@ from tests import conftest
 
 
 def manifest(model: bytes, fingerprint: str, **changes: Any) -> messages.Manifest:
-    """A manifest that fits, but for `changes`."""
+    """Returns a manifest that fits, but for `changes`."""
     fields: dict[str, Any] = {
         "epoch": 1,
         "version": 1,
@@ -50,7 +50,7 @@ def policy_delta(
 
 
 def assignment(boot: int, **changes: Any) -> messages.Assignment:
-    """Grants nothing and explores never, but for `changes`."""
+    """Returns an assignment that grants nothing and never explores, but for `changes`."""
     fields: dict[str, Any] = {
         "session": "learner-1",
         "epoch": 1,
@@ -100,12 +100,12 @@ class FakeLearner:
 
     @property
     def state(self) -> messages.ActorState | None:
-        """The actor's last word about itself."""
+        """The newest state that the actor told of itself."""
         return self.states[-1] if self.states else None
 
     @property
     def steps(self) -> int:
-        """Steps that arrived, duplicates not counted."""
+        """The number of steps that arrived, duplicates not counted."""
         return sum({message.seq: len(message.reward) for message in self.experience}.values())
 
     def say(self, topic: str, message: messages.Message, *, retain: bool = True) -> None:
@@ -128,7 +128,7 @@ class FakeLearner:
         self.say(self.topics.command(self._actor_id), order, retain=False)
 
     def await_birth(self, timeout_s: float = 20.0) -> messages.ActorState:
-        """The state of an actor that lives."""
+        """Waits for an actor that lives; returns its state."""
         conftest.wait_until(lambda: self.state is not None and self.state.online, "the actor is born", timeout_s)
         assert self.state is not None
         return self.state

@@ -23,7 +23,7 @@ def state(**changes: Any) -> messages.ActorState:
 
 
 def experience(lengths: Sequence[int] = (2, 1), **changes: Any) -> messages.Experience:
-    """Segments of these lengths under SPEC, of boot 1, epoch 1, policy version 1."""
+    """Returns segments of these lengths under SPEC, of boot 1, epoch 1, policy version 1."""
     steps, segments = sum(lengths), len(lengths)
     values: dict[str, Any] = {
         "boot": 1,

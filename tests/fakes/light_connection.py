@@ -16,14 +16,14 @@ _CONNECT, _CONNACK, _PUBLISH, _PUBACK = 0x10, 0x20, 0x30, 0x40
 _SUBSCRIBE, _SUBACK, _DISCONNECT = 0x82, 0x90, 0xE0
 _QOS_1, _RETAIN = 0x02, 0x01
 KEEPALIVE_S = 60
-"""More than between two heartbeats, so that nobody has to ping."""
+"""Seconds of keep-alive: more than between two heartbeats, so that nobody has to ping."""
 _READ_BYTES = 1 << 16
 _RECORD_BYTES = 1 << 14
 """TLS hands over one record at a time; behind a shorter one there is rarely another."""
 
 
 class LightConnection:
-    """Connected when constructed.
+    """A connection to a broker, made when it is constructed.
 
     Args:
         where: Host and port.
@@ -64,7 +64,7 @@ class LightConnection:
 
     @property
     def wants_write(self) -> bool:
-        """Not all that was said is in the socket."""
+        """True if not everything that was published is in the socket."""
         return bool(self._unsent)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
@@ -76,7 +76,7 @@ class LightConnection:
         self._send(b"".join((bytes((flags,)), length, name, self._packet_id.to_bytes(2, "big"), payload)))
 
     def subscribe(self, topics: list[str]) -> None:
-        """Asks for topics, at QoS 1."""
+        """Subscribes to topics, at QoS 1."""
         self._packet_id = self._packet_id % 65535 + 1
         self._send(_packet(_SUBSCRIBE, struct.pack("!H", self._packet_id) + b"".join(_text(t) + b"\1" for t in topics)))
 
@@ -94,7 +94,7 @@ class LightConnection:
         self._send(rest)
 
     def receive(self) -> Iterator[tuple[str, bytes]]:
-        """Topics and payloads that have arrived; `acknowledge` them.
+        """Yields topics and payloads that have arrived; `acknowledge` them.
 
         Raises:
             ConnectionError: The broker hung up.
@@ -125,7 +125,7 @@ class LightConnection:
         del self._read[:at]
 
     def acknowledge(self) -> None:
-        """Says that what was received has come."""
+        """Sends the acknowledgements of what was received."""
         if self._due:
             due, self._due = self._due, bytearray()
             self._send(due)
@@ -142,7 +142,7 @@ class LightConnection:
 
 
 def _next(read: bytearray, at: int) -> tuple[int, int, int] | None:
-    """First byte of the packet at `at`, where its content starts and ends; None if it is not all there."""
+    """Returns the first byte of the packet at `at`, where its content starts and ends; None if it is not all there."""
     length = shift = 0
     for place in range(at + 1, min(at + 5, len(read))):
         length |= (read[place] & 0x7F) << shift

@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 
 class PlainClient:
-    """Connected when constructed; `reason` says with which answer.
+    """A client, connected when constructed; `reason` says with which answer.
 
     `received` holds (topic, payload, retained).
     """

@@ -26,7 +26,7 @@ BOOT = int(time.time())
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """What each actor sends. `rate` in steps/s, 0 for as fast as receipts come; `messages` 0 for no end.
+    """The load that each actor makes. `rate` in steps/s, 0 for as fast as receipts come; `messages` 0 for no end.
 
     Receipts of what is sent within `warm_s` of the last one's connecting do not count: the learner compiles then.
     """
@@ -40,7 +40,7 @@ class Load:
 
 @dataclasses.dataclass(slots=True)
 class Tally:
-    """Of all actors together; times in seconds on this machine's monotonic clock."""
+    """The counts of all actors together; times in seconds on this machine's monotonic clock."""
 
     connected: int = 0
     warm_until_s: float = 0.0
@@ -62,7 +62,7 @@ class Tally:
 
 @functools.cache
 def _drawn(bits: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Observations, actions and rewards of 2 ** bits steps."""
+    """Returns observations, actions and rewards of 2 ** bits steps."""
     rng, steps = np.random.default_rng(0), 1 << bits
     observation = rng.standard_normal((steps, *SPEC.observation.shape), np.float32)
     return observation, rng.integers(0, SPEC.action.n, steps).astype(np.int32), rng.standard_normal(steps, np.float32)
@@ -86,7 +86,7 @@ class Pattern:
         }
 
     def message(self, seq: int, oldest: int, step: int, epoch: int) -> list[bytes | memoryview]:
-        """The encoded message number `seq`, after `step` steps, in pieces."""
+        """Returns the encoded message number `seq`, after `step` steps, in pieces."""
         return codec.pieces(
             messages.Experience(
                 boot=BOOT,
@@ -106,7 +106,7 @@ _pattern = functools.lru_cache(maxsize=1024)(Pattern)
 
 
 class Policies:
-    """What was sent of a channel, verified: by one actor for itself, or once for all actors of a process."""
+    """The policies sent on a channel, verified: by one actor for itself, or once for all actors of a process."""
 
     def __init__(self, learner_key: bytes) -> None:
         self._verifier = signing.LearnerVerifier(learner_key)
@@ -114,7 +114,7 @@ class Policies:
         self._sealed: dict[str, bytes] = {}
 
     def take(self, topic: str, leaf: str, sealed: bytes) -> int:
-        """The version that an actor who was sent this has; 0 for none.
+        """Returns the version that an actor who was sent this has; 0 for none.
 
         Raises:
             PolicyError: It is none, or not one for this actor.
@@ -135,7 +135,7 @@ class Policies:
 
 
 class SimulatedActor:
-    """One connection. Everything runs on the swarm's thread."""
+    """An actor on one connection. Everything runs on the swarm's thread."""
 
     def __init__(self, bundle: identity.Bundle, load: Load, tally: Tally, policies: Policies) -> None:
         self._load, self._tally, self._policies = load, tally, policies
@@ -161,28 +161,28 @@ class SimulatedActor:
 
     @property
     def done(self) -> bool:
-        """All that it was told to send has its receipt."""
+        """True if everything that it was told to send has its receipt."""
         return 0 < self._load.messages <= self._made and not self._held
 
     @property
     def starts(self) -> bool:
-        """It has just been told for the first time what to send."""
+        """True if it has just been told for the first time what to send."""
         told, self._told = self._told, self._assignment is not None
         return self._told and not told
 
     @property
     def held(self) -> int:
-        """Messages without a receipt."""
+        """The number of messages without a receipt."""
         return len(self._held)
 
     def close(self) -> None:
-        """Says goodbye."""
+        """Sends a farewell and closes the connection."""
         self._beats += 1  # the state with the highest number counts
         self.connection.publish(self._topics.actor_state(self._id), self._state(online=False), retain=True)
         self.connection.close()
 
     def beat(self) -> None:
-        """Says that it is there."""
+        """Sends a heartbeat."""
         if not self._beats:
             self._tally.connected += 1
         self._beats += 1
@@ -190,12 +190,12 @@ class SimulatedActor:
 
     @property
     def period_s(self) -> float:
-        """Between two messages, and two heartbeats, as the learner assigned it."""
+        """Seconds between two messages, and two heartbeats, as the learner assigned it."""
         return self._assignment.message_period_s if self._assignment else 0.0
 
     @property
     def full_steps(self) -> int:
-        """Steps of a message where all are granted: what is recorded in the assigned period, where there is a rate."""
+        """The steps of a message where all are granted: what is recorded in the assigned period, where there is a rate."""
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
@@ -203,14 +203,14 @@ class SimulatedActor:
 
     @property
     def message_steps(self) -> int:
-        """Of the next message; where fewer are granted, a period takes as long (edge_actor, at a control rate)."""
+        """The steps of the next message; where fewer are granted, a period takes as long (edge_actor, at a control rate)."""
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
         return min(self.full_steps, wanted.steps_granted - self._recorded)
 
     def send(self) -> bool:
-        """Sends the next message; false if window, grant or plan forbid it."""
+        """Sends the next message; returns false if window, grant or plan forbid it."""
         wanted, steps = self._assignment, self.message_steps
         if wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
             return False
@@ -241,7 +241,11 @@ class SimulatedActor:
         return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
 
     def receive(self) -> None:
-        """Takes in what has arrived. Raises ConnectionError when the broker hung up."""
+        """Handles what has arrived.
+
+        Raises:
+            ConnectionError: The broker hung up.
+        """
         for topic, sealed in self.connection.receive():
             if not sealed:
                 continue

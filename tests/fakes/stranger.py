@@ -1,4 +1,4 @@
-"""Whoever else may answer on a broker's port: none of them is the fleet's broker, and none knows its keys."""
+"""A stranger on a broker's port: whoever else may answer there, without the keys of the fleet's broker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from broker.fleet import certificates, identity
 
 ALERT = b"\x15\x03\x03\x00\x02\x02\x28"
-"""TLS: fatal, handshake_failure."""
+"""A TLS alert: fatal, handshake_failure."""
 NOT_AUTHORIZED = b"\x20\x02\x00\x05"
 
 
 class Stranger:
-    """Listens until it is closed; `manner` says how it answers, and may change.
+    """A server that listens until it is closed; `manner` says how it answers, and may change.
 
     Args:
         fleet: Whose own broker it is in the manner "refuses the password", or at a date that is none.
@@ -46,9 +46,9 @@ class Stranger:
     def _serve(self) -> None:
         answers: dict[str, Callable[[socket.socket], None]] = {
             "self-signed": lambda raw: self._foreign.wrap_socket(raw, server_side=True).close(),
-            "alert": lambda raw: _say(raw, ALERT),
-            "plain": lambda raw: _say(raw, b"220 mail.example ESMTP\r\n"),
-            "refuses the password": lambda raw: _say(self._own.wrap_socket(raw, server_side=True), NOT_AUTHORIZED),
+            "alert": lambda raw: _answer(raw, ALERT),
+            "plain": lambda raw: _answer(raw, b"220 mail.example ESMTP\r\n"),
+            "refuses the password": lambda raw: _answer(self._own.wrap_socket(raw, server_side=True), NOT_AUTHORIZED),
             "own": lambda raw: self._own.wrap_socket(raw, server_side=True).close(),
         }
         while True:
@@ -61,7 +61,7 @@ class Stranger:
                 answers[self.manner](raw)
 
 
-def _say(to: socket.socket, answer: bytes) -> None:
+def _answer(to: socket.socket, answer: bytes) -> None:
     """Reads what the client says first, so that closing does not reset the connection, and waits until it goes."""
     with to:
         to.recv(4096)

@@ -1,4 +1,4 @@
-"""Who may connect and who may say what: Mosquitto's password file and ACL, rendered from the enrolled actors.
+"""Rules who may connect and who may say what: Mosquitto's password file and ACL, rendered from the enrolled actors.
 
 A client needs both a certificate of the fleet's authority and the password of the name it gives. The password is what
 makes `revoke` work at once: on a reload Mosquitto disconnects whoever's password is no longer in the file. Where the
@@ -18,7 +18,8 @@ from broker.contract import topics
 from broker.fleet import identity
 
 _ITERATIONS = 101
-"""Mosquitto's own number. It hashes on its only thread at every connect, and our passwords are random, 192 bits."""
+"""Rounds of hashing, as many as Mosquitto takes. It hashes on its only thread at every connect, and our passwords are
+random, 192 bits."""
 
 _ACTOR_WRITES = ("state", "experience", "report")
 _ACTOR_READS = ("assignment", "receipt", "command")
@@ -26,7 +27,7 @@ _ACTOR_READS = ("assignment", "receipt", "command")
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who is let in, and what the broker proves its own name with.
+    """The users that are let in, and what the broker proves its own name with.
 
     Attributes:
         users: Name and password of everyone.
@@ -40,12 +41,12 @@ class Admission:
 
 
 def render_passwords(users: Mapping[str, str]) -> str:
-    """Lines `user:$7$iterations$salt$hash`, PBKDF2 with SHA-512 as `mosquitto_passwd` writes them."""
+    """Returns lines `user:$7$iterations$salt$hash`, PBKDF2 with SHA-512 as `mosquitto_passwd` writes them."""
     return "".join(f"{user}:{_hash(password)}\n" for user, password in sorted(users.items()))
 
 
 def render_acl(fleet: str, users: Mapping[str, str]) -> str:
-    """What each user may read and write; all that is not named is refused.
+    """Returns what each user may read and write; all that is not named is refused.
 
     Mosquitto answers a refused publish with PUBACK as if it had been accepted (MQTT 3.1.1 has no other answer).
     """

@@ -1,4 +1,4 @@
-"""mosquitto.conf, rendered. Every line that closes a trap says which, in the file that Mosquitto reads."""
+"""Renders mosquitto.conf. Every line that closes a trap says which, in the file that Mosquitto reads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ require_certificate true
 
 
 def render(host: str, port: int, *, directory: Path | None = None) -> str:
-    """Text of a mosquitto.conf.
+    """Returns the text of a mosquitto.conf.
 
     Args:
         host: Address to listen on.

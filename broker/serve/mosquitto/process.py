@@ -1,4 +1,4 @@
-"""Mosquitto as a child of this process: found, started, waited for, reloaded, stopped, never left behind."""
+"""Runs Mosquitto as a child of this process: found, started, waited for, reloaded, stopped, never left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from broker.serve import listener
 from broker.serve.mosquitto import access, config, sandbox, watch
 
 _PATH_BESIDES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
-"""Where packages put it; Debian's user PATH lacks the first two."""
+"""Directories where packages put it; Debian's user PATH lacks the first two."""
 _START_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 2.0
 
@@ -31,25 +31,23 @@ _log = logging.getLogger(__name__)
 
 
 def find() -> str | None:
-    """Path of the Mosquitto program, if it is installed."""
+    """Returns the path of the Mosquitto program; None if it is not installed."""
     return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:{_PATH_BESIDES}")
 
 
 class Mosquitto:
-    """A running Mosquitto.
+    """A Mosquitto of its own, which runs from `start`, or as long as a `with` block.
 
     Args:
         host: Address to listen on.
         port: Port to listen on; 0 takes any free one.
         fleet: Whose topics the users may use.
         admission: Who is let in, over TLS; None lets in whoever reaches a loopback address, without.
-        on_excess: Takes a user's name and what it did, when it uses more than any actor of ours (`watch`). On a
+        on_excess: Takes a user's name and what it did, when it uses more than any actor of ours (`watch`). Called on a
             thread of its own.
 
-    Raises:
-        RuntimeMissing: Mosquitto is not installed.
-        IdentityError: An address that others can reach was asked for without `admission`.
-        ConfigError: The port is taken, or Mosquitto did not start; with what it said.
+    Attributes:
+        port: The port that it listens on.
     """
 
     def __init__(
@@ -61,40 +59,51 @@ class Mosquitto:
         admission: access.Admission | None = None,
         on_excess: Callable[[str, str], None] = lambda user, what: None,
     ) -> None:
+        self.host, self.port = host, port
+        self._fleet, self._admission = fleet, admission
+        self._on_excess = on_excess
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=5)
+
+    def start(self) -> Mosquitto:
+        """Starts it, and waits until it serves. What it writes, warnings and errors, is logged.
+
+        Raises:
+            RuntimeMissing: Mosquitto is not installed.
+            IdentityError: An address that others can reach was asked for without `admission`.
+            ConfigError: The port is taken, or Mosquitto did not start; with what it said.
+        """
         program = find()
         if program is None:
             raise errors.RuntimeMissing("Mosquitto is not installed", todo="sudo apt install mosquitto")
-        if admission is None and not address.is_loopback(host):
+        if self._admission is None and not address.is_loopback(self.host):
             raise errors.IdentityError(
                 "a broker that others can reach lets in enrolled actors only, over TLS",
-                where=f"{host}, fleet {fleet}",
+                where=f"{self.host}, fleet {self._fleet}",
                 todo="run `actorq-broker init`, then start again",
             )
-        self.host = host
-        self.port = listener.reserve(host, port)
-        self._fleet = fleet
+        self.port = listener.reserve(self.host, self.port)
         self._program = program
-        self._on_excess = on_excess
         self._owner = _other_user()
-        self._last_lines: collections.deque[str] = collections.deque(maxlen=5)
         # A directory of its own under /tmp, because Mosquitto must reach its files as another user when we are root. It
         # stays ours: what that user could write there, root would follow.
         self._directory = Path(tempfile.mkdtemp(prefix="actorq-mosquitto-"))
         self._files = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             self._let_read(self._files, 0o750)
-            self._write_all(admission)
-            self._start()
+            self._write_all(self._admission)
+            self._run()
         except BaseException:
             self._remove_files()
             raise
+        return self
 
     @property
     def pid(self) -> int:
+        """The process id of Mosquitto."""
         return self._child.pid
 
     def __enter__(self) -> Mosquitto:
-        return self
+        return self.start()
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
@@ -108,10 +117,14 @@ class Mosquitto:
         """Ends Mosquitto in the middle of what it does, and starts it with these and without all that it held."""
         self._end(timeout_s=0.0)
         self._write_admission(admission)
-        self._start()
+        self._run()
 
     def check(self) -> None:
-        """Raises BrokerUnreachable if Mosquitto has ended by itself."""
+        """Makes sure that Mosquitto still runs.
+
+        Raises:
+            BrokerUnreachable: It has ended by itself.
+        """
         code = self._child.poll()
         if code is not None:
             raise errors.BrokerUnreachable(
@@ -123,7 +136,7 @@ class Mosquitto:
         self._end(_STOP_TIMEOUT_S)
         self._remove_files()
 
-    def _start(self) -> None:
+    def _run(self) -> None:
         self._child = self._spawn(self._program)
         self._reader = threading.Thread(
             target=self._read, args=(self._child, watch.Watch(self._on_excess)), name="mosquitto-log", daemon=True
@@ -176,7 +189,7 @@ class Mosquitto:
             raise
 
     def _let_read(self, descriptor: int, mode: int) -> None:
-        """To the group of Mosquitto's user, where it is not ours; write can only we."""
+        """Lets the group of Mosquitto's user read, where it is not ours; write can only we."""
         if self._owner is not None:
             os.fchown(descriptor, -1, self._owner.pw_gid)
             os.fchmod(descriptor, mode)
@@ -208,7 +221,7 @@ class Mosquitto:
     def _read(self, child: subprocess.Popen[str], counts: watch.Watch) -> None:
         for line in child.stderr or ():
             line = line.rstrip("\n")
-            if not counts.take(line):
+            if not counts.count(line):
                 self._last_lines.append(line.strip())
                 _log.warning("%s", line.strip())
 
@@ -228,7 +241,7 @@ class Mosquitto:
         raise errors.ConfigError("Mosquitto does not answer", where=f"{self.host}:{self.port}")
 
     def _serves(self) -> bool:
-        """Whether its loop turns: it answers a goodbye, with another one or a TLS alert.
+        """Returns whether its loop turns: it answers a goodbye, with another one or a TLS alert.
 
         That it listens is not enough: it does so before it has a handler for SIGHUP, and then `reload` ends it (in 23
         of 60 trials beside two busy processes).
@@ -244,7 +257,7 @@ class Mosquitto:
 
 
 def _reachable(host: str, port: int) -> tuple[str, int]:
-    """Where to connect to a listener on `host`, which may be a wildcard."""
+    """Returns where to connect to a listener on `host`, which may be a wildcard."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 

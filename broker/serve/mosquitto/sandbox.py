@@ -1,4 +1,4 @@
-"""What Mosquitto may touch, as the kernel has it (Landlock, Linux 5.13): programs, /etc, its own files; to read only.
+"""Confines Mosquitto by the kernel (Landlock, Linux 5.13): it reads programs, /etc and its own files, and no others.
 
 Started by a normal user Mosquitto runs as that user, who can read the fleet's keys; whoever takes it over must not. It
 writes no file, traces and signals nobody, and connects to nobody over TCP, each as far as the kernel knows the rule.
@@ -17,7 +17,7 @@ from pathlib import Path
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on every architecture
 _ASK_VERSION, _PATH_BENEATH, _PR_SET_NO_NEW_PRIVS = 1, 1, 38
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
-"""All there are, by Landlock's version; what came after the third concerns devices."""
+"""All rights on files that there are, by Landlock's version; what came after the third concerns devices."""
 _EXECUTE_READ_LIST, _READ = 0b1101, 0b0100
 _CONNECT_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS = 0b10, 0b11
 _READABLE = (

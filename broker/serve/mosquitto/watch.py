@@ -1,4 +1,4 @@
-"""What Mosquitto has no limit for: sessions and subscriptions of one user, counted from the lines it logs.
+"""Limits what Mosquitto has no limit for: sessions and subscriptions of one user, counted from the lines it logs.
 
 It does not ask the ACL at SUBSCRIBE, and one packet of 41 MB can hold five million filters, at which it works for
 minutes: so whoever exceeds is told while it still does.
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from broker.fleet import identity
 
 MAX_SUBSCRIPTIONS = 256
-"""Of one user in all its connections; an actor has about six in each."""
+"""The most topics of one user in all its connections; an actor has about six in each."""
 MAX_CONNECTIONS = 32
-"""At once; an actor has one, and for 15 s those that it lost without Mosquitto having noticed."""
+"""The most connections of one user at once; an actor has one, and for 15 s those that it lost unnoticed."""
 
 _CONNECTED = re.compile(r"New client connected from \S+ as (.*) \(p(\d+), c(\d), k\d+, u'([a-z0-9_-]+)'\)\.")
 _GONE = re.compile(r"(?:Client|Bad socket read/write on client) ([\w.-]+):? ")
@@ -22,7 +22,7 @@ _SUBSCRIBED = re.compile(r"([\w.-]+) [0-2] (.*)")
 _OURS = re.compile(r"[\w.-]{1,128}")
 _NAMELESS = re.compile(r"New client connected from (\S+) as ")
 _LOG_LINE_BYTES = 999
-"""Where Mosquitto cuts a line off; what is as long may end in anything, and lack the user's name."""
+"""The length at which Mosquitto cuts a line off; what is as long may end in anything, and lack the user's name."""
 _CLEAN_OF_3_1_1 = ("2", "1")
 _NOTICES = re.compile(
     r"New |Client |Bad (socket|client)|mosquitto version|Expiring client|Dropping too large|Outgoing messages"
@@ -30,7 +30,7 @@ _NOTICES = re.compile(
 
 
 class Watch:
-    """Takes every line that Mosquitto logs, in order.
+    """Counts sessions and subscriptions by the lines that Mosquitto logs, in order.
 
     Args:
         on_excess: Called with a user's name and what it did, once for each; without a name for each client whose id is
@@ -43,8 +43,8 @@ class Watch:
         self._users: dict[str, str] = {}  # of client id
         self._out: set[str] = set()
 
-    def take(self, line: str) -> bool:
-        """True for a line that is here to be counted, and not to be read by people."""
+    def count(self, line: str) -> bool:
+        """Counts what a line tells; returns true if it is here to be counted, and not to be read by people."""
         whole = len(line.encode()) < _LOG_LINE_BYTES
         if whole and (connected := _CONNECTED.fullmatch(line)):
             self._connected(*connected.groups())

@@ -42,7 +42,7 @@ def enter(port: int, user: str, secret: str = "") -> plain_client.PlainClient:
 PARENT = """
 import sys, time
 from broker.serve.mosquitto import process
-mosquitto = process.Mosquitto("127.0.0.1", 0, fleet="lab")
+mosquitto = process.Mosquitto("127.0.0.1", 0, fleet="lab").start()
 print(mosquitto.pid, mosquitto.port, flush=True)
 time.sleep(60)
 """
@@ -240,7 +240,7 @@ def test_mosquitto_touches_no_file_but_its_own(open_tmpdir: str, monkeypatch: py
     monkeypatch.setattr(process, "find", lambda: str(program))
     monkeypatch.setattr(tempfile, "tempdir", open_tmpdir)
     with pytest.raises(errors.ConfigError, match="did not start: # Rendered by actorq-broker") as ended:
-        process.Mosquitto("127.0.0.1", 0, fleet="lab")
+        process.Mosquitto("127.0.0.1", 0, fleet="lab").start()
     assert "the authority's key" not in str(ended.value)
     assert key.read_text() == "the authority's key" and not new.exists()
 
@@ -276,32 +276,32 @@ def test_a_mosquitto_that_ends_by_itself_is_noticed() -> None:
 def test_an_open_address_needs_an_admission() -> None:
     conftest.require("mosquitto")
     with pytest.raises(errors.IdentityError, match="actorq-broker init"):
-        process.Mosquitto("0.0.0.0", 0, fleet="lab")
+        process.Mosquitto("0.0.0.0", 0, fleet="lab").start()
 
 
 def test_a_taken_port(mosquitto: conftest.BrokerProcess) -> None:
     with pytest.raises(errors.ConfigError, match=f"port {mosquitto.port} is in use.*\n.*\n.*systemctl disable"):
-        process.Mosquitto("127.0.0.1", mosquitto.port, fleet="lab")
+        process.Mosquitto("127.0.0.1", mosquitto.port, fleet="lab").start()
 
 
 def test_an_address_of_another_machine() -> None:
     conftest.require("mosquitto")
     with pytest.raises(errors.ConfigError, match="cannot listen there.*\n.*203.0.113.1"):
-        process.Mosquitto("203.0.113.1", 0, fleet="lab", admission=admission(USERS))
+        process.Mosquitto("203.0.113.1", 0, fleet="lab", admission=admission(USERS)).start()
 
 
 def test_what_mosquitto_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     conftest.require("mosquitto")
     monkeypatch.setattr(config, "render", lambda *args, **kwargs: "no_such_option true\n")
     with pytest.raises(errors.ConfigError, match="did not start.*no_such_option"):
-        process.Mosquitto("127.0.0.1", 0, fleet="lab")
+        process.Mosquitto("127.0.0.1", 0, fleet="lab").start()
     assert any("no_such_option" in line for line in caplog.messages)
 
 
 def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "find", lambda: None)
     with pytest.raises(errors.RuntimeMissing, match="sudo apt install mosquitto"):
-        process.Mosquitto("127.0.0.1", 0, fleet="lab")
+        process.Mosquitto("127.0.0.1", 0, fleet="lab").start()
 
 
 def test_it_is_found_beside_a_users_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ def excesses(*lines: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     counts = watch.Watch(lambda user, what: found.append((user, what)))
     for line in lines:
-        counts.take(line[:999])
+        counts.count(line[:999])
     return found
 
 
@@ -62,5 +62,5 @@ def test_a_line_that_was_cut_off_names_nobody() -> None:
 
 def test_what_people_are_to_read_is_left() -> None:
     counts = watch.Watch(lambda user, what: None)
-    assert counts.take(connected("a", "pi")) and counts.take("a 1 t/x")
-    assert not counts.take("Error: Unable to load CA certificates.") and not counts.take("b 1 t/x")
+    assert counts.count(connected("a", "pi")) and counts.count("a 1 t/x")
+    assert not counts.count("Error: Unable to load CA certificates.") and not counts.count("b 1 t/x")

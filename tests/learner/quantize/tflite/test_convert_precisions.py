@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from learner import config
 from learner.networks import layers, networks
 from learner.quantize import gate
 from learner.quantize.tflite import convert, interpreter
+from tests import runtimes
 from tests.learner import reference
 
 ROOT = Path(__file__).parents[4]
@@ -70,13 +69,12 @@ def models(policy: layers.PolicyLayers, x: Any) -> dict[str, bytes]:
 def test_actors_run_every_precision_and_say_by_which_kernels(
     runtime: str, policy: layers.PolicyLayers, models: dict[str, bytes], x: Any, tmp_path: Path
 ) -> None:
-    if importlib.util.find_spec(runtime.replace("-", "_")) is None:
-        pytest.skip(f"{runtime} has no wheel for this Python")
+    python = runtimes.python(runtime)
     for precision, model in models.items():
         (tmp_path / f"{precision}.tflite").write_bytes(model)
     np.save(tmp_path / "observations.npy", x)
     run = subprocess.run(
-        [sys.executable, "-c", RUN, str(tmp_path), runtime], cwd=ROOT, capture_output=True, text=True, check=False
+        [python, "-c", RUN, str(tmp_path), runtime], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
