@@ -43,10 +43,10 @@ def test_exported_policy_is_the_network_up_to_the_mean_over_actions(
     assert q.shape == (5, 3)
     policy = network.q_layers(weights, normalizer)
     merged = networks.forward(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
-    assert merged == pytest.approx(q, abs=1e-4 * np.abs(q).max() + 1e-6)
+    assert merged == pytest.approx(q, abs=1e-4 * float(np.abs(q).max()) + 1e-6)
     policy = network.policy_layers(weights, normalizer)
     advantages = networks.forward(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
-    assert advantages == pytest.approx(q - q.mean(1, keepdims=True), abs=1e-4 * np.abs(q).max() + 1e-6)
+    assert advantages == pytest.approx(q - q.mean(1, keepdims=True), abs=1e-4 * float(np.abs(q).max()) + 1e-6)
     assert np.ptp(advantages) > 1e-3
 
 
