@@ -63,7 +63,7 @@ def test_takes_raw_observations_and_answers_as_the_policy_does(case: str, precis
     policy = policy_for(*CASES[case], x)
     expected = forward.run(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
     answer = run(convert.convert(policy, x, precision), x)
-    assert answer == pytest.approx(expected, abs=TOLERANCE[precision] * np.ptp(expected))
+    assert answer == pytest.approx(expected, abs=TOLERANCE[precision] * float(np.ptp(expected)))
 
 
 def test_int8_is_full_integer_delegated_and_per_channel() -> None:
