@@ -9,16 +9,7 @@ from typing import TypeVar
 from broker.contract import codec, errors, messages, signing
 from edge_actor.fleet import replay_guard
 
-_M = TypeVar(
-    "_M",
-    messages.Policy,
-    messages.PolicyDelta,
-    messages.PolicyPart,
-    messages.Assignment,
-    messages.LearnerState,
-    messages.Receipt,
-    messages.Command,
-)
+_M = TypeVar("_M", bound=messages.Message)
 Word = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
 LIMIT = 64
 LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES

@@ -14,8 +14,8 @@ SILENCE_S = 10.0
 class Authority:
     """What the learner said last, as far as this actor heard.
 
-    Policies have an order of their own (`reassembly`); receipts only ever take away what they cover; commands are for
-    one boot and carried out once (`command`).
+    Policies have an order of their own (`assembly`); receipts only ever take away what they cover; commands are for one
+    boot and carried out once (`command`).
 
     Args:
         on_log: Takes one line for people.

@@ -18,7 +18,7 @@ from edge_actor.board import board, power
 from edge_actor.environment import env
 from edge_actor.experience import recorder, spool
 from edge_actor.fleet import inbox
-from edge_actor.policies import swap
+from edge_actor.policies import receiver
 
 _ENERGY_WINDOW_S = _LOAD_WINDOW_S = 0.5
 
@@ -118,7 +118,7 @@ def _board() -> str:
 def take(
     record: recorder.Recorder,
     outbox: spool.Spool,
-    policies: swap.Swap,
+    policies: receiver.PolicyReceiver,
     acted_on: supervised_env.Plant,
     metronome: pace.Metronome | None,
     said: inbox.Inbox,

@@ -44,7 +44,7 @@ class Runtime:
 
 @functools.cache
 def find(wanted: str = "auto") -> Runtime:
-    """The runtime named `wanted`, or the best one for `auto`.
+    """Returns the runtime named `wanted`, or the best one for `auto`.
 
     Raises:
         RuntimeMissing: It is not installed, or does not load.
@@ -89,7 +89,7 @@ class Interpreter:
             model: A .tflite file.
             batch: Observations at once.
             runtime: One of config.RUNTIMES.
-            threads: Of the runtime.
+            threads: How many threads the runtime has.
             delegated: Let XNNPACK take what it can; else the built-in kernels run everything.
             limit_bytes: The largest model to accept.
 
@@ -143,7 +143,7 @@ class Interpreter:
 
 
 def _delegate(raw: Any, graph_input: int, graph_output: int) -> str:
-    """Which kernels run a graph, by the operations that the interpreter lists after delegation.
+    """Returns which kernels run a graph, by the operations that the interpreter lists after delegation.
 
     A delegate is listed last, behind the operations it replaced. That alone says little: tflite-runtime delegates the
     float32 scaling at the head of an int8 graph and runs all its layers itself. So it must reach from end to end. The

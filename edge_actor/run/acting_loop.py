@@ -22,7 +22,7 @@ from edge_actor.acting import exploration, pace, rollout, supervised_env
 from edge_actor.environment import env, task
 from edge_actor.experience import recorder, spool, trajectory
 from edge_actor.fleet import command, heartbeat, inbox, state_sequence, vitals
-from edge_actor.policies import interpreter, policy, policy_store, swap
+from edge_actor.policies import interpreter, policy, policy_store, receiver
 
 _IDLE_S = 0.2
 _UNSENT_IDLE_S = 0.005  # the link refuses while its window is full, and does not say when it opens
@@ -233,13 +233,13 @@ class Actor:
 
     def _swap_in(self) -> bool:
         """Builds what waits for it; whether another policy acts now."""
-        acting = self._swap.build()
+        acting = self._swap.newest()
         if acting is None:
             return False
         self._recorder.flush()
         if self._acting is None:
-            self._on_log(f"policy {acting.epoch}.{acting.version} acts on {acting.delegate}")
-        self._acting, self._recorder.order = acting, (acting.epoch, acting.version)
+            self._on_log(f"policy {acting.order} acts on {acting.delegate}")
+        self._acting, self._recorder.order = acting, acting.order
         return True
 
     def _send(self) -> None:
@@ -294,7 +294,7 @@ class Actor:
         self._explorer.assign(assignment)
         if assignment.channel != self._swap.channel:
             self._swap.channel = assignment.channel
-            self._subscribe_policies()
+            self._swap.listen(self._link.subscribe, self._topics, self._inbox.opener)
 
     def _obey(self, order: messages.Command) -> None:
         assert self._plant is not None
@@ -362,24 +362,16 @@ class Actor:
         self._plant = made  # behind the spool, which another process may hold: until here there is nothing to close
         self._recorder = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), self._spool)
         self._explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: self._recorder.recorded)
-        self._swap = swap.Swap(
+        self._swap = receiver.PolicyReceiver(
             self._builder(n_envs),
             spec,
             policy_store.PolicyStore(self._state_dir, self._verifier.public_key),
             patience_s=_SLACK_WAIT_S if self._metronome else _EPISODE_WAIT_S,
             on_ready=self._inbox.wake.set,
-            on_log=self._on_log,
         )
         self._swap.start(self._verifier, self._topics)
         self._swap_in()  # with the stored policy, if there is one
-        self._subscribe_policies()
-
-    def _subscribe_policies(self) -> None:
-        names, channel, swapped = self._topics, self._swap.channel, self._swap
-        opener, offer = self._inbox.opener, swapped.offer
-        self._link.subscribe(names.keyframe(channel), swapped.queued(opener(messages.Policy, offer)))
-        self._link.subscribe(names.part(channel), swapped.queued(opener(messages.PolicyPart, swapped.prepare)))
-        self._link.subscribe(names.delta(channel), swapped.queued(opener(messages.PolicyDelta, offer)))
+        self._swap.listen(self._link.subscribe, self._topics, self._inbox.opener)
 
     def _builder(self, batch: int) -> Callable[[messages.Manifest, bytes], policy.Policy]:
         assert self._plant is not None
@@ -408,7 +400,7 @@ class Actor:
         self._task.hear(state)
         self._inbox.put(state)
         if self._plant is not None and state.version:
-            self._swap.announce(state.epoch, state.version)  # by a state that is new: the inbox passes on no other
+            self._swap.announce(state.newest)  # by a state that is new: the inbox passes on no other
 
     def _seal(self, topic: str, message: messages.Message) -> bytes:
         return self._mac.seal(topic, codec.encode(message))

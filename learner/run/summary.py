@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from broker.contract import messages
-from learner.policies import policy_channel
 from learner.quantize import compare
 from learner.run import console, energy
 
@@ -27,7 +25,6 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
     precision = loop.settings.precision
     policy = score.policy if score else loop.publisher.newest
     measures = policy.verdict.measures if policy else {}
-    acting_ms = loop.publisher.timings.acting_ms
     refused = loop.ingest.refused + loop.session.refused
     return {
         "env_id": loop.roster.env_id,
@@ -51,20 +48,9 @@ def make(loop: training_loop.TrainingLoop, used: energy.Energy | None, energy_er
         "ties": measures.get("ties"),
         "action_error_mean": measures.get("action_error_mean"),
         "action_error_p99": measures.get("action_error_p99"),
-        "policy_version": loop.publisher.version,
-        "policies_published": loop.publisher.published,
-        "policies_held_back": dict(loop.publisher.held_back),
+        **loop.publisher.summary(),
         f"policy_{precision}_bytes": len(policy.model) if policy else None,
         "policy_fp32_bytes": len(policy.float32) if policy else None,
-        "calibrate_ms_p50": _percentile(loop.publisher.timings.calibrate_ms, 50),
-        "quantize_ms_p50": _percentile(loop.publisher.timings.quantize_ms, 50),
-        "gate_ms_p50": _percentile(loop.publisher.timings.gate_ms, 50),
-        "delta_ms_p50": _percentile(loop.publisher.timings.delta_ms, 50),
-        "send_ms_p50": _percentile(loop.publisher.timings.send_ms, 50),
-        **_traffic(loop.publisher.channel.traffic),
-        "publish_to_acting_ms_p50": _percentile(acting_ms, 50),
-        "publish_to_acting_ms_p99": _percentile(acting_ms, 99),
-        "publish_to_acting_count": len(acting_ms),
         "policy_lag_mean_versions": loop.progress.lag_mean,
         **{key: published.values.get(key) if published else None for key in _TIMINGS},
         "runtime": published.labels.get("runtime") if published else None,
@@ -174,20 +160,6 @@ def _difference(published: messages.Report | None, float32: messages.Report | No
 
 def _interval(ends: tuple[float, float] | None) -> str:
     return f"{ends[0]:.1f} to {ends[1]:.1f}" if ends else "-"
-
-
-def _traffic(sent: policy_channel.Traffic) -> dict[str, Any]:
-    return {
-        "keyframes": sent.keyframes,
-        "keyframe_bytes": sent.keyframe_bytes,
-        "deltas": sent.deltas,
-        "delta_bytes": sent.delta_bytes,
-        "bytes_per_policy": round(sent.mean_bytes) if sent.mean_bytes is not None else None,
-    }
-
-
-def _percentile(values: Sequence[float], q: float) -> float | None:
-    return float(np.percentile(values, q)) if values else None
 
 
 def _spread(summary: dict[str, Any], name: str) -> str:

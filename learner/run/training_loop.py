@@ -27,7 +27,7 @@ from learner.algorithms import registry
 from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
-from learner.policies import publish
+from learner.policies import publisher
 from learner.quantize import calibrate
 from learner.run import console, metrics, notices, progress, recovery, scoring
 
@@ -121,7 +121,7 @@ class TrainingLoop:
         self.algorithm = registry.make(settings, self.spec)
         if saved:
             self.algorithm.restore(saved.parts["algorithm"])
-        self.publisher = publish.Publisher(
+        self.publisher = publisher.Publisher(
             here,
             here.topics,
             self.spec,
@@ -130,12 +130,11 @@ class TrainingLoop:
             version,
             settings.gate,
             directory,
-            screen.say,
+            self.records,
             send_deltas=train.delta,
             precision=train.precision,
             weight_bits=train.weight_bits,
             expire_after_s=train.policy_expire_s,
-            kept=self.records,
         )
         self.publisher.prepare(self.algorithm.policy_layers())
         self.metrics = metrics.Metrics(directory.path, screen, started_s, self.records)
@@ -176,7 +175,7 @@ class TrainingLoop:
                 ending.callback(self.intake.close)
                 ending.callback(self.metrics.close)
                 ending.callback(self.save, last=True)
-                ending.callback(self.publisher.settle, at_once=True)
+                ending.callback(self.publisher.close)
 
     @property
     def _budget_spent(self) -> bool:
@@ -235,7 +234,7 @@ class TrainingLoop:
         self.limiter.sample(self._samples_per_call)
         began = time.monotonic()
         what = f"{self._updates_per_call} gradient steps of {settings.batch_size} transitions to compute"
-        update = self._meanwhile(lambda: self.algorithm.update(batch), what)
+        update = self._meanwhile(self._computing.submit(self.algorithm.update, batch), what)
         if not recovery.is_sound(update):
             self._recover(batch)
             return
@@ -257,7 +256,7 @@ class TrainingLoop:
         self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
         policy = self.algorithm.policy_layers()
         seen = self.replay.observations(calibrate.rows(policy), self.rng)
-        verdict = self._meanwhile(lambda: self.publisher.publish(policy, *calibrate.split(seen)), "a policy to be made")
+        verdict = self._meanwhile(self.publisher.publish(policy, *calibrate.split(seen)), "a policy to be made")
         if not verdict.passed or self.publisher.newest is None:
             return
         self.session.announce(self.spec.fingerprint, self.publisher.version)
@@ -266,11 +265,10 @@ class TrainingLoop:
             self._scored = self.algorithm.state()
             self.scoring.begin(self.publisher.newest)
 
-    def _meanwhile(self, compute: Callable[[], _T], what: str) -> _T:
-        """The result of `what`, which computes on a thread of its own while what arrives is taken in here."""
+    def _meanwhile(self, computing: concurrent.futures.Future[_T], what: str) -> _T:
+        """The result of `what`, which another thread computes while what arrives is taken in here."""
         began = time.monotonic()
         say_at = began + notices.FIRST_S
-        computing = self._computing.submit(compute)
         computing.add_done_callback(lambda _: self.session.wake())
         try:
             while not computing.done():
@@ -292,12 +290,12 @@ class TrainingLoop:
             # Training went on meanwhile, and may have spoilt it: the network that was found good is what shall remain
             self.algorithm.restore(self._scored | {"updates": np.array(self.algorithm.updates, np.int32)})
             if self.solved.policy.manifest.sha256 != newest.manifest.sha256:
-                self.publisher.publish_again(self.solved.policy)
+                self.publisher.publish_again(self.solved.policy).result()
                 self.session.announce(self.spec.fingerprint, self.publisher.version)
         elif self.settings.evaluate_episodes:
             self._score_last(newest)
 
-    def _score_last(self, newest: publish.Published) -> None:
+    def _score_last(self, newest: publisher.Published) -> None:
         """Asks for the score of the last policy, and waits for it: within `max_wall_s`, where that is set."""
         now, working = time.monotonic(), self.roster.working()
         limit_s = 2.0 * self.scoring.limits(working[0])[1] if working else scoring.TIMEOUT_S
@@ -337,7 +335,7 @@ class TrainingLoop:
                 if self.intake.is_full:
                     break
         self._feed(wait=False)
-        self.publisher.settle()
+        self.publisher.tidy()
 
     def _feed(self, *, wait: bool) -> None:
         """What is durable enters replay and gets receipts: one an actor, however many messages it covers."""
@@ -398,8 +396,6 @@ class TrainingLoop:
         row: dict[str, float] = {
             "samples_per_insert": self.limiter.sampled / max(1, self.env_steps),
             "epsilon": self.epsilon,
-            "policy_version": self.publisher.version,
-            "policies_held_back": sum(self.publisher.held_back.values()),
             "actors_live": len(self.roster.working()),
             "messages": self.ingest.messages,
             "messages_refused": sum(self.ingest.refused.values()) + sum(self.session.refused.values()),
@@ -412,21 +408,8 @@ class TrainingLoop:
             "bytes_received": self.session.brokers.bytes_received,
             "bytes_sent": self.session.brokers.bytes_sent,
             **self.update_metrics,
+            **self.publisher.metrics(),
         }
-        timings, traffic = self.publisher.timings, self.publisher.channel.traffic
-        row |= {
-            "keyframes": traffic.keyframes,
-            "keyframe_bytes": traffic.keyframe_bytes,
-            "deltas": traffic.deltas,
-            "delta_bytes": traffic.delta_bytes,
-        }
-        for name in ("calibrate_ms", "quantize_ms", "gate_ms", "delta_ms", "send_ms"):
-            if stage := getattr(timings, name):
-                row[name] = stage[-1]
-        if timings.acting_ms:
-            row["publish_to_acting_ms"] = timings.acting_ms[-1]
-        if self.publisher.newest is not None:
-            row |= {f"gate_{name}": value for name, value in self.publisher.newest.verdict.measures.items()}
         if self.last_score is not None:
             row["published_return_mean"] = self.last_score.mean("published")
         return row

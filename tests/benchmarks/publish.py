@@ -23,7 +23,7 @@ from learner.quantize import calibrate, convert, exact, gate, kernels, ptq, quan
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
 REPEATS = 4
-TOPIC = "actorq/bench/policy/main/keyframe"
+TOPIC = "actorq/bench/policy/main/whole"
 
 
 def run() -> Iterator[dict[str, Any]]:
