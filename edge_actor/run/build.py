@@ -13,7 +13,7 @@ from edge_actor.acting import exploration, pace, supervised_env
 from edge_actor.environment import env
 from edge_actor.experience import recorder, spool, trajectory
 from edge_actor.fleet import command, vitals
-from edge_actor.policies import interpreter, policy, policy_store, swap
+from edge_actor.policies import interpreter, policy, policy_store, receiver
 from edge_actor.run import (
     acting_loop,
     actor,
@@ -108,7 +108,7 @@ def _loop(
     record = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), outbox)
     explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: record.recorded)
     metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
-    newest = swap.Swap(
+    newest = receiver.PolicyReceiver(
         builder(n_envs),
         spec,
         policy_store.PolicyStore(state_dir, connection.verifier.public_key),

@@ -67,7 +67,7 @@ def save(directory: Path, updates: int, meta: Mapping[str, Any], parts: Mapping[
     arrays = {f"{part}/{name}": array for part, state in parts.items() for name, array in state.items()}
     arrays[_META] = np.frombuffer(json.dumps({"format": FORMAT, **meta}).encode(), np.uint8)
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # they might be allow_pickle, for all that it knows
     buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
     path = directory / f"{updates:010d}.npz"
     identity.write_atomic(path, buffer.getvalue(), mode=0o644)
