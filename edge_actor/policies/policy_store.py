@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from broker.contract import messages
-from broker.fleet import identity
+from broker.program import storage
 
 Order = tuple[int, int]
 """Epoch and version."""
@@ -82,14 +82,14 @@ class PolicyStore:
         """
         keyframe, *deltas = sources
         if keyframe is not self._written:
-            identity.write_atomic(self._keyframe, keyframe)
+            storage.write_atomic(self._keyframe, keyframe)
             self._written = keyframe
         if deltas:
-            identity.write_atomic(self._delta, deltas[0])
+            storage.write_atomic(self._delta, deltas[0])
         else:
             self._delta.unlink(missing_ok=True)
         about = {"learner_key": self._learner_key, "epoch": order[0], "version": order[1]}
-        identity.write_atomic(self._newest, json.dumps(about | {"check": _check(*about.values())}).encode())
+        storage.write_atomic(self._newest, json.dumps(about | {"check": _check(*about.values())}).encode())
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -102,6 +102,6 @@ def _check(*fields: object) -> int:
 
 def _read(file: Path, limit_bytes: int) -> bytes | None:
     try:
-        return identity.read_regular(file, limit_bytes)
+        return storage.read_regular(file, limit_bytes)
     except FileNotFoundError:
         return None

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker.contract import codec, errors, messages, signing, topics
-from broker.fleet import identity
+from broker.fleet import counters, identity
 from broker.mqtt import connect_errors, link
 from edge_actor import config
 from edge_actor.acting import exploration, pace, rollout, supervised_env
@@ -62,7 +62,7 @@ class Actor:
         self._id, self._topics = bundle.actor_id, topics.Topics(bundle.fleet)
         self._state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
         made = self._planted(settings.env) if settings.env else None
-        self._boot = identity.next_boot(self._state_dir / "boot")
+        self._boot = counters.next_boot(self._state_dir / "boot")
         self._mac, self._verifier = signing.ActorMac(bundle.mac_key), signing.LearnerVerifier(bundle.learner_key)
         seal = functools.partial(self._seal, self._topics.actor_state(self._id))
         self._presence = state_sequence.Presence(self._boot, seal)

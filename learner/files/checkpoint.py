@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from broker.fleet import identity
+from broker.program import storage
 
 KEEP = 3
 FORMAT = 3
@@ -64,7 +64,7 @@ def save(directory: Path, updates: int, meta: Mapping[str, Any], parts: Mapping[
     np.savez(buffer, **arrays)
     buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
     path = directory / f"{updates:010d}.npz"
-    identity.write_atomic(path, buffer.getvalue(), mode=0o644)
+    storage.write_atomic(path, buffer.getvalue(), mode=0o644)
     found = _newest_first(directory)
     at = found.index(path)
     for other in found[:at] + found[at + KEEP :]:

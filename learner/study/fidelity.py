@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from broker.fleet import identity
+from broker.program import storage
 from learner.quantize import compare, gate
 from learner.study import play, recipes, trained
 
@@ -84,7 +84,7 @@ def study(
     }
     if episodes:
         _add_returns(study, models, say)
-    identity.write_atomic(path / "fidelity.json", (json.dumps(study, indent=2) + "\n").encode(), mode=0o644)
+    storage.write_atomic(path / "fidelity.json", (json.dumps(study, indent=2) + "\n").encode(), mode=0o644)
     return study
 
 
