@@ -122,17 +122,17 @@ def not_blocking(limit_s: float = 60.0) -> Iterator[None]:
 
 
 @pytest.fixture
-def boot(tmp_path: Path) -> Iterator[Callable[[], tuple[int, list[str]]]]:
+def boot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], tuple[int, list[str]]]]:
     """Starts an actor, as far as its boot is made; its number, and what it said."""
     bundle = identity.Fleet.open("lab", tmp_path / "fleet").enroll("pi", ["127.0.0.1:1"])
     settings = config.ActorConfig(state_dir=str(tmp_path / "state"), spool_dir=str(tmp_path / "spool"))
 
     def start() -> tuple[int, list[str]]:
-        lines: list[str] = []
-        made = acting_loop.Actor(settings, bundle, lines.append)
+        caplog.clear()
+        made = acting_loop.Actor(settings, bundle, lambda line: None)
         made._load.close()
         made._commander.close()
-        return made._boot, lines
+        return made._boot, caplog.messages
 
     (tmp_path / "state").mkdir()
     with not_blocking():
