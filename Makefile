@@ -14,7 +14,7 @@ SHELL_SCRIPTS = .ci/run $(shell find . \( -name .git -o -name .venv -o -name run
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench chaos fuzz test-trixie test-setup test-pi test-pi-all test-boot clean
+.PHONY: help demo test check bench chaos fuzz test-trixie test-setup test-pi test-pi-all test-boot constraints clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.11] [ARGS="..."] [ONLY=name]'
@@ -23,7 +23,7 @@ help: ## this list
 demo: .venv/.runtime ## train CartPole with a broker, a learner and two int8 actors on this machine (ARGS="--env ...")
 	@$(BIN)/actorq-learner demo $(ARGS)
 
-test: .venv/.dev ## run the tests (ARGS="-k name" picks some)
+test: .venv/.dev .venv/.tflite-runtime ## run the tests (ARGS="-k name" picks some)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/.dev ## ruff, mypy, import-linter, shellcheck
@@ -52,13 +52,16 @@ test-setup: .venv/.runtime ## as root: what must fail in setup_pi.sh, and its wa
 test-pi: .venv/.dev ## as root: set-up and actor on an emulated Raspberry Pi 4 (Bookworm, arm64), with a learner outside
 	tests/pi/run.sh bookworm arm64 cortex-a72
 
-test-pi-all: test-pi test-setup ## as root: the other cores (A53, A76), Trixie, and the 32-bit system too
+test-pi-all: test-pi test-setup .venv/.tflite-runtime ## as root: the other cores (A53, A76), Trixie, and the 32-bit system too
 	tests/pi/run.sh bookworm arm64 cortex-a53 cortex-a76
 	tests/pi/run.sh trixie arm64 cortex-a53 cortex-a72 cortex-a76
 	tests/pi/run.sh bookworm armhf cortex-a7
 
 test-boot: .venv/.dev ## as root: a card of flash.sh boots in qemu, from its first boot to experience (SUITES=trixie)
 	set -e; for suite in $(SUITES); do tests/pi/run.sh $$suite arm64 boot; done
+
+constraints: .venv/.created ## resolve what is installed anew, on Linux x86-64, with network (ARGS=--upgrade for newer versions)
+	@PYTHON=$(BIN)/python .ci/constraints $(ARGS)
 
 clean: ## remove .venv, caches and build output; runs/ stays
 	rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
@@ -82,4 +85,13 @@ clean: ## remove .venv, caches and build output; runs/ stays
 .venv/.dev: .venv/.runtime
 	@echo 'Installing the test tools into .venv.' >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,actor,local,mujoco,dev]'
+	@touch $@
+
+# The runtime of 32-bit boards holds numpy below 2, so its tests run in an environment beside the other. It ended with
+# Python 3.11: with a newer one, and where it has no wheel, those tests are skipped.
+.venv/.tflite-runtime: .venv/.dev tests/tflite-runtime.txt
+	@if $(BIN)/python -c 'from tests import runtimes; import sys; sys.exit(not runtimes.has_wheel())'; then \
+	  $(BIN)/python -m venv --clear .venv/tflite-runtime && \
+	  .venv/tflite-runtime/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: \
+	    --require-hashes -r tests/tflite-runtime.txt; fi
 	@touch $@

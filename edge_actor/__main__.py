@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import logging
 import socket
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.contract import errors, specs
-from broker.program import cli, settings
+from broker.program import cli, logs, settings
 from edge_actor import config
 from edge_actor.bench import config as bench_config
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from edge_actor.acting import evaluate
 
 RANDOM = "random"
-"""In the place of a policy: actions drawn uniformly."""
+"""The word that stands for a policy whose actions are drawn uniformly."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    logs.configure()
     runs = {"run": _act, "evaluate": _evaluate, "check": _check, "bench": _bench, "spec": _spec}
     return runs[args.command](args)
 
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "check", allow_abbrev=False, help="say what is right and wrong with this machine", description=_check.__doc__
     )
     settings.add_arguments(check, config.ActorConfig)
+    check.add_argument("--offline", action="store_true", help="connect to no broker: it lets in one actor of a name")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("-v", dest="verbose", action="store_true", default=None, help="short for --verbose")
 
@@ -107,12 +110,11 @@ def _act(args: argparse.Namespace) -> int:
         return errors.EXIT_OK
     from broker.fleet import identity
     from edge_actor.board import watchdog  # here: NumPy, Gymnasium and the runtime would slow --help down
-    from edge_actor.run import acting_loop
+    from edge_actor.run import build
 
     bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
-    actor = acting_loop.Actor(chosen, bundle, lambda line: print(line, file=sys.stderr, flush=True))
     dog = watchdog.Watchdog()
-    actor.on_alive, actor.patient = dog.alive, dog.supervised
+    actor = build.build(chosen, bundle, on_alive=dog.alive, patient=dog.supervised)
     cli.on_stop_signal(actor.stop)
     actor.run()
     return errors.EXIT_OK
@@ -128,8 +130,10 @@ def _check(args: argparse.Namespace) -> int:
         return errors.EXIT_OK
     from edge_actor.run import check
 
+    logs.configure(logging.NullHandler())  # what it finds says it all
+
     findings = []
-    for found in check.run(chosen):
+    for found in check.run(chosen, offline=args.offline):
         findings.append(found)
         if not args.json:
             print(f"{found.state:5} {found.name:14} {found.what}", flush=True)
@@ -206,7 +210,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace, chosen: config.ActorConfig) -> tuple[evaluate.Score, dict[str, str]]:
-    """The score of a policy file, and what it ran on."""
+    """Returns the score of a policy file, and what it ran on."""
     try:
         model = Path(args.policy).read_bytes()
     except OSError as error:

@@ -197,14 +197,14 @@ why_not() {
 	die "$1: $(grep -v '^ *$' "$LOG" | tail -n 3 | tr '\n' ' ')" 'see above'
 }
 
-# For packages of the user's choice: what was tested; on 32-bit without the pins of what comes from Debian.
+# For packages of the user's choice: what was tested; on 32-bit without the pins of what comes from Debian or fits to that.
 constraints() {
 	if [ "$ARCHITECTURE" != armhf ]; then
 		[ -z "$CONSTRAINTS" ] || cat "$CONSTRAINTS"
 		return
 	fi
 	[ -z "$CONSTRAINTS" ] || grep -v -i '^\(numpy\|psutil\|cffi\|pycparser\|zstandard\|cryptography\)==' "$CONSTRAINTS"
-	echo 'cryptography<47'
+	sed -n 's/^\(cryptography==[^ ]*\).*/\1/p' "$LOCK"
 }
 
 # The same for the same program, on any run.
@@ -265,17 +265,31 @@ make_program() {
 	touch "$VENV/complete"
 }
 
-# As the actor will see them: its own code reads bundle and settings.
+# As the actor will see them: its own code reads bundle and settings, and loads the runtime. What else it finds wrong keeps
+# nobody from setting up; the check at the end says it.
 try_program() {
-	"$VENV/bin/python" -c 'import pathlib, sys; from broker.fleet import identity; identity.Bundle.read(pathlib.Path(sys.argv[1]))' "$BUNDLE" \
-		2> "$LOG" || die "$BUNDLE cannot be used: $(tail -n 1 "$LOG" | cut -c 1-200)" 'enrol again (`actorq-broker enroll NAME`) and copy the new file'
 	settings > "$SCRATCH/actor.env"
 	(
 		read_settings "$SCRATCH/actor.env"
 		exec "$VENV/bin/actorq-actor" run --dump-config
 	) > /dev/null 2> "$LOG" || die "$(sed 's/^error: //; /to do:/d' "$LOG")" 'correct the ACTORQ_ACTOR_* variables, or /etc/actorq/actor.env'
-	"$VENV/bin/python" -c 'from edge_actor.policies import interpreter; interpreter.find()' > "$LOG" 2>&1 ||
-		die "the TFLite runtime does not load: $(tail -n 1 "$LOG")" 'report this, with the board and its system'
+	# Offline: the actor that runs now is not to be thrown out by one of its name.
+	(
+		read_settings "$SCRATCH/actor.env"
+		export ACTORQ_HOME=$STATE ACTORQ_ACTOR_BUNDLE=$BUNDLE
+		exec "$VENV/bin/actorq-actor" check --offline
+	) > "$LOG" 2>&1 || true # each line says ok, warn or fail
+	! grep -q '^fail  *bundle ' "$LOG" ||
+		die "$BUNDLE cannot be used: $(finding bundle)" 'enrol again (`actorq-broker enroll NAME`) and copy the new file'
+	grep -q '^\(ok\|warn\)  *runtime ' "$LOG" ||
+		die "the TFLite runtime does not load: $(finding runtime)" 'report this, with the board and its system'
+}
+
+# What `actorq-actor check` said of one matter; its last line where it did not come so far.
+finding() {
+	local what
+	what=$(sed -n "s/^fail  *$1  *//p" "$LOG" | head -n 1)
+	printf '%s' "${what:-$(tail -n 1 "$LOG")}" | cut -c 1-200
 }
 
 # -- laying it down ------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import errors
-from broker.program import cli, settings
+from broker.program import cli, logs, settings
 from learner import config
 from learner.config import tasks
 
@@ -207,9 +206,11 @@ def _train(args: argparse.Namespace) -> int:
     def configure(env_id: str, actions: str) -> config.Settings:
         return initial if args.resume else config.effective(args, env_id, actions=actions)
 
+    display = console.Console()
+    logs.configure(display)
     try:
         summary, path = train.run(
-            initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, screen=console.Console()
+            initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, display=display
         )
     except session.Stopped:
         print("interrupted before training began", file=sys.stderr)
@@ -278,10 +279,10 @@ def _quantize(args: argparse.Namespace) -> int:
         raise errors.ConfigError("the output is no .tflite file", where=str(args.output), todo="name it OUT.tflite")
     if args.steps < 1:
         raise errors.ConfigError(f"--steps must be positive, not {args.steps}")
-    from learner.quantize import stderr_filter
+    from learner.quantize.tflite import stderr_filter
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with stderr_filter.hidden(everything=not args.verbose):
+    with stderr_filter.filtered(everything=not args.verbose):
         from learner.quantize.user_models import command, report
 
     request = {field.name: getattr(args, field.name) for field in dataclasses.fields(command.Request)}
@@ -298,19 +299,19 @@ def _fidelity(args: argparse.Namespace) -> int:
     """
     if args.episodes < 0:
         raise errors.ConfigError("--episodes must be at least 0")
-    from learner.quantize import stderr_filter
+    from learner.quantize.tflite import stderr_filter
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with stderr_filter.hidden(everything=not args.verbose):
+    with stderr_filter.filtered(everything=not args.verbose):
         from learner.study import fidelity
 
+    logs.configure()
     study = fidelity.study(
         args.run,
         env_id=args.env,
         episodes=args.episodes,
         seed=args.seed,
         rows=[name.strip() for name in args.rows.split(",") if name.strip()],
-        say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(json.dumps(study) if args.json else fidelity.table(study))
     return errors.EXIT_OK
@@ -348,8 +349,8 @@ def _bench(args: argparse.Namespace) -> int:
         fleet=args.fleet, broker=tuple(filter(None, args.broker.split(","))), actors=args.actors, wait_s=args.wait_s
     )
     directory = args.output or Path("runs", time.strftime(f"bench-{args.fleet}-%Y%m%d-%H%M%S"))
-    say = functools.partial(print, file=sys.stderr, flush=True)
-    print(fleet_bench.run(chosen, options, directory, at_once=args.at_once, say=say))
+    logs.configure()
+    print(fleet_bench.run(chosen, options, directory, at_once=args.at_once))
     print(directory / "page.html", file=sys.stderr)
     return errors.EXIT_OK
 

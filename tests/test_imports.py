@@ -8,10 +8,14 @@ waits for it.
 from __future__ import annotations
 
 import ast
+import configparser
+import importlib.metadata
 import json
 import pathlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +26,15 @@ TFLITE_RUNTIMES = {"ai_edge_litert", "tflite_runtime"}
 
 # Rule 2 of the import rules: all that the actor's own files may name beside the standard library.
 ACTOR_MAY_IMPORT = {"broker", "edge_actor", "gymnasium", "numpy", "psutil"} | TFLITE_RUNTIMES
+
+# By package: the extra of setup.cfg that it needs beside install_requires, and what of it no file imports by name.
+EXTRAS = {
+    "broker": ("local", {"gymnasium"}),  # with what its environments need
+    "edge_actor": ("actor", {"ai-edge-litert", "tflite-runtime"}),  # edge_actor/policies/interpreter.py finds one
+    "learner": ("learner", {"tensorboard"}),  # reads what TensorFlow writes
+}
+NOT_DECLARED = {"dm-reverb"}
+"""What a benchmark compares with, where it is installed."""
 
 # Imports each module of the package named in argv[1]; prints them, and every top-level module then loaded.
 IMPORT_ALL = """
@@ -103,10 +116,9 @@ def test_learner_loads_neither_actor_nor_environment() -> None:
     assert not set(answer["loaded"]) & {"edge_actor", "gymnasium"}
 
 
-def test_actor_files_name_only_what_the_actor_may_import() -> None:
-    allowed = ACTOR_MAY_IMPORT | set(sys.stdlib_module_names)
-    offences = []
-    for path in sorted((ROOT / "edge_actor").rglob("*.py")):
+def written_imports(package: str) -> Iterator[tuple[str, str]]:
+    """Yields where each import stands in the files of a package (`file:line`), and the module that it names."""
+    for path in sorted((ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -114,12 +126,47 @@ def test_actor_files_name_only_what_the_actor_may_import() -> None:
                 names = [node.module or ""]
             else:
                 continue
-            offences += [
-                f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
-                for name in names
-                if name.partition(".")[0] not in allowed
-            ]
-    assert not offences
+            for name in names:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", name
+
+
+def distributions(package: str) -> set[str]:
+    """Returns the names on PyPI of all that the files of a package import from elsewhere."""
+    ours = {"broker", "edge_actor", "learner", "tests"} | set(sys.stdlib_module_names)
+    modules = {name.partition(".")[0] for _, name in written_imports(package)} - ours
+    known = importlib.metadata.packages_distributions()
+    return {normalized(name) for module in modules for name in known.get(module, [f"dm-{module}"])}
+
+
+def normalized(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def declared(extra: str = "") -> set[str]:
+    """Returns the names that setup.cfg lists for an extra, or for the package itself."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    lines = setup["options.extras_require"][extra] if extra else setup["options"]["install_requires"]
+    return {normalized(re.match(r"[\w.-]+", line)[0]) for line in lines.split("\n") if line}  # type: ignore[index]
+
+
+def test_actor_files_name_only_what_the_actor_may_import() -> None:
+    allowed = ACTOR_MAY_IMPORT | set(sys.stdlib_module_names)
+    found = [(where, name) for where, name in written_imports("edge_actor") if name.partition(".")[0] not in allowed]
+    assert not found
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_a_package_declares_what_it_imports_and_nothing_else(package: str) -> None:
+    extra, unseen = EXTRAS[package]
+    base = declared()
+    assert distributions(package) - base == declared(extra) - base - unseen
+    assert base <= distributions("broker"), "what is not both sides' belongs to an extra"
+
+
+def test_the_tests_import_only_what_is_declared() -> None:
+    extras = ("actor", "learner", "local", "mujoco", "dev")
+    assert distributions("tests") <= declared().union(*map(declared, extras)) | NOT_DECLARED
 
 
 @pytest.mark.parametrize("package", ["broker", "edge_actor", "learner"])

@@ -26,7 +26,7 @@ _TIMED_BYTES = 16_000_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to give up, of all episodes together: an environment's episodes may never end. 0: no limit."""
+    """Limits of all episodes together, at which to give up: episodes may never end. 0: no limit."""
 
     max_steps: int = 0
     max_s: float = 0.0
@@ -45,7 +45,7 @@ class Score:
 
     @property
     def values(self) -> dict[str, float]:
-        """Everything that is one number."""
+        """All that is one number, by name."""
         return {
             "return_mean": float(self.episode_return.mean()),
             "return_std": float(self.episode_return.std()),
@@ -67,7 +67,7 @@ def run(
 
     Args:
         acting: With batch 1.
-        environment: A single one; left in the middle of nothing.
+        environment: A single one; left at the end of an episode.
         episodes: At least 1.
         seed: Of the first episode.
         stop: Asked before each step.
@@ -154,12 +154,12 @@ def _play(
 
 
 def measure(acting: policy.Policy, rows: list[NDArray[Any]]) -> dict[str, float]:
-    """See `times`."""
+    """Returns what `times` says of a policy."""
     return times(acting.act, acting.interpreter.invoke, rows)
 
 
 def times(act: Callable[[Any], object], invoke: Callable[[], object], rows: Sequence[NDArray[Any]]) -> dict[str, float]:
-    """Times of one inference over `rows`, in microseconds, clock included (0.06 us).
+    """Measures one inference over `rows`, in microseconds, clock included (0.06 us).
 
     `invoke` is the network alone; `observation_to_action` all from a row to the action.
     """

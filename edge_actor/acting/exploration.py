@@ -1,4 +1,4 @@
-"""Which steps explore, and all that is random in acting: drawn ahead in blocks, consumed one row per step.
+"""Exploration and all that is random in acting: drawn ahead in blocks, consumed one row per step.
 
 Epsilon follows the assignment: linear from `epsilon_start` to `epsilon_end`. A step that explores takes a uniformly
 random action and costs no inference. Of several environments all explore in the same step or none does: each still
@@ -44,7 +44,7 @@ class Schedule:
 
     @classmethod
     def of(cls, assignment: messages.Assignment) -> Schedule:
-        """What the learner assigned."""
+        """Makes the schedule of an assignment."""
         a = assignment
         return cls(
             a.epsilon_start,
@@ -56,7 +56,7 @@ class Schedule:
         )
 
     def epsilon(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Epsilon of this boot's recorded steps number `steps`, counted from 0."""
+        """Returns epsilon [T] for this boot's recorded steps with the numbers `steps` [T], counted from 0."""
         done = np.minimum((steps + self.offset) / max(1, self.decay_steps), 1.0)
         return self.start + (self.end - self.start) * done
 
@@ -81,7 +81,7 @@ class Explorer:
         self._chosen: list[Any] = []
         self._actions: list[Any] = []
         self._noise: NDArray[np.float32] | None = None
-        self._wandering = np.zeros((n_envs, action.size))  # where correlated noise of deviation 1 stands
+        self._correlated = np.zeros((n_envs, action.size))  # the state of the noise, of deviation 1
         if action.kind == "continuous":
             self._half = (np.array(action.high) - np.array(action.low)) / 2
         self._reseed(seed, 0)
@@ -93,17 +93,17 @@ class Explorer:
 
     @property
     def left(self) -> int:
-        """Rows until the next block: the most that may be taken at once."""
+        """Rows until the next block: the most that may be drawn at once."""
         start: int = self._window(0).start
         return BLOCK - start
 
-    def take(self, rows: int) -> Sequence[Any]:
-        """Per row, a random action to take, or None to ask the policy. At most `left` rows."""
+    def draw(self, rows: int) -> Sequence[Any]:
+        """Returns for each row a random action, or None to ask the policy. At most `left` rows."""
         window = self._window(rows)  # first: it may draw a new block
         return self._chosen[window]
 
-    def take_random(self, rows: int) -> Sequence[Any]:
-        """Per row, a random action. At most `left` rows."""
+    def draw_random(self, rows: int) -> Sequence[Any]:
+        """Returns a random action for each row. At most `left` rows."""
         window = self._window(rows)
         return self._actions[window]
 
@@ -112,8 +112,8 @@ class Explorer:
         """Whether a deterministic policy's actions get noise."""
         return self._schedule.noise_std > 0
 
-    def take_perturbed(self, rows: int) -> tuple[Sequence[Any], Sequence[NDArray[np.float32]]]:
-        """As `take`, and noise [n_envs, size] in the action's units for each row that asks the policy."""
+    def draw_perturbed(self, rows: int) -> tuple[Sequence[Any], Sequence[NDArray[np.float32]]]:
+        """Returns what `draw` does, and noise [n_envs, size] in the action's units per row that asks the policy."""
         window = self._window(rows)
         if self._noise is None:
             self._noise = self._perturbations()
@@ -122,7 +122,7 @@ class Explorer:
         return drawn, [noise[i] for i, action in enumerate(drawn) if action is None]
 
     def _perturbations(self) -> NDArray[np.float32]:
-        """A block of noise [BLOCK, n_envs, size]."""
+        """Draws a block of noise [BLOCK, n_envs, size]."""
         schedule = self._schedule
         noise = self._noise_random.standard_normal((BLOCK, self._n_envs, self._action.size))
         if schedule.noise_correlation_steps > 0:
@@ -131,14 +131,14 @@ class Explorer:
             step = np.arange(_CHUNK)
             since = keep ** np.maximum(step[:, None] - step, 0)  # what is left at each step of each step's noise
             since, before = np.tril(since), keep ** (step + 1)
-            for chunk in noise.reshape(-1, _CHUNK, self._wandering.size):
-                chunk[:] = since @ chunk + before[:, None] * self._wandering.ravel()
-                self._wandering = chunk[-1].reshape(self._wandering.shape)
+            for chunk in noise.reshape(-1, _CHUNK, self._correlated.size):
+                chunk[:] = since @ chunk + before[:, None] * self._correlated.ravel()
+                self._correlated = chunk[-1].reshape(self._correlated.shape)
         scaled: NDArray[np.float32] = (schedule.noise_std * self._half * noise).astype(np.float32)
         return scaled
 
-    def take_noise(self, rows: int, head: specs.Head) -> NDArray[np.float32]:
-        """Noise [rows, n_envs, size] for a stochastic head, of the kind it samples with. At most `left` rows."""
+    def draw_noise(self, rows: int, head: specs.Head) -> NDArray[np.float32]:
+        """Returns noise [rows, n_envs, size] of the kind that a stochastic head samples with. At most `left` rows."""
         window = self._window(rows)
         if self._noise is None:
             shape = (BLOCK, self._n_envs, self._action.size)
@@ -147,12 +147,12 @@ class Explorer:
         return self._noise[window]
 
     def give_back(self, rows: int) -> None:
-        """The last `rows` that were taken were not used: the next ones taken are these again."""
+        """Takes back the last `rows` that were drawn and not used: the next ones drawn are these again."""
         self._next -= rows
 
     def _window(self, rows: int) -> slice:
         if self._next == BLOCK:
-            self._draw()
+            self._draw_block()
         start, self._next = self._next, self._next + rows
         return slice(start, self._next)
 
@@ -163,10 +163,10 @@ class Explorer:
         steps, noise = np.random.SeedSequence([seed, slot]).spawn(2)
         self._random, self._noise_random = np.random.default_rng(steps), np.random.default_rng(noise)
         # Correlated noise begins anywhere it may be later, not at 0
-        self._wandering = self._noise_random.standard_normal(self._wandering.shape)
+        self._correlated = self._noise_random.standard_normal(self._correlated.shape)
         self._next = BLOCK
 
-    def _draw(self) -> None:
+    def _draw_block(self) -> None:
         self._next = 0
         self._noise = None
         steps = self._recorded() + self._n_envs * np.arange(BLOCK, dtype=np.int64)

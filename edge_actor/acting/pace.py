@@ -1,21 +1,22 @@
-"""How many steps may be taken now: what the learner granted, and the control rate."""
+"""The pace of acting: what the learner granted, the length of a burst, and the control rate."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from broker.contract import messages
 
 BURST_S = 0.002
-"""How long the loop acts between two looks at everything else: each costs 30 us."""
+"""The time that the loop acts between two looks at everything else: each costs 30 us."""
 LOOK_S = 0.0005
 """The same while the rest of a message is on its way: the broker can send as much as the socket holds."""
 
 
 class Grant:
-    """Steps that the learner lets this boot record, per learner session."""
+    """Counts the steps that the learner lets this boot record, per learner session."""
 
     def __init__(self) -> None:
         self._session = ""
@@ -29,21 +30,22 @@ class Grant:
         self._until = self._before + assignment.steps_granted
 
     def left(self, recorded: int) -> int:
-        """Steps that may be recorded now."""
+        """Returns how many steps may be recorded now."""
         return self._until - recorded
 
 
 class BurstLength:
-    """Rows that take about so long, learnt from the bursts before."""
+    """Estimates how many rows take a given time, from the bursts before."""
 
     def __init__(self) -> None:
         self._row_s = BURST_S
 
     def rows(self, seconds: float = BURST_S) -> int:
+        """Returns the rows that take about so long, at least one."""
         return max(1, int(seconds / self._row_s))
 
     def learn(self, rows: int, seconds: float) -> None:
-        """`rows` took `seconds`. Follows slowly, so that one slow reset does not shorten the next bursts."""
+        """Takes note that `rows` took `seconds`. Follows slowly: one slow reset must not shorten the next bursts."""
         if rows > 0:
             self._row_s += 0.1 * (seconds / rows - self._row_s)
 
@@ -62,16 +64,20 @@ class Metronome:
         self.missed = 0
 
     def restart(self) -> None:
-        """The next step is due now; a pause on purpose is no miss."""
+        """Begins anew with a step that is due now; a pause on purpose is no miss."""
         self._due = self._clock()
 
     @property
     def slack_s(self) -> float:
-        """Time until the next step is due."""
+        """Seconds until the next step is due."""
         return self._due - self._clock()
 
+    def vitals(self) -> dict[str, Any]:
+        """Returns how the rate was held, by fields of `messages.Vitals`."""
+        return {"deadlines_missed": self.missed}
+
     def has_room(self, seconds: float) -> bool:
-        """Whether that fits before the next step. What fits into no period needs half of one: more it cannot get."""
+        """Returns whether that fits before the next step. What fits into no period needs half of one."""
         return self.slack_s > min(seconds, self._period_s / 2)
 
     def wait(self, wake: threading.Event) -> bool:

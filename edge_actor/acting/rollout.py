@@ -41,16 +41,16 @@ def burst(
     rows = min(rows, record.free, explorer.left)
     goal = record.used + rows
     if acting is None:
-        run(environment, explorer.take_random(rows), record)
+        run(environment, explorer.draw_random(rows), record)
     elif acting.stochastic:
         _sampled(environment, acting, explorer, record, rows, until_end)
     elif acting.head == "deterministic" and explorer.perturbs:
-        drawn, noise = explorer.take_perturbed(rows)
+        drawn, noise = explorer.draw_perturbed(rows)
         unused = iter(noise)
         act = acting.perturbed(unused)
         _loop(environment)(environment, act, drawn, record, functools.partial(next, unused), until_end)
     else:
-        _loop(environment)(environment, acting.act, explorer.take(rows), record, _pass, until_end)
+        _loop(environment)(environment, acting.act, explorer.draw(rows), record, _pass, until_end)
     explorer.give_back(goal - record.used)
 
 
@@ -68,7 +68,7 @@ def _sampled(
     until_end: bool,
 ) -> None:
     first = record.used
-    noise = iter(explorer.take_noise(rows, acting.head))
+    noise = iter(explorer.draw_noise(rows, acting.head))
     log_probs: list[Any] = []
     unused = np.zeros(record.n_envs, np.float32)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 
 from broker.contract import errors, messages, specs
+from broker.program import logs
 from edge_actor import config
 from edge_actor.environment import answers, env, failure
 from edge_actor.experience import trajectory
 
+_log = logging.getLogger(__name__)
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.02, 10.0
 """Pause before the environment is made anew, and what it grows to while it fails without a step in between."""
-_SAID_S = 1.0
-"""Of failures in quick succession one is said so often; all are counted."""
+_LOG_PERIOD_S = 1.0
+"""Of failures in quick succession one is logged in so long; all are counted."""
 
 
-class Plant:
+class SupervisedEnv:
     """The environment that the actor acts in.
 
     Args:
         environment: As made by `env.make`.
         settings: Of the actor.
-        on_log: Takes one line for people.
 
     Attributes:
         environment: The present one; another after a failure.
@@ -37,18 +38,14 @@ class Plant:
         running: False until `begin`, and again after `stop_episode`.
     """
 
-    def __init__(
-        self, environment: env.Environment, settings: config.ActorConfig, on_log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, environment: env.Environment, settings: config.ActorConfig) -> None:
         self.environment = environment
         self.failures = 0
         self.failure = ""
         self.running = False
         self._pause_s = _RETRY_FIRST_S
         self._failed_after = 0  # steps
-        self._said_at = -math.inf
         self._settings = settings
-        self._on_log = on_log
         self._seeded = self._clips = False
         self._safe_action = self._parse(settings.safe_action) if settings.safe_action else None
 
@@ -68,14 +65,14 @@ class Plant:
         record.start(reset(seed=seed)[0])
         self.running = True
 
-    def look(self, record: trajectory.Trajectory) -> None:
-        """Says once that observations are clipped."""
+    def report_clipping(self, record: trajectory.Trajectory) -> None:
+        """Logs once that observations are clipped."""
         if record.clips and not self._clips:
             self._clips = True
-            self._on_log(f"the environment observes more than {specs.MAX_MAGNITUDE:g}: clipped from now on")
+            _log.warning("the environment observes more than %g: clipped from now on", specs.MAX_MAGNITUDE)
 
     def stop_episode(self) -> None:
-        """Someone else used the environment: the next step begins anew."""
+        """Has the next step begin an episode: someone else used the environment."""
         self.running = False
 
     def act_safely(self) -> None:
@@ -85,10 +82,10 @@ class Plant:
         try:
             self.environment.step(self.environment.to_env(self._safe_action))
         except (Exception, SystemExit) as error:  # it may be the environment that failed
-            self._on_log(f"the safe action failed: {failure.text(error)}")
+            _log.warning("the safe action failed: %s", failure.text(error))
 
     def rebuild(self, error: BaseException, steps: int, stopping: Callable[[], bool], wake: threading.Event) -> None:
-        """After a failure: makes the environment anew, as often as it takes, with growing pauses.
+        """Makes the environment anew after a failure, as often as it takes, with growing pauses.
 
         Args:
             error: What it raised.
@@ -127,23 +124,30 @@ class Plant:
             self.environment = made
             return
 
+    def vitals(self) -> dict[str, Any]:
+        """Returns how the environment fails, by fields of `messages.Vitals`."""
+        return {"env_failures": self.failures, "env_failure": self.failure}
+
     def close(self) -> None:
-        """Leaves it safe, and closed."""
+        """Takes the safe action, and closes the environment."""
         self.act_safely()
         self._close()
 
     def _count(self, text: str) -> None:
         self.failures += 1
         self.failure = failure.line(text)
-        if time.monotonic() - self._said_at > _SAID_S:
-            self._said_at = time.monotonic()
-            self._on_log(f"the environment failed, {self.failures} times by now: {self.failure}; making it anew")
+        _log.warning(
+            "the environment failed, %d times by now: %s; making it anew",
+            self.failures,
+            self.failure,
+            extra=logs.once("failed", again_s=_LOG_PERIOD_S),
+        )
 
     def _close(self) -> None:
         try:
             self.environment.close()
         except (Exception, SystemExit) as error:
-            self._on_log(f"the environment did not close: {failure.text(error)}")
+            _log.warning("the environment did not close: %s", failure.text(error))
 
     def _parse(self, text: str) -> Any:
         spec, n_envs = self.environment.spec.action, self.environment.n_envs

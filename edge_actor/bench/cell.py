@@ -32,7 +32,7 @@ _TIMES = (30, 20_000)
 """Inferences per figure, at least and at most."""
 _LIMIT_BYTES = 1 << 31
 _ACTS_PER_LOOK = 64
-"""Between two looks at the clock, when acting flat out."""
+"""Inferences between two looks at the clock, when acting flat out."""
 
 
 class Cell:
@@ -42,13 +42,13 @@ class Cell:
         request: width, layers, cnn, model (a path; empty: numpy), runtime, delegated, threads.
 
     Attributes:
-        told: Facts about it: load and first invoke, memory, delegate, runtime.
+        facts: What loading it took: load and first invoke, memory, delegate, runtime.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._request = request
         self._shape = models.Shape(request["width"], request["layers"], request["cnn"])
-        self.told: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         if request["model"]:
             # Loads all of the runtime's code first, so that what follows is the model's share
             tiny = models.tflite(models.make(models.Shape(8, 1)), "int8")
@@ -62,20 +62,20 @@ class Cell:
             built = self._built(1)
             loaded = time.perf_counter()
             built.invoke()
-            self.told |= {"delegate": built.delegate, "runtime": str(built.runtime)}
+            self.facts |= {"delegate": built.delegate, "runtime": str(built.runtime)}
         else:
             self._numpy = models.make(self._shape)
             loaded = time.perf_counter()
             self._numpy(models.observations(self._shape, 1))
-            self.told |= {"delegate": "", "runtime": f"numpy {np.__version__}"}
-        self.told |= {
+            self.facts |= {"delegate": "", "runtime": f"numpy {np.__version__}"}
+        self.facts |= {
             "load_ms": (loaded - began) * 1e3,
             "first_invoke_us": (time.perf_counter() - loaded) * 1e6,
             "memory_bytes": process.memory_info().rss - before,
         }
 
     def times(self, batch: int, seconds: float) -> dict[str, float]:
-        """Percentiles of invoke only and of observation to action; see `evaluate.times`."""
+        """Returns percentiles of invoke only and of observation to action; see `evaluate.times`."""
         act, invoke, rows = self._ready(batch)
         act(rows[0])
         began = time.perf_counter()
@@ -87,7 +87,7 @@ class Cell:
         return evaluate.times(act, invoke, list(itertools.islice(itertools.cycle(rows), count)))
 
     def hold(self, hold_s: float, rate_hz: float) -> dict[str, Any]:
-        """Acts for `hold_s`; at a rate, how late its steps began too."""
+        """Acts for `hold_s`; returns how often, and at a rate how late its steps began."""
         act, rows = self._acting
         source = itertools.cycle(rows)
         return _at_rate(act, source, hold_s, rate_hz) if rate_hz else _flat_out(act, source, hold_s)
@@ -109,7 +109,7 @@ class Cell:
         )
 
     def _ready(self, batch: int) -> tuple[Callable[[Any], object], Callable[[], object], list[Any]]:
-        """What acts, what only runs the network, and observations [batch, ...]."""
+        """Returns what acts, what only runs the network, and observations [batch, ...]."""
         row_bytes = 4 * batch * int(np.prod(self._shape.observation))
         rows = models.observations(self._shape, batch * min(max(_ROWS_BYTES // row_bytes, 4), 256))
         observations = list(rows.reshape(-1, batch, *self._shape.observation))
@@ -155,12 +155,12 @@ def _at_rate(act: Callable[[Any], object], rows: Any, hold_s: float, rate_hz: fl
         began = time.perf_counter()
         act(next(rows))
         taken_s.append(time.perf_counter() - began)
-    told: dict[str, Any] = {"inferences": len(late_s), "missed": metronome.missed}
+    figures: dict[str, Any] = {"inferences": len(late_s), "missed": metronome.missed}
     for name, values in (("late_us", late_s), ("observation_to_action_us", taken_s)):
         for percent in (50, 99):
-            told[f"{name}_p{percent}"] = float(np.percentile(values, percent)) * 1e6
-        told[f"{name}_max"] = max(values) * 1e6
-    return told
+            figures[f"{name}_p{percent}"] = float(np.percentile(values, percent)) * 1e6
+        figures[f"{name}_max"] = max(values) * 1e6
+    return figures
 
 
 def main() -> None:
@@ -169,14 +169,14 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the runtime prints is no answer
     cell = Cell(json.loads(sys.stdin.readline()))
-    print(json.dumps(cell.told), file=answers)
+    print(json.dumps(cell.facts), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
         if "hold_s" in request:
-            told = cell.hold(request["hold_s"], request["rate_hz"])
+            figures = cell.hold(request["hold_s"], request["rate_hz"])
         else:
-            told = cell.times(request["batch"], request["seconds"])
-        print(json.dumps(told), file=answers)
+            figures = cell.times(request["batch"], request["seconds"])
+        print(json.dumps(figures), file=answers)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Points]) -> str:
-    """One line per series; all values above 0. Names stand at the lines' ends."""
+    """Draws one line per series; all values above 0. Names stand at the lines' ends."""
     shown = {name: sorted(points) for name, points in series.items() if points}
     if not shown:
         return ""
@@ -58,7 +58,7 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Points]) 
 
 
 def bars(title: str, unit: str, values: Mapping[str, float]) -> str:
-    """One bar per name."""
+    """Draws one bar per name."""
     if not values:
         return ""
     left, most = 300, max(values.values()) or 1.0
@@ -77,7 +77,7 @@ def _scale(low: float, high: float, at_low: float, at_high: float) -> _Scale:
 
 
 class _Scale:
-    """Where a value lies on a logarithmic axis."""
+    """Places values on a logarithmic axis."""
 
     def __init__(self, low: float, high: float, at_low: float, at_high: float) -> None:
         self._low, self._span = low, (high - low) or 1.0

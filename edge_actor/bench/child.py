@@ -19,10 +19,10 @@ _SPIN = "import sys\nfrom broker.program import children\nchildren.die_with(int(
 
 
 class Child:
-    """A `cell` in its process.
+    """A `cell.Cell` in a process of its own.
 
     Attributes:
-        told: What it says of its policy.
+        facts: About its policy, as `cell.Cell` has them.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Child:
             )
         request = {"width": shape.width, "layers": shape.layers, "cnn": shape.cnn, "model": str(model or "")}
         try:
-            self.told = self.ask(request | {"runtime": runtime, "delegated": delegated, "threads": threads})
+            self.facts = self.ask(request | {"runtime": runtime, "delegated": delegated, "threads": threads})
         except BaseException:
             self.close()
             raise
@@ -70,6 +70,7 @@ class Child:
         return answer
 
     def close(self) -> None:
+        """Kills the process."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -22,7 +22,7 @@ ROWS, PAGE = "rows.jsonl", "page.html"
 
 
 class Progress:
-    """One line that is written over on a terminal; elsewhere a line each time the part changes or a minute went by."""
+    """Writes over one line on a terminal; elsewhere it adds a line when the part changes or a minute went by."""
 
     _QUIET_S = 60.0
 
@@ -43,16 +43,17 @@ class Progress:
             print(line, file=self._to, flush=True)
 
     def end(self) -> None:
+        """Ends the line."""
         if self._to.isatty():
             print(file=self._to)
 
 
-def run(settings: BenchConfig, take: rows.Take, progress: Progress) -> None:
-    """Measures; every row goes to `take` as soon as it is known, with the board's facts."""
+def run(settings: BenchConfig, emit: rows.Sink, progress: Progress) -> None:
+    """Measures; every row goes to `emit` as soon as it is known, with the board's facts."""
     fixed = rows.conditions()
 
     def complete(row: rows.Row) -> None:
-        take({**row, **fixed})
+        emit({**row, **fixed})
 
     with tempfile.TemporaryDirectory(prefix="actorq-bench-") as directory:
         scratch = Path(directory)
@@ -70,9 +71,9 @@ def run(settings: BenchConfig, take: rows.Take, progress: Progress) -> None:
 
 
 def _windows(
-    settings: BenchConfig, scratch: Path, measures: energy_meter.Gauge | None, take: rows.Take, progress: Progress
+    settings: BenchConfig, scratch: Path, measures: energy_meter.Gauge | None, emit: rows.Sink, progress: Progress
 ) -> None:
-    measurement = windows.Measurement(settings, scratch, measures, take, progress, threading.Event().wait)
+    measurement = windows.Measurement(settings, scratch, measures, emit, progress, threading.Event().wait)
     if "energy" in settings.parts and measures is not None:
         measurement.energy()
     if "control" in settings.parts:
@@ -80,7 +81,7 @@ def _windows(
 
 
 def read(files: Iterable[Path]) -> list[rows.Row]:
-    """The rows of earlier benchmarks.
+    """Reads the rows of earlier benchmarks.
 
     Raises:
         ConfigError: A file is none.
@@ -120,13 +121,13 @@ def to_directory(settings: BenchConfig, directory: Path, echo: TextIO | None) ->
     interrupted = False
     with open(directory / ROWS, "w", encoding="utf-8") as file:
 
-        def take(row: rows.Row) -> None:
+        def emit(row: rows.Row) -> None:
             found.append(row)
             for to in (file, echo) if echo else (file,):
                 print(json.dumps(row), file=to, flush=True)
 
         try:
-            run(settings, take, progress)
+            run(settings, emit, progress)
         except KeyboardInterrupt:
             interrupted = True
         finally:

@@ -23,7 +23,7 @@ QUICK = {
     "windows": 2,
     "control_s": 5.0,
 }
-"""What --quick changes: minutes become seconds, and figures rougher."""
+"""The settings of --quick: minutes become seconds, and figures rougher."""
 
 
 @dataclass(frozen=True, slots=True)

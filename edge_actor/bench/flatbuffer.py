@@ -30,7 +30,7 @@ Node = Mapping[int, "Scalar | Node"] | Sequence["Node"] | NDArray[np.generic] | 
 
 
 def write(root: Mapping[int, Scalar | Node], identifier: bytes) -> bytes:
-    """The bytes of a buffer whose root is a table; `identifier` has four bytes."""
+    """Returns the bytes of a buffer whose root is a table; `identifier` has four bytes."""
     out = bytearray(4) + bytearray(identifier)
     waiting: collections.deque[tuple[int, Node]] = collections.deque([(0, root)])
     while waiting:

@@ -17,12 +17,12 @@ from edge_actor.bench.config import BenchConfig
 from edge_actor.board import board
 
 _MEMORY_SHARE = 0.5
-"""Of the memory available that a policy may take; what would need more is left out, and said."""
+"""The share of the available memory that a policy may take; what would need more is left out, and said."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one process measures."""
+    """The work of one process."""
 
     precision: str
     kernels: str
@@ -30,13 +30,13 @@ class Cell:
 
 
 def shapes(settings: BenchConfig) -> list[models.Shape]:
-    """All policies to measure, small ones first."""
+    """Returns all policies to measure, small ones first."""
     dense = [models.Shape(width, layers) for width in sorted(settings.widths) for layers in settings.layers]
     return dense + ([models.CNN] if settings.cnn else [])
 
 
 def cells(settings: BenchConfig) -> list[Cell]:
-    """All that is measured of each policy; int8 and fp32 stand beside each other."""
+    """Returns all that is measured of each policy; int8 and fp32 stand beside each other."""
     found = []
     for threads, kernels, precision in itertools.product(settings.threads, settings.kernels, settings.precisions):
         if kernels != "numpy" or precision == "float32":
@@ -44,19 +44,19 @@ def cells(settings: BenchConfig) -> list[Cell]:
     return found
 
 
-def run(settings: BenchConfig, scratch: Path, take: rows.Take, progress: Callable[[str], None]) -> None:
-    """Measures all; each row goes to `take` when its shape is done.
+def run(settings: BenchConfig, scratch: Path, emit: rows.Sink, progress: Callable[[str], None]) -> None:
+    """Measures all; each row goes to `emit` when its shape is done.
 
     Args:
         settings: What to measure.
         scratch: Directory for models.
-        take: Gets rows of kind `latency`, and of kind `skipped` with the reason.
+        emit: Gets rows of kind `latency`, and of kind `skipped` with the reason.
         progress: Gets what is being measured.
     """
     todo = shapes(settings)
     for index, shape in enumerate(todo):
         if why := _too_large(20 * shape.weights):  # float32 weights, the file, and the copies while it is written
-            take({"kind": "skipped", "policy": shape.name, "why": why})
+            emit({"kind": "skipped", "policy": shape.name, "why": why})
             continue
         policy = models.make(shape)
         files: dict[str, Path] = {}
@@ -80,9 +80,9 @@ def run(settings: BenchConfig, scratch: Path, take: rows.Take, progress: Callabl
                 skipped[cell] = error.what
         for (cell, _), repeats in measured.items():
             if cell not in skipped:
-                take(rows.median(repeats, spread=("invoke_us_p50", "observation_to_action_us_p50")))
+                emit(rows.median(repeats, spread=("invoke_us_p50", "observation_to_action_us_p50")))
         for cell, why in skipped.items():
-            take({"kind": "skipped", **_labels(shape, cell), "why": why})
+            emit({"kind": "skipped", **_labels(shape, cell), "why": why})
         for file in files.values():
             file.unlink()
 
@@ -105,9 +105,9 @@ def _measure(settings: BenchConfig, shape: models.Shape, cell: Cell, file: Path,
                 "kind": "latency",
                 **_labels(shape, cell),
                 # Never by what was asked for: what the delegate did not take ran on something else
-                "kernels": process.told["delegate"] or "numpy",
+                "kernels": process.facts["delegate"] or "numpy",
                 "batch": batch,
-                **process.told,
+                **process.facts,
                 **times,
                 "model_bytes": len(model),
                 "sha256": hashlib.sha256(model).hexdigest() if model else "",
@@ -117,7 +117,7 @@ def _measure(settings: BenchConfig, shape: models.Shape, cell: Cell, file: Path,
 
 
 def _too_large(needed_bytes: int) -> str:
-    """Why so much cannot be had; empty if it can."""
+    """Returns why so much cannot be had; empty if it can."""
     available = board.memory_available_bytes()
     if available is None or needed_bytes <= _MEMORY_SHARE * available:
         return ""

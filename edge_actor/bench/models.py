@@ -33,7 +33,7 @@ _TYPES = {"float32": 0, "float16": 1, "int32": 2, "int8": 9}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a policy looks like. `width` and `layers` of a CNN are those behind its convolutions."""
+    """The layers of a policy. `width` and `layers` of a CNN are those behind its convolutions."""
 
     width: int
     layers: int
@@ -41,15 +41,17 @@ class Shape:
 
     @property
     def name(self) -> str:
+        """The name in tables, as `256x2`."""
         return "cnn" if self.cnn else f"{self.width}x{self.layers}"
 
     @property
     def observation(self) -> tuple[int, ...]:
+        """The shape of one observation."""
         return _PIXELS if self.cnn else (FEATURES,)
 
     @property
     def weights(self) -> int:
-        """How many a policy has, biases aside; the bytes of its int8 model, near enough."""
+        """The number of weights, biases aside; the bytes of its int8 model, near enough."""
         dense = self.width * ((self.layers - 1) * self.width + ACTIONS)
         return dense + (
             3136 * self.width + 4 * 32 * 64 + 16 * 64 * 32 + 9 * 64 * 64 if self.cnn else FEATURES * self.width
@@ -69,7 +71,7 @@ class Layer:
     relu: bool
 
     def __call__(self, x: FloatArray) -> FloatArray:
-        """Outputs for a batch."""
+        """Returns outputs for a batch."""
         if self.stride:
             y: FloatArray = _convolve(x, self) + self.bias
         else:
@@ -87,14 +89,14 @@ class Policy:
     layers: tuple[Layer, ...]
 
     def __call__(self, x: FloatArray) -> FloatArray:
-        """Outputs [B, actions] for observations [B, ...], as one writes it in numpy."""
+        """Returns outputs [B, actions] for observations [B, ...], as one writes it in numpy."""
         x = self._scaled(x)
         for layer in self.layers:
             x = layer(x)
         return x
 
     def steps(self, x: FloatArray) -> Iterator[tuple[Layer, FloatArray, FloatArray]]:
-        """Per layer: itself, what goes in, what comes out."""
+        """Yields each layer with what goes in and what comes out."""
         x = self._scaled(x)
         for layer in self.layers:
             y = layer(x)
@@ -106,7 +108,7 @@ class Policy:
 
 
 def make(shape: Shape) -> Policy:
-    """The policy of a shape: always the same."""
+    """Makes the policy of a shape: always the same."""
     rng = np.random.default_rng(0)
     layers: list[Layer] = []
 

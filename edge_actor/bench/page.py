@@ -37,7 +37,7 @@ _FACTS = {
 
 
 def render(rows: Sequence[Row]) -> str:
-    """The page of rows from one board or several."""
+    """Returns the page of rows from one board or several."""
     boards = verdict.boards(rows)
     parts = [f"<h1>What policies cost: {html.escape(', '.join(boards))}</h1>", _about(rows)]
     if len(boards) > 1:

@@ -1,4 +1,4 @@
-"""What every row of a benchmark carries, so that two can be compared; and how repeated figures become one."""
+"""Conditions that every row of a benchmark carries, so that two can be compared; and medians of repeated figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy as np
 from edge_actor.board import board
 
 Row = dict[str, Any]
-Take = Callable[[Row], None]
+Sink = Callable[[Row], None]
 
 
 def conditions() -> Row:
-    """What does not change during a benchmark."""
+    """Returns what does not change during a benchmark."""
     return {
         "host": socket.gethostname(),
         **board.as_labels(board.facts()),
@@ -29,7 +29,7 @@ def conditions() -> Row:
 
 
 def moment() -> Row:
-    """What changes: the board's state, the load that others make, and when it was."""
+    """Returns what changes: the board's state, the load that others make, and the time."""
     now = board.state()
     return {
         "at_s": time.time(),
@@ -41,7 +41,7 @@ def moment() -> Row:
 
 
 def median(repeats: Sequence[Row], spread: Sequence[str] = ()) -> Row:
-    """Of each number its median over the repeats; for the keys in `spread` also `_low` and `_high`."""
+    """Returns each number's median over the repeats; for the keys in `spread` also `_low` and `_high`."""
     merged: Row = dict(repeats[-1])
     for key, value in repeats[-1].items():
         if isinstance(value, float):

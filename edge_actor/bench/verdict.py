@@ -1,4 +1,4 @@
-"""What the rows say: per board and policy, which precision and kernels are fastest, and whether int8 pays."""
+"""Conclusions from the rows: per board and policy, which precision and kernels are fastest, and whether int8 pays."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _PAYS = 1.05
 
 
 def boards(rows: Iterable[Row]) -> list[str]:
-    """Whoever measured, in order of appearance."""
+    """Returns the boards that measured, in order of appearance."""
     return list(dict.fromkeys(board_of(row) for row in rows))
 
 
 def board_of(row: Row) -> str:
-    """Who measured a row."""
+    """Returns the board that measured a row, by actor or host."""
     return f"{row.get('actor') or row['host']} ({row['board']})"
 
 
 def latency(rows: Iterable[Row], *, batch: int = 1, threads: int = 1) -> dict[str, dict[Key, Row]]:
-    """Rows of kind latency by policy, then by what ran it.
+    """Returns rows of kind latency by policy, then by what ran it.
 
     Where the delegate left a policy to the built-in kernels, that row stands for them only if nothing better does.
     """
@@ -48,7 +48,7 @@ def latency(rows: Iterable[Row], *, batch: int = 1, threads: int = 1) -> dict[st
 
 
 def pays(measured: dict[Key, Row]) -> str:
-    """Whether int8 beats the fastest float32 that is no numpy, in words."""
+    """Returns in words whether int8 beats the fastest float32 that is no numpy."""
     int8 = _fastest(row for (precision, _), row in measured.items() if precision == "int8")
     float32 = _fastest(
         row for (precision, kernels), row in measured.items() if precision == "float32" and kernels != "numpy"
@@ -60,7 +60,7 @@ def pays(measured: dict[Key, Row]) -> str:
 
 
 def above_idle(row: Row) -> str:
-    """Microjoules per inference beyond what the idle board draws, or that it cannot be told from that."""
+    """Returns in words the microjoules per inference beyond the idle board's, or that they are lost in these."""
     if row["net_uj"] is None:
         return "-"
     if row["net_uj_low"] <= 0:

@@ -26,7 +26,7 @@ Wait = Callable[[float], object]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened in one window."""
+    """The record of one window of time."""
 
     row: rows.Row
     start: energy_meter.Mark | None
@@ -36,7 +36,7 @@ class Window:
     throttled: tuple[int | None, int | None]
 
     def measured(self, measures: energy_meter.Gauge | None) -> rows.Row:
-        """Its row, with joules, or why there are none."""
+        """Returns its row, with joules, or why there are none."""
         joules = measures.joules(self.start, self.end) if measures and self.start and self.end else None
         changed = self.throttled[0] != self.throttled[1]
         dropped = "throttle bits changed" if changed else "readings are missing" if joules is None else ""
@@ -57,7 +57,7 @@ class Measurement:
         settings: What to measure.
         scratch: Directory for models.
         measures: Energy; None where nothing does.
-        take: Gets the rows.
+        emit: Gets the rows.
         progress: Gets what is being measured.
         wait: Waits for so many seconds.
     """
@@ -67,19 +67,19 @@ class Measurement:
         settings: BenchConfig,
         scratch: Path,
         measures: energy_meter.Gauge | None,
-        take: rows.Take,
+        emit: rows.Sink,
         progress: Callable[[str], None],
         wait: Wait,
     ) -> None:
         self._settings = settings
         self._scratch = scratch
         self._gauge = measures
-        self._take = take
+        self._emit = emit
         self._progress = progress
         self._wait = wait
 
     def energy(self) -> None:
-        """Rows of kind `window`, and one of kind `energy` per policy, precision and rate."""
+        """Makes rows of kind `window`, and one of kind `energy` per policy, precision and rate."""
         settings, windows = self._settings, []
         with contextlib.ExitStack() as stack:
             loaded = self._load(stack, settings.precisions)
@@ -91,14 +91,14 @@ class Measurement:
                 )
                 windows.append(self._window(loaded.get(who), who, rate_hz, settings.window_s))
         assert self._gauge is not None
-        told = [window.measured(self._gauge) for window in windows]
-        for row in told:
-            self._take(row | self._gauge.source)
-        for row in summarize(told):
-            self._take(row | self._gauge.source | {"faults": self._gauge.faults()})
+        measured = [window.measured(self._gauge) for window in windows]
+        for row in measured:
+            self._emit(row | self._gauge.source)
+        for row in summarize(measured):
+            self._emit(row | self._gauge.source | {"faults": self._gauge.faults()})
 
     def control(self) -> None:
-        """Rows of kind `control`."""
+        """Makes rows of kind `control`."""
         settings, held = self._settings, []
         with contextlib.ExitStack() as stack:
             loaded = self._load(stack, [one for one in settings.precisions if one in ("float32", "int8")])
@@ -114,7 +114,7 @@ class Measurement:
             row = window.measured(self._gauge) | {"kind": "control", "busy": settings.busy}
             joules = None if row["dropped"] else row["joules"]
             watts = None if joules is None else joules / window.held_s
-            self._take(row | {"power_w": watts} | source)
+            self._emit(row | {"power_w": watts} | source)
 
     def _load(self, stack: contextlib.ExitStack, precisions: Any) -> dict[Any, child.Child]:
         loaded = {}
@@ -137,8 +137,8 @@ class Measurement:
     def _window(self, process: child.Child | None, who: Any, rate_hz: float, seconds: float) -> Window:
         row: rows.Row = {"policy": IDLE, "precision": "", "kernels": "", "rate_hz": rate_hz}
         if process is not None:
-            row |= {"policy": who[0], "precision": who[1], "kernels": process.told["delegate"]}
-            row["runtime"] = process.told["runtime"]
+            row |= {"policy": who[0], "precision": who[1], "kernels": process.facts["delegate"]}
+            row["runtime"] = process.facts["runtime"]
             process.ask({"hold_s": min(_WARM_UP_S, seconds), "rate_hz": FLAT_OUT})
         before, start = board.throttled(), self._gauge.mark() if self._gauge else None
         if process is None:
@@ -151,7 +151,7 @@ class Measurement:
 
 
 def summarize(windows: list[rows.Row]) -> Iterator[rows.Row]:
-    """Per policy, precision and rate the median over its windows, with the lowest and the highest."""
+    """Yields per policy, precision and rate the median over its windows, with the lowest and the highest."""
     kept = [row for row in windows if not row["dropped"]]
     idle = rows.median([{"w": row["joules"] / row["held_s"]} for row in kept if row["policy"] == IDLE] or [{"w": None}])
 
@@ -174,7 +174,7 @@ def summarize(windows: list[rows.Row]) -> Iterator[rows.Row]:
 
 
 def _figures(row: rows.Row, idle_w: float | None) -> rows.Row:
-    """Microjoules per inference, with all and without what the idle board draws."""
+    """Returns microjoules per inference, with all and without what the idle board draws."""
     joules, inferences, seconds = row["joules"], row["inferences"], row["held_s"]
     return {
         "gross_uj": joules / inferences * 1e6,

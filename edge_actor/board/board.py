@@ -1,4 +1,4 @@
-"""What a board says of itself: model, clock, heat, throttling. Read from files, so that no reading costs a process.
+"""Facts and state of the board: model, clock, heat, throttling. Read from files, so that no reading costs a process.
 
 Every function takes the root of the file tree, which tests fill with recordings of real boards' files.
 """
@@ -30,13 +30,13 @@ _KINDS = {
 }
 """Parts of a Pi's name of itself, the longer before what they contain."""
 THROTTLE_BITS = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "soft temperature limit"}
-"""Of get_throttled: now; 16 higher, since the board was started."""
+"""The bits of get_throttled for now; 16 bits higher each stands for any time since the start."""
 _SINCE_BOOT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What makes measurements on two boards comparable, or not.
+    """Facts that make measurements on two boards comparable, or not; none changes while the board is up.
 
     Attributes:
         kind: `zero2w`, `3b`, `3b+`, `4b` or `5`; empty for all that is no such Raspberry Pi.
@@ -58,7 +58,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What changes while a board works; None where it does not say."""
+    """The state of a board, which changes while it works; None where it does not say."""
 
     temperature_c: float | None
     frequency_mhz: float | None
@@ -66,7 +66,7 @@ class State:
 
 
 def facts(root: Path = ROOT) -> Facts:
-    """What does not change while the board is up."""
+    """Reads the facts of a board."""
     name = model(root) or f"{platform.system()} {platform.machine()}"
     info = _read(root / "proc/cpuinfo")
     flags = set(re.findall(r"\b(?:asimddp|avx512_vnni|avx_vnni)\b", info))
@@ -86,37 +86,37 @@ def facts(root: Path = ROOT) -> Facts:
 
 
 def as_labels(known: Facts) -> dict[str, str | int | bool]:
-    """The facts by the names that they have in rows of measurements."""
+    """Returns the facts by the names that they have in rows of measurements."""
     named = dataclasses.asdict(known)
     return {"board": named.pop("name"), "board_kind": named.pop("kind"), **named}
 
 
 def state(root: Path = ROOT) -> State:
-    """How the board is now."""
+    """Reads the state of a board."""
     frequency_khz = _number(root / _CPU / "cpu0/cpufreq/scaling_cur_freq")
     return State(temperature_c(root), None if frequency_khz is None else frequency_khz / 1e3, throttled(root))
 
 
 def model(root: Path = ROOT) -> str:
-    """A board's name of itself, as `Raspberry Pi 5 Model B Rev 1.0`; empty where there is none."""
+    """Returns a board's name of itself, as `Raspberry Pi 5 Model B Rev 1.0`; empty where there is none."""
     return next((text for path in _MODEL if (text := _read(root / path))), "")
 
 
 def kind(name: str) -> str:
-    """Which Raspberry Pi a board is by its name; see `Facts`."""
+    """Returns which Raspberry Pi a board is by its name; see `Facts`."""
     if not name.startswith("Raspberry Pi"):
         return ""
     return next((found for part, found in _KINDS.items() if part in name), "")
 
 
 def temperature_c(root: Path = ROOT) -> float | None:
-    """Temperature of the processor."""
+    """Returns the temperature of the processor."""
     millidegrees = _number(root / _TEMPERATURE)
     return None if millidegrees is None else millidegrees / 1000.0
 
 
 def throttled(root: Path = ROOT) -> int | None:
-    """The bits of `vcgencmd get_throttled`, without the process."""
+    """Returns the bits of `vcgencmd get_throttled`, without the process."""
     for path in sorted(root.glob(_THROTTLED)):
         try:
             return int(_read(path), 16)
@@ -126,7 +126,7 @@ def throttled(root: Path = ROOT) -> int | None:
 
 
 def memory_available_bytes(root: Path = ROOT) -> int | None:
-    """What a process may still take: of the board, or of its control group (v2) where that leaves less."""
+    """Returns what a process may still take: of the board, or of its control group (v2) where that leaves less."""
     free = []
     match = re.search(r"^MemAvailable:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     if match:
@@ -139,7 +139,7 @@ def memory_available_bytes(root: Path = ROOT) -> int | None:
 
 
 def throttle_words(bits: int, *, since_boot: bool) -> list[str]:
-    """What is set in `throttled`: now, or at some time since the start."""
+    """Returns what is set in `throttled`, in words: now, or at some time since the start."""
     shift = _SINCE_BOOT if since_boot else 0
     return [word for bit, word in THROTTLE_BITS.items() if bits >> (bit + shift) & 1]
 

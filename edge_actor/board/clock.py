@@ -17,12 +17,12 @@ _TIMEX_BYTES = 512  # more than struct timex has on any architecture
 
 
 def now_s() -> float | None:
-    """Unix time; None as long as nothing has synchronised the clock since the machine started."""
+    """Returns Unix time; None as long as nothing has synchronised the clock since the machine started."""
     return time.time() if _TIMESYNCD.exists() or _kernel_is_synchronised() else None
 
 
 def _kernel_is_synchronised() -> bool:
-    """What the kernel says. It takes its word back when it was not told the time for some hours."""
+    """Returns what the kernel says. It takes that back when it was not told the time for some hours."""
     if not sys.platform.startswith("linux"):
         return True  # machines on a desk
     status = ctypes.create_string_buffer(_TIMEX_BYTES)  # `modes` is its first field: 0 asks and sets nothing

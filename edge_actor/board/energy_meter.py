@@ -16,7 +16,7 @@ PERIOD_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment."""
+    """A moment, with all energy up to it where the board is metered."""
 
     unix_s: float
     total: power.Total | None
@@ -40,7 +40,7 @@ class Gauge:
 
     @classmethod
     def open(cls, log: str, offset_s: float) -> Gauge | None:
-        """An external meter's if there is one, else the board's; None where nothing measures."""
+        """Opens an external meter's log if there is one, else the board's source; None where nothing measures."""
         if log:
             return cls(None, Path(log), offset_s)
         source = power.find(period_s=PERIOD_S).source
@@ -48,22 +48,23 @@ class Gauge:
 
     @property
     def source(self) -> dict[str, str | bool]:
-        """Who measures, for rows."""
-        told = self._meter.source if self._meter else self._read_log()
-        return {"power_source": told.name, "power_note": told.note, "power_modelled": told.modelled}
+        """The name of what measures, and its notes, for rows."""
+        source = self._meter.source if self._meter else self._read_log()
+        return {"power_source": source.name, "power_note": source.note, "power_modelled": source.modelled}
 
     def mark(self) -> Mark:
+        """Marks this moment, for `joules`."""
         with self._lock:
             return Mark(time.time(), self._meter.read() if self._meter else None)
 
     def joules(self, start: Mark, end: Mark) -> float | None:
-        """None where too little of the time is covered by readings."""
+        """Returns the energy between two moments; None where readings cover too little of the time."""
         if start.total is not None and end.total is not None:
             return end.total.since(start.total)
         return self._read_log().joules(start.unix_s, end.unix_s)
 
     def faults(self) -> dict[str, int]:
-        """Readings that did not count, by reason."""
+        """Returns how many readings did not count, by reason."""
         return dict(self._meter.faults) if self._meter else {}
 
     def __enter__(self) -> Gauge:

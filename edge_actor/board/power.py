@@ -1,4 +1,4 @@
-"""What the board draws, in joules, and who says so. A joule without a source is None, never a guess.
+"""The energy that the board draws, in joules, and its source. A joule without a source is None, never a guess.
 
 A source tells watts. A `Meter` adds them up and keeps count of how much of the time is covered: where a sensor was
 silent, stuck or answered nonsense, nothing is added, and whoever asks for the energy of such a time gets None.
@@ -17,18 +17,18 @@ from typing import Protocol
 from edge_actor.board import board, power_model, power_sensors
 
 STUCK_S = 15.0
-"""A real sensor whose value never moves for so long is stuck: its last digits are noise."""
+"""The time after which a real sensor whose value never moves is stuck: its last digits are noise."""
 GAP_S = 3.0
-"""A reading stands for the time since the one before, but for no more than this, or three times their period."""
+"""The most time that a reading stands for, or three times their period: the time since the one before."""
 COVERED_SHARE = 0.9
-"""Of a window's time that readings must cover for its energy to be told."""
+"""The share of a window's time that readings must cover for its energy to be told."""
 LIMITS_W = {"zero2w": (0.2, 9.0), "3b": (0.4, 14.0), "3b+": (0.4, 14.0), "4b": (0.8, 18.0), "5": (0.5, 30.0)}
-"""What each board can draw, its power supply's limit included; what lies outside is no reading."""
+"""The watts that each board can draw, its power supply's limit included; what lies outside is no reading."""
 _ANY_LIMITS_W = (0.05, 5000.0)
 
 
 class Source(Protocol):
-    """One way to know the power.
+    """A way to know the power.
 
     Attributes:
         name: Short, for tables: `INA226 hwmon3`.
@@ -44,7 +44,7 @@ class Source(Protocol):
     def modelled(self) -> bool: ...
 
     def read_w(self) -> float | None:
-        """Watts: the mean since the last call where it can, else now. None: no reading this time."""
+        """Returns watts: the mean since the last call where it can, else now. None: no reading this time."""
 
     def close(self) -> None:
         """Ends what it has started."""
@@ -125,7 +125,7 @@ class Meter:
 
     @classmethod
     def of_board(cls, source: Source, period_s: float, root: Path = board.ROOT) -> Meter:
-        """With the limits of the board."""
+        """Makes a meter with the limits of the board."""
         return cls(source, LIMITS_W.get(board.kind(board.model(root)), _ANY_LIMITS_W), period_s)
 
     def read(self) -> Total:
@@ -142,6 +142,7 @@ class Meter:
         return Total(now_s, self._joules, self._covered_s)
 
     def close(self) -> None:
+        """Closes the source."""
         self.source.close()
 
     def _add(self, watts: float, seconds: float) -> None:

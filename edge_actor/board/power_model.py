@@ -18,7 +18,7 @@ WARNING = "modelled from load: its ratio of energies is the ratio of times, and 
 
 @dataclass(slots=True)
 class ByLoad:
-    """A board's line over the use of all its cores since the last call."""
+    """A board's power as a line over the use of all its cores since the last call."""
 
     stat: Path
     kind: str
@@ -44,11 +44,11 @@ class ByLoad:
         return slope * min(max(use, 0.0), 1.0) + offset
 
     def close(self) -> None:
-        """A file needs none."""
+        """Does nothing: no file is kept open."""
 
 
 def by_load(root: Path, kind: str, period_s: float) -> ByLoad | str:
-    """The model of a board; none for boards that nobody measured."""
+    """Returns the model of a board; for boards that nobody measured, why there is none."""
     if kind not in LINES_W:
         return f"no model of a {kind}'s power is known" if kind else ""
     stat = root / "proc/stat"
@@ -56,7 +56,7 @@ def by_load(root: Path, kind: str, period_s: float) -> ByLoad | str:
 
 
 def _times(stat: Path) -> tuple[int, int] | None:
-    """Busy and total time of all cores in clock ticks."""
+    """Returns busy and total time of all cores in clock ticks."""
     try:
         words = stat.read_text().split("\n", 1)[0].split()
         # user nice system idle iowait irq softirq steal; guest times are part of user's

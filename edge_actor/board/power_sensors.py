@@ -43,11 +43,11 @@ class Ina:
         return milliamperes * millivolts / 1e6
 
     def close(self) -> None:
-        """A file needs none."""
+        """Does nothing: no file is kept open."""
 
 
 def ina(root: Path, kind: str, period_s: float) -> Ina | str:
-    """The first INA2xx, by name; hwmon numbers change from boot to boot."""
+    """Finds the first INA2xx, by name; hwmon numbers change from boot to boot."""
     denied = ""
     for directory in sorted(root.glob("sys/class/hwmon/hwmon*")):
         chip = _text(directory / "name")
@@ -166,11 +166,11 @@ class Rapl:
         return sum(steps) / 1e6 / (now_s - before[0])
 
     def close(self) -> None:
-        """Files need none."""
+        """Does nothing: no file is kept open."""
 
 
 def rapl(root: Path, kind: str, period_s: float) -> Rapl | str:
-    """All packages, and the memory beside each where it is counted apart."""
+    """Finds all packages, and the memory beside each where it is counted apart."""
     found: list[tuple[Path, float]] = []
     names: list[str] = []
     for zone in sorted(root.glob("sys/class/powercap/intel-rapl:*")):

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 
-_SHARE = 4  # words in one WatchdogSec; systemd's manual asks for at least 2
+_SHARE = 4  # signs of life in one WatchdogSec; systemd's manual asks for at least 2
 
 
 class Watchdog:
@@ -35,7 +35,7 @@ class Watchdog:
         return self._socket is not None
 
     def alive(self) -> None:
-        """To be called again and again by what must not hang; costs 0.1 us where there is nothing to say.
+        """Tells that its caller does not hang, if that is due; costs 0.1 us where it is not.
 
         The first call says that the actor is ready.
         """

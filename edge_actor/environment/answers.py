@@ -1,4 +1,4 @@
-"""What an environment answers, held against what it should: whatever may be at fault there is found here.
+"""Checks what an environment answers against what it should: whatever may be at fault there is found here.
 
 Shapes and types are looked at step by step, as an assignment would broadcast or convert them in silence; numbers in
 whole blocks (trajectory.py), which costs nothing.
@@ -18,7 +18,7 @@ _REAL = "fiub"
 
 
 def observation(answer: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """An observation of `shape`, of numbers that `dtype` can hold.
+    """Returns an observation as an array of `shape`, of numbers that `dtype` can hold.
 
     Raises:
         EnvironmentFailure: It is something else.
@@ -37,7 +37,7 @@ def observation(answer: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
 
 
 def over(answer: Any) -> bool:
-    """What `terminated` or `truncated` says.
+    """Returns `terminated` or `truncated` as a boolean.
 
     Raises:
         EnvironmentFailure: It is neither a boolean nor 0 or 1.
@@ -51,7 +51,7 @@ def over(answer: Any) -> bool:
 
 
 def rewards(answers: Sequence[Any]) -> NDArray[np.float64]:
-    """Rewards [T] of as many steps; NaN in the place of what is no number."""
+    """Returns the rewards [T] of as many steps; NaN in the place of what is no number."""
     try:
         found = np.array(answers)
     except Exception:  # ragged
@@ -63,14 +63,14 @@ def rewards(answers: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def fitted(answer: Any, spec: specs.ObservationSpec) -> NDArray[Any]:
-    """As `observation`, in the dtype of the spec."""
+    """Returns an observation as `observation` does, in the dtype of the spec."""
     found = observation(answer, spec.shape, spec.dtype)
     with np.errstate(over="ignore"):  # what becomes infinite is found as that
         return found.astype(spec.dtype, copy=False)
 
 
 def fitting(step: Callable[[Any], Any], spec: specs.ObservationSpec) -> Callable[[Any], Any]:
-    """An environment's `step`, of which observations are `fitted`."""
+    """Wraps an environment's `step`, so that observations are `fitted`."""
     array, shape, dtype = np.ndarray, spec.shape, np.dtype(spec.dtype)
 
     def answer(action: Any) -> Any:
@@ -83,7 +83,7 @@ def fitting(step: Callable[[Any], Any], spec: specs.ObservationSpec) -> Callable
 
 
 def finite(answer: Any, spec: specs.ObservationSpec) -> NDArray[Any]:
-    """As `fitted`, and finite."""
+    """Returns an observation as `fitted` does; EnvironmentFailure if it is not finite."""
     found = fitted(answer, spec)
     if not np.isfinite(found).all():
         raise _failure(f"an observation is not finite: {shown(answer)}")
@@ -91,7 +91,7 @@ def finite(answer: Any, spec: specs.ObservationSpec) -> NDArray[Any]:
 
 
 def reward(answer: Any) -> float:
-    """One reward.
+    """Returns one reward as a number.
 
     Raises:
         EnvironmentFailure: It is no number, or none that is carried.
@@ -103,7 +103,7 @@ def reward(answer: Any) -> float:
 
 
 def clipped(method: Callable[..., Any]) -> Callable[..., Any]:
-    """An environment's `step` or `reset`, of which finite observations are held within ±MAX_MAGNITUDE."""
+    """Wraps an environment's `step` or `reset`, so that finite observations stay within ±MAX_MAGNITUDE."""
     limit = specs.MAX_MAGNITUDE
 
     def answer(*arguments: Any, **named: Any) -> Any:
@@ -119,16 +119,16 @@ def clipped(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shown(answer: Any) -> str:
-    """For an error."""
+    """Returns an answer as an error shows it, shortened."""
     try:
-        said = repr(answer)
+        words = repr(answer)
     except Exception:  # of a class that somebody wrote
-        said = f"an object of type {type(answer).__name__}"
-    return said if len(said) <= 60 else f"{said[:57]}..."
+        words = f"an object of type {type(answer).__name__}"
+    return words if len(words) <= 60 else f"{words[:57]}..."
 
 
 def _scalar(answer: Any) -> float | None:
-    """One real number, also as an array of one; None if it is none."""
+    """Returns one real number, also of an array of one; None if it is none."""
     try:
         found = np.asarray(answer)
         return float(found.item()) if found.size == 1 and found.dtype.kind in _REAL else None

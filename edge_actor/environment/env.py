@@ -43,7 +43,7 @@ from edge_actor.environment import failure, packages, quick_spaces
 _FLATTENED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _OWN = "gymnasium.envs."
 _MOST_COMBINATIONS = 1024
-"""Of the parts of an action: a network has an output for each."""
+"""The most combinations of an action's parts: a network has an output for each."""
 _WRAPPED = "in a file of your own, and name that: --env FILE.py:make, where make() returns the wrapped environment"
 
 
@@ -321,7 +321,7 @@ def _is_float(space: spaces.Space[Any]) -> bool:
 
 
 def _choices(space: spaces.Space[Any]) -> int:
-    """How many values a part has; 0 if they cannot be counted."""
+    """Returns how many values a part has; 0 if they cannot be counted."""
     return math.prod(values.stop - values.start for values in _each(space))  # len() ends at 2**63
 
 
@@ -363,7 +363,7 @@ def _digits(index: NDArray[np.intp], sizes: list[int]) -> list[NDArray[np.intp]]
 
 
 def _looked_up(table: Any, chosen: Any) -> Any:
-    """Of a table of actions those that were chosen, which the environment may keep and change."""
+    """Returns copies of the actions of a table that were chosen: the environment may keep and change them."""
     if isinstance(table, dict):
         return {key: _looked_up(part, chosen) for key, part in table.items()}
     if isinstance(table, tuple):
@@ -372,7 +372,7 @@ def _looked_up(table: Any, chosen: Any) -> Any:
 
 
 def _joined(space: spaces.Space[Any], leaves: list[Any]) -> tuple[Callable[[Any], Any], specs.ActionSpec]:
-    """One Box of floats for all parts, and how to take it apart; several environments have a dimension more."""
+    """Joins all parts to one Box of floats, and returns how to split it; several environments have a dimension more."""
     low = np.concatenate([leaf.low.ravel() for leaf in leaves]).astype(np.float64)
     high = np.concatenate([leaf.high.ravel() for leaf in leaves]).astype(np.float64)
     spec = specs.ActionSpec("continuous", shape=low.shape, low=tuple(low.tolist()), high=tuple(high.tolist()))
@@ -390,7 +390,7 @@ def _joined(space: spaces.Space[Any], leaves: list[Any]) -> tuple[Callable[[Any]
 
 
 def _put_together(space: spaces.Space[Any], parts: Iterator[Any]) -> Any:
-    """A Dict or Tuple of its parts in their order."""
+    """Makes a Dict or Tuple of its parts in their order."""
     if isinstance(space, spaces.Dict):
         return {key: _put_together(part, parts) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

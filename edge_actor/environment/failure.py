@@ -1,4 +1,4 @@
-"""What an exception says, in one line that may go to a log, a terminal and the learner."""
+"""Exceptions as one line that may go to a log, a terminal and the learner."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from broker.contract import errors
 
 LIMIT = 300
-"""Characters."""
+"""The most characters of such a line."""
 
 
 def text(error: BaseException) -> str:
-    """Type and message; where there is no message, the place it came from: the innermost one that is not ours."""
+    """Returns type and message; without a message, the place it came from: the innermost one that is not ours."""
     if isinstance(error, errors.ActorqError):
         return line(error.what)
     try:
@@ -29,7 +29,7 @@ def text(error: BaseException) -> str:
 
 
 def line(words: str) -> str:
-    """One line of printable characters, shortened where it is too long."""
+    """Returns one line of printable characters, shortened where it is too long."""
     printable = "".join(c if c.isprintable() else " " for c in words[: 8 * LIMIT])
     joined = " ".join(printable.split())
     return joined if len(joined) <= LIMIT else f"{joined[: LIMIT - 3]}..."
@@ -42,5 +42,5 @@ def _place(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def _is_adapter(frame: traceback.FrameSummary) -> bool:
-    """Whether it is in this package or in Gymnasium, which take what an environment answers apart."""
+    """Returns whether it is in this package or in Gymnasium, which take what an environment answers apart."""
     return bool({"edge_actor", "gymnasium"} & set(Path(frame.filename).parts))

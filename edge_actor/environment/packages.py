@@ -1,4 +1,4 @@
-"""Which package an environment that Gymnasium does not know comes from."""
+"""Finds the package of an environment that Gymnasium does not know."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PACKAGES = (
     *((name, "gymnasium_robotics", "gymnasium-robotics") for name in ("Fetch", "Hand", "Adroit", "Franka")),
     *((name, "gymnasium_robotics", "gymnasium-robotics") for name in ("AntMaze_", "PointMaze_")),
 )
-"""Whose environments are most often asked for, and not found by reading their code."""
+"""The packages whose environments are most often asked for, and not found by reading their code."""
 _SOURCE_BYTES = 1 << 20
 
 
 def registering(env_id: str) -> str:
-    """What to do about an environment that some package registers once it is imported; empty if none is known.
+    """Returns what to do about an environment that a package registers when imported; empty if none is known.
 
     Nothing is imported for that: its code runs when the user names it.
     """
@@ -40,7 +40,7 @@ def registering(env_id: str) -> str:
 
 
 def _found(env_id: str) -> str:
-    """An installed package that is made for Gymnasium and in whose code the id stands; empty if there is none."""
+    """Returns an installed package made for Gymnasium in whose code the id stands; empty if there is none."""
     needles = tuple(f"{quote}{env_id}{quote}".encode() for quote in "'\"")
     for distribution in importlib.metadata.distributions():
         needs = any(re.match(r"gymnasium\b(?!-)", needed) for needed in distribution.requires or ())

@@ -17,12 +17,13 @@ _MOST_CHOICES = 4096  # of which a set is kept
 
 
 class QuickDiscrete(spaces.Discrete):
-    """One of n integers."""
+    """A choice among n integers."""
 
     _type: type
     _choices: frozenset[int]
 
     def contains(self, x: Any) -> bool:
+        """Returns whether `x` is in the space, as Gymnasium does."""
         return x in self._choices if type(x) is self._type else super().contains(x)
 
 
@@ -32,6 +33,7 @@ class QuickMultiDiscrete(spaces.MultiDiscrete):
     _choices: frozenset[int]
 
     def contains(self, x: Any) -> bool:
+        """Returns whether `x` is in the space, as Gymnasium does."""
         if type(x) is np.ndarray and x.dtype is self.dtype and x.shape == self._shape:
             return self._choices.issuperset(x.tolist())
         return super().contains(x)

@@ -13,18 +13,18 @@ _IDLE_S = 0.2
 
 
 class Task:
-    """Heard on the network thread, waited for on another."""
+    """Remembers the task: told on the network thread, waited for on another."""
 
     def __init__(self) -> None:
         self._env_id = ""
 
-    def hear(self, state: messages.LearnerState) -> None:
-        """Takes the task that a live learner names."""
+    def observe(self, state: messages.LearnerState) -> None:
+        """Takes note of the task that a live learner names."""
         if state.online and state.env_id:
             self._env_id = state.env_id
 
     def wait(self, timeout_s: float, wake: threading.Event, stopping: Callable[[], bool]) -> str:
-        """The environment's name once there is one; empty if `stopping` came first.
+        """Returns the environment's name once there is one; empty if `stopping` came first.
 
         Raises:
             EnvironmentFailure: No learner named one in time, or one that would make this actor import code.

@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.contract import errors
 from broker.program import storage
 
+_log = logging.getLogger(__name__)
 _MAGIC = b"AQ01"
 _FIELDS = struct.Struct("<4sIQQQII")
 _CHECK = struct.Struct("<I")
@@ -59,31 +60,43 @@ class Record:
 
 
 class Journal:
-    """An open directory of segment files, locked against a second process.
+    """A directory of segment files, locked against a second process; made by `open`.
 
     Args:
-        directory: Made if missing, for its owner alone.
+        directory: Where they lie.
         limit_bytes: What the files shall hold at most; the caller keeps it, by releasing records.
-        on_log: Takes one line for people.
+        lock: A descriptor of the directory that holds its lock.
 
     Attributes:
         records: What was found at the start, by boot and seq.
         size_bytes, limit_bytes: Of all files; what they shall hold at most.
         damaged: Records that were found unreadable at the start, or files of them.
-
-    Raises:
-        ConfigError: The directory cannot be written, or another process uses it.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int, on_log: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, limit_bytes: int, lock: int) -> None:
         self._directory = directory
+        self._lock = lock
         self.limit_bytes = limit_bytes
         self._segment_bytes = limit_bytes // _SEGMENTS
         self._segments: list[_Segment] = []
         self._current: _Segment | None = None
+        self._synced = not in_memory(directory)
+        self.records: list[Record] = []
         self.size_bytes = self.damaged = 0
+
+    @classmethod
+    def open(cls, directory: Path, limit_bytes: int) -> Journal:
+        """Opens a directory, and finds what earlier boots left there.
+
+        Args:
+            directory: Made if missing, for its owner alone.
+            limit_bytes: As for the class.
+
+        Raises:
+            ConfigError: The directory cannot be written, or another process uses it.
+        """
         try:
-            self._lock = _locked(directory)
+            made = cls(directory, limit_bytes, _locked(directory))
         except BlockingIOError:
             raise errors.ConfigError(
                 "another process is using the spool",
@@ -94,13 +107,13 @@ class Journal:
             raise errors.ConfigError(
                 f"the spool cannot be opened: {error}", where=str(directory), todo="choose another --spool-dir"
             ) from error
-        self._synced = not in_memory(directory)
-        self.records = self._recover()
-        if self.damaged:
-            on_log(f"{self.damaged} damaged records of the spool are lost ({directory})")
+        made.records = made._recover()
+        if made.damaged:
+            _log.warning("%d damaged records of the spool are lost (%s)", made.damaged, directory)
+        return made
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a message of that size fits the limit."""
+        """Returns whether a message of that size fits the limit."""
         return self.size_bytes + HEADER_BYTES + size_bytes <= self.limit_bytes
 
     def append(self, boot: int, seq: int, oldest: int, steps: int, body: bytes) -> Record:
@@ -133,7 +146,7 @@ class Journal:
         return Record(boot, seq, oldest, steps, len(body), start + HEADER_BYTES, segment)
 
     def read(self, record: Record) -> bytes:
-        """The body of a record that was not released.
+        """Returns the body of a record that was not released.
 
         Raises:
             OSError: It is not there any longer.
@@ -144,7 +157,7 @@ class Journal:
         return body
 
     def release(self, record: Record) -> None:
-        """Says that a record is not needed any longer."""
+        """Lets go of a record that is not needed any longer."""
         segment = record.segment
         segment.needed -= 1
         if not segment.needed and (segment is not self._current or segment.end >= self._segment_bytes):
@@ -211,7 +224,7 @@ class Journal:
         return [found[key] for key in sorted(found)]
 
     def _scan(self, segment: _Segment, data: bytes) -> tuple[list[Record], int]:
-        """The records of a file that are whole, and where the last of them ends."""
+        """Returns the records of a file that are whole, and where the last of them ends."""
         records: list[Record] = []
         at = end = 0
         while (at := data.find(_MAGIC, at)) >= 0:
@@ -233,7 +246,7 @@ class Journal:
 
 
 def _opened(path: Path) -> _Segment:
-    """A segment that is there. No pipe, which would block, and no link: the file that it leads to would be cut off."""
+    """Opens a segment that is there. No pipe, which would block, and no link: the file behind it would be cut off."""
     file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -242,7 +255,7 @@ def _opened(path: Path) -> _Segment:
 
 
 def default_directory(state_dir: Path, asked: str) -> Path:
-    """Where the spool lies.
+    """Returns where the spool lies.
 
     Args:
         state_dir: Of the actor.
@@ -259,7 +272,7 @@ def default_directory(state_dir: Path, asked: str) -> Path:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether a directory at a place where everybody may write is there, and closed to everybody else."""
+    """Returns whether a directory at a place where everybody may write is there, and closed to everybody else."""
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         found = directory.lstat()
@@ -284,7 +297,7 @@ def _locked(directory: Path) -> int:
 
 
 def in_memory(directory: Path) -> bool:
-    """Whether a directory lies in memory (tmpfs), where syncing means nothing."""
+    """Returns whether a directory lies in memory (tmpfs), where syncing means nothing."""
     directory = directory.resolve()
     try:
         mounts = [(line.split()[1], line.split()[2]) for line in Path("/proc/self/mounts").read_text().splitlines()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import random
 import time
+from typing import Any
 
 from broker.contract import messages
 from edge_actor.experience import spool, trajectory
@@ -14,7 +15,7 @@ _PERIOD_S = 1.0  # before the learner says how long
 
 
 class Recorder:
-    """Trajectory and spool of one boot, and what passed through them.
+    """Joins the trajectory and the spool of one boot, and counts what passes through them.
 
     Attributes:
         trajectory: Where rollout.py writes.
@@ -52,12 +53,22 @@ class Recorder:
 
     @property
     def return_mean(self) -> float | None:
-        """Of the last 20 episodes that ended."""
+        """The mean return of the last 20 episodes that ended; None before the first."""
         returns = list(self._returns)
         return sum(returns) / len(returns) if returns else None
 
+    def vitals(self) -> dict[str, Any]:
+        """Returns what was taken and recorded, by fields of `messages.Vitals`."""
+        return {
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "steps_recorded": self._spool.steps,
+            "steps_unrecorded": max(0, self.steps - self._spool.steps),
+            "return_mean": self.return_mean,
+        }
+
     def record(self, wanted: bool) -> None:
-        """Records steps from now on, or does not."""
+        """Records steps from now on, or no longer does."""
         if wanted != self.trajectory.recording:
             self.flush()
             self.trajectory.recording = wanted
@@ -74,7 +85,7 @@ class Recorder:
             self.flush()
 
     def flush(self, *, cut: bool = False) -> None:
-        """Makes a message of what is there; all of it was chosen by one policy. With `cut` its episodes end there."""
+        """Makes a message of what is there, all chosen by one policy. With `cut` its episodes are truncated there."""
         self._flushed_at = time.monotonic()
         record = self.trajectory
         if cut:

@@ -14,14 +14,17 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from broker.contract import codec, errors, messages, specs
 from edge_actor import config
 from edge_actor.experience import journal, trajectory, window
 
+_log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -36,6 +39,7 @@ class _Held:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of its body."""
         return self.record.length if self.record else len(self.body)
 
 
@@ -47,7 +51,6 @@ class Spool:
         fingerprint: Of the environment's spec.
         seal: Bytes of an encoded message, ready to publish.
         files: Where it is kept, with what earlier boots left there.
-        on_log: Takes one line for people.
 
     Attributes:
         steps: Steps that were added since the start.
@@ -60,14 +63,12 @@ class Spool:
         fingerprint: str,
         seal: Callable[[bytes], bytes],
         files: journal.Journal,
-        on_log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._boot = boot
         self._fingerprint = fingerprint
         self._seal = seal
         self._files = files
-        self._on_log = on_log
         self._window = window.Window(clock)
         found = [_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records]
         self._held = collections.deque(held for held in found if held.size_bytes <= specs.MAX_EXPERIENCE_BYTES)
@@ -86,15 +87,15 @@ class Spool:
             self._discard(too_large)
         if self._held:
             steps = sum(held.steps for held in self._held)
-            on_log(f"the spool holds {len(self._held)} messages of earlier boots, {steps} steps")
+            _log.info("the spool holds %d messages of earlier boots, %d steps", len(self._held), steps)
 
     def __len__(self) -> int:
-        """Messages held."""
+        """Returns the messages held."""
         return len(self._held)
 
     @property
     def unsent(self) -> bool:
-        """Something waits for `pump`."""
+        """Whether something waits for `pump`."""
         return (
             self._sent < len(self._held)
             and self._window.has_room(self._sent + self._left, self._sent_bytes + self._left_bytes)
@@ -103,7 +104,7 @@ class Spool:
 
     @property
     def is_half_full(self) -> bool:
-        """Whoever can wait with more should."""
+        """Whether whoever can wait with more should."""
         return self._files.size_bytes + self._unwritten_bytes > self._files.limit_bytes // 2
 
     def add(self, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int) -> None:
@@ -160,9 +161,9 @@ class Spool:
         self._sent = self._sent_bytes = self._left = self._left_bytes = 0
         self._window.restart()
 
-    def hear(self, learner: str) -> None:
-        """A learner that takes experience spoke, in a session. A new one never saw what was sent before it came."""
-        if self._window.hear(learner):
+    def follow_learner(self, session: str) -> None:
+        """Takes note of a learner that takes experience. A new session never saw what was sent before it came."""
+        if self._window.follow_learner(session):
             self.rewind()
 
     def acknowledge(self, receipt: messages.Receipt) -> None:
@@ -173,10 +174,14 @@ class Spool:
             self._ledger = receipt.ledger
         if self._left and (receipt.boot, receipt.seq) >= self._left_last and receipt.boot == self._left_last[0]:
             self._left = self._left_bytes = 0
-            self._window.open()
+            self._window.widen()
         while self._held and self._held[0].boot == receipt.boot and self._held[0].seq <= receipt.seq:
             self._pop()
-            self._window.open()
+            self._window.widen()
+
+    def vitals(self) -> dict[str, Any]:
+        """Returns what is held and what was dropped, by fields of `messages.Vitals`."""
+        return {"messages_held": len(self), "steps_dropped": self.steps_dropped}
 
     def close(self) -> None:
         """Leaves what is held to the next boot."""
@@ -194,7 +199,7 @@ class Spool:
         return (before.boot, before.seq + 1) != (held.boot, held.seq)
 
     def _body(self, held: _Held) -> bytes | None:
-        """What is to be sent of the message at `_sent`; None if it is unreadable, and now gone."""
+        """Returns what is to be sent of the message at `_sent`; None if it is unreadable, and now gone."""
         if held.record is None:
             body = held.body
         elif held is self._newest[0]:
@@ -215,21 +220,23 @@ class Spool:
 
     def _lose(self, held: _Held, why: str) -> None:
         """Drops the message at `_sent`."""
-        self._on_log(f"message {held.boot}.{held.seq} of the spool cannot be read, and is lost: {why}")
+        _log.warning("message %d.%d of the spool cannot be read, and is lost: %s", held.boot, held.seq, why)
         del self._held[self._sent]
         if held.record is not None:
             self._files.release(held.record)
         self.steps_dropped += held.steps
 
     def _discard(self, too_large: list[_Held]) -> None:
-        """Of an earlier release: no broker takes them, and each attempt would end the connection."""
+        """Drops messages of an earlier release: no broker takes them, and each attempt would end the connection."""
         self.steps_dropped += sum(held.steps for held in too_large)
         for held in too_large:
             if held.record is not None:
                 self._files.release(held.record)
-        self._on_log(
-            f"{len(too_large)} messages of the spool have more than {specs.MAX_EXPERIENCE_BYTES} bytes and can never "
-            f"be sent: dropped, {self.steps_dropped} steps"
+        _log.warning(
+            "%d messages of the spool have more than %d bytes and can never be sent: dropped, %d steps",
+            len(too_large),
+            specs.MAX_EXPERIENCE_BYTES,
+            self.steps_dropped,
         )
 
     def _keep(self, oldest: int, steps: int, body: bytes) -> _Held:
@@ -243,14 +250,14 @@ class Spool:
                 self._failed_at = self._seq
                 if not self._failing:
                     self._failing = True
-                    self._on_log(f"the spool cannot be written ({error}); acting on")
+                    _log.warning("the spool cannot be written (%s); acting on", error)
                 if tries == 1 or (error.errno in _FULL and self._drop_until_a_file_goes()):
                     continue  # another file may do
                 self._unwritten_bytes += len(body)
                 return _Held(self._boot, self._seq, oldest, steps, None, body)
             if self._failing and self._seq - self._failed_at > window.LIMIT:  # not just until the next file is full
                 self._failing = False
-                self._on_log("the spool can be written again")
+                _log.info("the spool can be written again")
             return _Held(self._boot, self._seq, oldest, steps, record)
 
     def _drop_until_a_file_goes(self) -> bool:
@@ -279,15 +286,14 @@ class Spool:
         return held
 
 
-def opened(
+def from_settings(
     settings: config.ActorConfig,
     state_dir: Path,
     boot: int,
     fingerprint: str,
     seal: Callable[[bytes], bytes],
-    on_log: Callable[[str], None],
 ) -> Spool:
-    """The spool that the settings ask for; see Spool and journal.Journal."""
+    """Opens the spool that the settings ask for; see Spool and journal.Journal for the rest."""
     directory = journal.default_directory(state_dir, settings.spool_dir)
-    files = journal.Journal(directory, settings.spool_bytes, on_log)
-    return Spool(boot, fingerprint, seal, files, on_log)
+    files = journal.Journal.open(directory, settings.spool_bytes)
+    return Spool(boot, fingerprint, seal, files)

@@ -22,13 +22,13 @@ from broker.contract import errors, messages, specs
 from edge_actor.environment import answers
 
 _MESSAGE_BYTES = 2_000_000
-"""Of a message, unless one row takes more; with large frames it holds fewer steps than was asked for. Small, as a slow
-Wi-Fi carries it whole before the learner sees any of it, and memory is held for as much."""
+"""The most bytes of a message, unless one row takes more; with large frames it holds fewer steps than was asked for.
+Small, as a slow Wi-Fi carries it whole before the learner sees any of it, and memory is held for as much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """What one message carries; the fields of `messages.Experience` of the same names.
+    """The content of one message; the fields of `messages.Experience` of the same names.
 
     `finished` has the returns of all episodes that ended, recorded or not.
     """
@@ -47,6 +47,7 @@ class Segments:
 
     @property
     def steps(self) -> int:
+        """Recorded steps."""
         return len(self.reward)
 
 
@@ -103,7 +104,7 @@ class Trajectory:
 
     @property
     def free(self) -> int:
-        """Rows left."""
+        """Rows that are left."""
         return self.capacity - self.used
 
     def start(self, observation: Any) -> None:
@@ -124,7 +125,7 @@ class Trajectory:
         self._length[:] = 0
 
     def advance(self, rows: int, rewards: Sequence[Any] = ()) -> None:
-        """Takes in `rows` rows that were just filled: checks them, marks dummies, and what is recorded.
+        """Accepts `rows` rows that were just filled: checks them, marks dummies, and what is recorded.
 
         Args:
             rows: How many.
@@ -132,7 +133,7 @@ class Trajectory:
 
         Raises:
             EnvironmentFailure: An observation or a reward is not finite, or a reward too large. The rows before it are
-                taken in, the others are not.
+                accepted, the others are not.
         """
         first = self.used
         reward, observation = self.reward[first : first + rows], self._observation[first + 1 : first + 1 + rows]
@@ -141,7 +142,7 @@ class Trajectory:
             odd_reward = ~(np.abs(reward) <= specs.MAX_MAGNITUDE).all(1)
         odd_observation = self._odd_observations(observation)
         if odd_observation is None and not odd_reward.any():
-            self._take_in(rows)
+            self._accept(rows)
             return
         odd = odd_reward if odd_observation is None else odd_reward | odd_observation
         at = int(odd.argmax())
@@ -150,11 +151,11 @@ class Trajectory:
             what = f"a reward is {given}, not a number within ±{specs.MAX_MAGNITUDE:g}"
         else:
             what = f"an observation is not finite: {answers.shown(observation[at])}"
-        self._take_in(at)
+        self._accept(at)
         raise errors.EnvironmentFailure(what)
 
     def _odd_observations(self, rows: NDArray[Any]) -> NDArray[np.bool_] | None:
-        """Which of these rows are not finite; None if all are.
+        """Returns which of these rows are not finite [T]; None if all are.
 
         Finite observations that are too large are clipped, and `clips` asks for that in all steps to come: the policy
         has seen those of this burst as they were.
@@ -170,7 +171,7 @@ class Trajectory:
             np.clip(rows, -specs.MAX_MAGNITUDE, specs.MAX_MAGNITUDE, out=rows, where=finite)
         return None if finite.all() else ~finite.reshape(len(rows), -1).all(1)
 
-    def _take_in(self, rows: int) -> None:
+    def _accept(self, rows: int) -> None:
         first, self.used = self.used, self.used + rows
         window = slice(first, self.used)
         ends = self.terminated[window] | self.truncated[window]
@@ -195,13 +196,13 @@ class Trajectory:
         self.recorded += int(np.count_nonzero(keep))
 
     def cut(self) -> None:
-        """The environment broke: truncates what is in progress, at its last observation."""
+        """Truncates what is in progress at its last observation: the environment broke."""
         if self.used:
             last = self.used - 1
             self.truncated[last] |= ~(self._dummy[last] | self.terminated[last])
 
     def flush(self) -> Segments:
-        """Everything since the last flush, env-major, and starts anew at the last observations."""
+        """Returns everything since the last flush, env-major, and starts anew at the last observations."""
         used, n = self.used, self.n_envs
         real = ~self._dummy[:used].T  # [N, T] from here on: env-major, as segments are
         edges = np.zeros((n, used + 2), np.int8)

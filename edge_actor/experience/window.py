@@ -19,7 +19,7 @@ in silence (Mosquitto does, beyond its queue)."""
 
 
 class Window:
-    """Of one spool."""
+    """Decides what one spool may send."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,25 +33,25 @@ class Window:
 
     @property
     def is_overdue(self) -> bool:
-        """What is on its way should have had its receipt."""
+        """Whether what is on its way should have had its receipt."""
         return self._heard_at - self._progress_at > RESEND_S
 
-    def hear(self, session: str) -> bool:
-        """A learner that takes experience spoke; true if it is another one than before."""
+    def follow_learner(self, session: str) -> bool:
+        """Takes note of a learner that takes experience; returns whether it is another one than before."""
         self._heard_at = self._clock()
         is_new, self._learner = self._learner not in ("", session), session
         return is_new
 
-    def open(self) -> None:
-        """A receipt came."""
+    def widen(self) -> None:
+        """Lets one message more be on its way: a receipt came."""
         self._limit = min(LIMIT, self._limit + 1)
         self.restart()
 
     def narrow(self) -> None:
-        """One message at a time, until receipts come."""
+        """Lets one message at a time be on its way, until receipts come."""
         self._limit = 1
         self.restart()
 
     def restart(self) -> None:
-        """Time counts from now."""
+        """Counts the time without a receipt from now."""
         self._progress_at = self._clock()

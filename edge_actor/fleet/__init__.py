@@ -1,1 +1,1 @@
-"""What the actor and its learner say to each other, but for experience and policies."""
+"""The messages of actor and learner to each other, but for experience and policies."""

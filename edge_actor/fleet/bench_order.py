@@ -20,7 +20,7 @@ _REFUSED = ("meter", "meter_offset_s")  # files of this machine are no matter of
 
 
 class Benchmark:
-    """At most one at a time; `stop` ends it."""
+    """Runs one benchmark at a time; `stop` ends it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -31,6 +31,7 @@ class Benchmark:
             respond(report)
 
     def stop(self) -> None:
+        """Ends the one that runs, if there is one."""
         process = self._process
         if process is not None:
             process.terminate()

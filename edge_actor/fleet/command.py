@@ -1,4 +1,4 @@
-"""What the learner asks of one actor, and the report that answers it."""
+"""Commands of the learner to one actor, and the reports that answer them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Build = Callable[[messages.Manifest, bytes], policy.Policy]
 _REMEMBERED = 4096  # a broker may send any of them again
 _EPISODES_LIMIT = 1000
 _OWN_LIMITS = evaluate.Limits(max_steps=10_000_000, max_s=600.0)
-"""Of an evaluation whose command has none: an actor that acts flat out does nothing else meanwhile."""
+"""The limits of an evaluation whose command has none: an actor that acts flat out does nothing else meanwhile."""
 
 
 class Commander:
@@ -75,7 +75,7 @@ class Commander:
         stop: Callable[[], bool],
         respond: Callable[[messages.Report | None], None],
     ) -> None:
-        """`answer`, in a thread, for an actor that has a control rate to hold meanwhile."""
+        """Does what `answer` does in a thread, for an actor that has a control rate to hold meanwhile."""
         threading.Thread(
             target=lambda: respond(self.answer(order, build, make, stop)), name="command", daemon=True
         ).start()
@@ -127,6 +127,7 @@ class Commander:
         )
 
     def close(self) -> None:
+        """Ends a benchmark, and closes the environment of evaluations."""
         self._benchmark.stop()
         with self._lock:
             self._forget()
@@ -148,7 +149,7 @@ class Commander:
 
 
 def _limits(order: messages.Command) -> evaluate.Limits:
-    """Those of the command; our own in the place of one that is none."""
+    """Returns the limits of the command; our own in the place of one that is none."""
     return evaluate.Limits(
         max_steps=order.max_steps if order.max_steps > 0 else _OWN_LIMITS.max_steps,
         max_s=order.max_s if order.max_s > 0 else _OWN_LIMITS.max_s,

@@ -1,18 +1,20 @@
-"""The actor's pulse: its state, published again and again."""
+"""Publishes the actor's state again and again."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from edge_actor.environment import failure
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class Heartbeat:
-    """A thread that calls `beat` every `period_s`, and at once when asked.
+    """A thread that calls `beat` every `period_s`.
 
     A thread, so that a slow environment is not mistaken for a dead actor; that it stands still shows in its steps.
     Whatever goes wrong in a beat, the next one is made.
@@ -22,49 +24,40 @@ class Heartbeat:
         failures: Things that went wrong.
     """
 
-    def __init__(self, beat: Callable[[], None], period_s: float, on_log: Callable[[str], None]) -> None:
+    def __init__(self, beat: Callable[[], None], period_s: float) -> None:
         self._beat = beat
-        self._on_log = on_log
         self._said = ""
         self.failures = 0
         self._period_s = period_s
         self.assigned_s = 0.0
-        self._now = threading.Event()
-        self._stopping = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
+        """Starts the thread; the first beat comes after a period."""
         self._thread.start()
-
-    def now(self) -> None:
-        """Beats at once."""
-        self._now.set()
 
     def beat(self) -> None:
         """Beats in the caller's thread."""
         self.attempt(self._beat, None)
 
     def attempt(self, make: Callable[[], T], otherwise: T) -> T:
-        """What `make` makes, or `otherwise` if it fails, which is counted and said once."""
+        """Returns what `make` makes, or `otherwise` if it fails, which is counted, and logged if it is news."""
         try:
             return make()
         except Exception as error:  # of a sensor, say; the learner must not take us for dead
             self.failures += 1
             if (text := failure.text(error)) != self._said:
                 self._said = text
-                self._on_log(f"heartbeat, trouble number {self.failures}: {text}")
+                _log.warning("heartbeat, trouble number %d: %s", self.failures, text)
             return otherwise
 
     def close(self) -> None:
-        self._stopping = True
-        self._now.set()
+        """Ends the thread."""
+        self._closed.set()
         if self._thread.is_alive():
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        while True:
-            self._now.wait(max(self._period_s, self.assigned_s))
-            self._now.clear()
-            if self._stopping:
-                return
+        while not self._closed.wait(max(self._period_s, self.assigned_s)):
             self.beat()

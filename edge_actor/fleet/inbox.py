@@ -1,14 +1,16 @@
-"""What the learner says to this actor: opened, decoded, queued for the acting loop; or refused and counted."""
+"""Messages of the learner to this actor: opened, decoded, queued for the acting loop; or refused and counted."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from broker.contract import codec, errors, messages, signing
 from edge_actor.fleet import replay_guard
 
+_log = logging.getLogger(__name__)
 _M = TypeVar(
     "_M",
     messages.Policy,
@@ -19,11 +21,11 @@ _M = TypeVar(
     messages.Receipt,
     messages.Command,
 )
-Word = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
+Message = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
 LIMIT = 64
 LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES
-"""Of words that wait for a loop that is busy: a broker may repeat what is genuine while an evaluation goes on. Beyond
-them the oldest goes, counted as `flood`; whatever was retained comes again."""
+"""Messages that wait for a loop that is busy, and their bytes: a broker may repeat what is genuine while an evaluation
+goes on. Beyond them the oldest goes, counted as `flood`; whatever was retained comes again."""
 
 
 class Inbox:
@@ -32,27 +34,25 @@ class Inbox:
     Args:
         verifier: Knows the learner's signature.
         boot: Of this actor.
-        on_log: Takes one line for people.
 
     Attributes:
         wake: Set whenever something came in.
-        refused: Refusals by reason. `flood` counts genuine words that came faster than they could be obeyed; `silence`
-            how often the learner was not heard of for long.
+        refused: Refusals by reason. `flood` counts genuine messages that came faster than the loop took them;
+            `silence` how often the learner was not heard of for long.
     """
 
-    def __init__(self, verifier: signing.LearnerVerifier, boot: int, on_log: Callable[[str], None]) -> None:
+    def __init__(self, verifier: signing.LearnerVerifier, boot: int) -> None:
         self._verifier = verifier
         self._boot = boot
-        self._on_log = on_log
-        self._authority = replay_guard.Authority(on_log)
-        self._words: dict[object, tuple[Word, int]] = {}  # with the bytes that each came in
+        self._guard = replay_guard.ReplayGuard()
+        self._waiting: dict[object, tuple[Message, int]] = {}  # with the bytes that each came in
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self.wake = threading.Event()
         self.refused: dict[str, int] = {}
 
     def opener(self, kind: type[_M], use: Callable[[_M, bytes], None]) -> Callable[[str, bytes, bool], None]:
-        """A handler for `Link.subscribe` that gives each sound message of `kind` to `use`, with its sealed bytes.
+        """Returns a handler for `Link.subscribe` that gives sound messages of `kind` to `use`, with their sealed bytes.
 
         A state of the learner is passed on once: what was heard already is no sign of life.
         """
@@ -62,7 +62,7 @@ class Inbox:
                 return  # a retained message was deleted
             try:
                 message = codec.decode(kind, self._verifier.open(topic, payload))
-                is_new = self._authority.check(message, self._boot)
+                is_new = self._guard.check(message, self._boot)
             except errors.MessageError as error:
                 self._refuse(error, topic)
                 return
@@ -71,41 +71,45 @@ class Inbox:
 
         return handle
 
-    def put(self, message: Word, sealed: bytes = b"") -> None:
+    def put(self, message: Message, sealed: bytes = b"") -> None:
         """Keeps a message for the acting loop; of those that replace each other only the newest."""
         with self._lock:
-            self._take(_subject(message))
-            self._words[_subject(message)] = message, len(sealed)
+            self._pop(_subject(message))
+            self._waiting[_subject(message)] = message, len(sealed)
             self._waiting_bytes += len(sealed)
-            while len(self._words) > LIMIT or (self._waiting_bytes > LIMIT_BYTES and len(self._words) > 1):
-                self._take(next(iter(self._words)))
+            while len(self._waiting) > LIMIT or (self._waiting_bytes > LIMIT_BYTES and len(self._waiting) > 1):
+                self._pop(next(iter(self._waiting)))
                 self.refused["flood"] = self.refused.get("flood", 0) + 1
         self.wake.set()
 
-    def get(self) -> Word | None:
-        """The message that waits longest, or None."""
+    def get(self) -> Message | None:
+        """Returns the message that waits longest, or None."""
         with self._lock:
-            return self._take(next(iter(self._words), None))
+            return self._pop(next(iter(self._waiting), None))
 
-    def listen(self) -> None:
-        """To be called now and then: notices when the learner falls silent, which is counted and said."""
-        self._authority.listen()
-        if self._authority.silences:
-            self.refused["silence"] = self._authority.silences
+    def check_silence(self) -> None:
+        """Notices when the learner falls silent, which is counted and logged. To be called now and then."""
+        self._guard.check_silence()
+        if self._guard.silences:
+            self.refused["silence"] = self._guard.silences
 
-    def _take(self, subject: object) -> Word | None:
-        word, size = self._words.pop(subject, (None, 0))
+    def vitals(self) -> dict[str, Any]:
+        """Returns what was refused, by fields of `messages.Vitals`."""
+        return {"refused": dict(self.refused)}
+
+    def _pop(self, subject: object) -> Message | None:
+        message, size = self._waiting.pop(subject, (None, 0))
         self._waiting_bytes -= size
-        return word
+        return message
 
     def _refuse(self, error: errors.MessageError, topic: str) -> None:
         if error.reason not in self.refused:
-            self._on_log(f"message refused: {error.what} ({topic})")  # said once per reason, counted each time
+            _log.warning("message refused: %s (%s)", error.what, topic)  # said once per reason, counted each time
         self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
 
 
-def _subject(message: Word) -> object:
-    """What a message is about: another one about the same replaces it."""
+def _subject(message: Message) -> object:
+    """Returns what a message is about: another one about the same replaces it."""
     if isinstance(message, messages.Command):
         return message.command_id
     return type(message), 0 if isinstance(message, messages.LearnerState) else message.boot

@@ -1,32 +1,32 @@
-"""Which of the learner's genuine words still count: a broker may repeat old ones, and hold back new ones."""
+"""Refuses genuine messages that no longer count: a broker may repeat the learner's old ones, and hold back new ones."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
 from broker.contract import errors, messages
 
+_log = logging.getLogger(__name__)
 SILENCE_S = 10.0
 """The learner speaks every two seconds."""
 
 
-class Authority:
-    """What the learner said last, as far as this actor heard.
+class ReplayGuard:
+    """Remembers what the learner said last, and refuses what is older.
 
     Policies have an order of their own (`reassembly`); receipts only ever take away what they cover; commands are for
     one boot and carried out once (`command`).
 
     Args:
-        on_log: Takes one line for people.
         clock: Monotonic seconds.
 
     Attributes:
         silences: How often the learner was not heard of for SILENCE_S.
     """
 
-    def __init__(self, on_log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._on_log = on_log
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._heard_at = clock()
         self._silent = False
@@ -54,14 +54,14 @@ class Authority:
             self._check_assignment(message)
         return True
 
-    def listen(self) -> None:
-        """To be called now and then: notices that nothing new comes, and that it does again."""
+    def check_silence(self) -> None:
+        """Notices that nothing new comes, and that it does again. To be called now and then."""
         silent = self._clock() - self._heard_at > SILENCE_S
         if silent and not self._silent:
             self.silences += 1
-            self._on_log(f"nothing new from the learner for {SILENCE_S:g} s: it is away, or someone holds it back")
+            _log.warning("nothing new from the learner for %g s: it is away, or someone holds it back", SILENCE_S)
         elif self._silent and not silent:
-            self._on_log("the learner is heard again")
+            _log.info("the learner is heard again")
         self._silent = silent
 
     def _check_state(self, state: messages.LearnerState) -> bool:

@@ -1,4 +1,4 @@
-"""What the actor says of itself, numbered so that nothing late can contradict it.
+"""The actor's states, numbered so that nothing late can contradict a newer one.
 
 Heartbeats of one boot count up over all its connections. A connection's will has the last number of that connection:
 above every heartbeat of it, and below all of the next. So whoever keeps the highest (boot, heartbeat) knows the truth,
@@ -14,15 +14,15 @@ from collections.abc import Callable
 from broker.contract import messages
 
 BEATS = 1 << 32
-"""Numbers of one connection."""
+"""The count of numbers that one connection has."""
 
 
-class Presence:
-    """Of one process.
+class StateSequence:
+    """Makes and numbers the states of one process.
 
     Args:
-        boot: Its number.
-        seal: Bytes of a state, ready to publish.
+        boot: The process's number.
+        seal: Makes the bytes of a state, ready to publish.
     """
 
     def __init__(self, boot: int, seal: Callable[[messages.ActorState], bytes]) -> None:
@@ -32,16 +32,16 @@ class Presence:
         self._heartbeat = 0
 
     def will(self) -> bytes:
-        """For a connection that is about to be made; later states belong to it."""
+        """Returns the will of a connection that is about to be made, to which later states belong."""
         self._heartbeat = (self._heartbeat // BEATS + 1) * BEATS
         return self._seal(messages.ActorState(False, self._session, self._boot, self._heartbeat + BEATS - 1))
 
     def online(self, birth: messages.Birth, vitals: messages.Vitals) -> bytes:
-        """Birth and heartbeat."""
+        """Returns a birth or heartbeat."""
         self._heartbeat += 1
         return self._seal(messages.ActorState(True, self._session, self._boot, self._heartbeat, birth, vitals))
 
     def farewell(self) -> bytes:
-        """The last word."""
+        """Returns the last state."""
         self._heartbeat += 1
         return self._seal(messages.ActorState(False, self._session, self._boot, self._heartbeat))

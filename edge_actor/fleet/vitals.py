@@ -1,24 +1,19 @@
-"""How the actor and its board are doing, for the heartbeat."""
+"""Vitals for the heartbeat: the board's own, and what each stage of the actor tells, in one."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import math
 import platform
 import time
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import psutil
 
-from broker.contract import messages
-from edge_actor.acting import pace, supervised_env
+from broker.contract import messages, specs
 from edge_actor.board import board, power
-from edge_actor.environment import env
-from edge_actor.experience import recorder, spool
-from edge_actor.fleet import inbox
-from edge_actor.policies import swap
 
 _ENERGY_WINDOW_S = _LOAD_WINDOW_S = 0.5
 
@@ -38,14 +33,15 @@ class Energy:
 
     @property
     def source(self) -> str:
-        """Who says so; empty where nobody does."""
+        """The name of what measures or models it; empty where nothing does."""
         return self._meter.source.name if self._meter else ""
 
     @property
     def modelled(self) -> bool:
+        """Whether it is modelled from load, not measured."""
         return self._meter is not None and self._meter.source.modelled
 
-    def take(self, steps: int) -> None:
+    def update(self, steps: int) -> None:
         """Brings the figures up to date, `steps` into this boot. Beats in quick succession share one reading."""
         if self._meter is None or self._total is None:
             return
@@ -59,6 +55,7 @@ class Energy:
         self.step_energy_j = None if joules is None or done <= 0 else joules / done
 
     def close(self) -> None:
+        """Closes the meter."""
         if self._meter is not None:
             self._meter.close()
 
@@ -67,25 +64,44 @@ class Load:
     """Processor, memory, temperature and power. Asked in quick succession it looks once: that takes half a millisecond.
 
     Args:
-        period_s: How often it will be asked.
+        energy: Of the board.
+        steps: Returns this boot's steps, for the energy of one.
 
     Attributes:
         cpu_percent: Of one core, by this process, between the last two looks.
     """
 
-    def __init__(self, period_s: float) -> None:
-        source = power.find(period_s=period_s).source
-        self.energy = Energy(power.Meter.of_board(source, period_s) if source else None)
+    def __init__(self, energy: Energy, steps: Callable[[], int]) -> None:
+        self.energy = energy
+        self._steps = steps
         self._process = psutil.Process()
         self._process.cpu_percent()
         self._look()
 
-    def look(self) -> None:
-        """Brings all but the energy up to date, if that is due."""
+    def vitals(self) -> dict[str, Any]:
+        """Looks if that is due, and returns what was seen, by fields of `messages.Vitals`."""
         if time.monotonic() - self._looked_at > _LOAD_WINDOW_S:
             self._look()
+        self.energy.update(self._steps())
+        return {
+            "cpu_percent": self.cpu_percent,
+            "rss_bytes": self.rss_bytes,
+            "memory_available_bytes": self.memory_available_bytes,
+            "temperature_c": self.temperature_c,
+            "power_w": self.energy.power_w,
+            "step_energy_j": self.energy.step_energy_j,
+            "power_source": self.energy.source,
+            "power_modelled": self.energy.modelled,
+        }
+
+    @classmethod
+    def of_board(cls, period_s: float, steps: Callable[[], int]) -> Load:
+        """Finds out what measures this board, which will be asked every `period_s`."""
+        source = power.find(period_s=period_s).source
+        return cls(Energy(power.Meter.of_board(source, period_s) if source else None), steps)
 
     def close(self) -> None:
+        """Closes the meter of its energy."""
         self.energy.close()
 
     def _look(self) -> None:
@@ -96,12 +112,12 @@ class Load:
         self.temperature_c = board.temperature_c()
 
 
-def birth(environment: env.Environment, runtime: str, delegate: str, rate_hz: float) -> messages.Birth:
-    """Who this actor is."""
+def birth(env_id: str, spec: specs.EnvSpec, n_envs: int, runtime: str, delegate: str, rate_hz: float) -> messages.Birth:
+    """Returns who this actor is, on this board."""
     return messages.Birth(
-        env_id=environment.name,
-        spec=environment.spec,
-        n_envs=environment.n_envs,
+        env_id=env_id,
+        spec=spec,
+        n_envs=n_envs,
         board=_board(),
         python=platform.python_version(),
         runtime=runtime,
@@ -115,51 +131,21 @@ def _board() -> str:
     return (board.model() or f"{platform.system()} {platform.machine()}")[: messages.MAX_NAME_CHARS]
 
 
-def take(
-    record: recorder.Recorder,
-    outbox: spool.Spool,
-    policies: swap.Swap,
-    acted_on: supervised_env.Plant,
-    metronome: pace.Metronome | None,
-    said: inbox.Inbox,
-    load: Load,
-    delegate: str,
-) -> messages.Vitals:
-    """Every counter there is, and the kernels that the acting policy runs on. A figure that is not finite is none."""
-    load.look()
-    energy = load.energy
-    energy.take(record.steps)
-    epoch, version = record.order
-    newest_epoch, newest_version = policies.announced
-    told = messages.Vitals(
-        policy_epoch=epoch,
-        policy_version=version,
-        policy_lag=max(0, newest_version - (version if epoch == newest_epoch else 0)),
-        policy_phase=policies.phase.value,
-        delegate=delegate,
-        steps=record.steps,
-        episodes=record.episodes,
-        steps_recorded=outbox.steps,
-        steps_unrecorded=max(0, record.steps - outbox.steps),
-        messages_held=len(outbox),
-        steps_dropped=outbox.steps_dropped,
-        deadlines_missed=metronome.missed if metronome else 0,
-        env_failures=acted_on.failures,
-        env_failure=acted_on.failure,
-        return_mean=record.return_mean,
-        swap_pause_ms=policies.pause_ms,
-        cpu_percent=load.cpu_percent,
-        rss_bytes=load.rss_bytes,
-        memory_available_bytes=load.memory_available_bytes,
-        temperature_c=load.temperature_c,
-        power_w=energy.power_w,
-        step_energy_j=energy.step_energy_j,
-        power_source=energy.source,
-        power_modelled=energy.modelled,
-        refused=dict(collections.Counter(said.refused) + collections.Counter(policies.refused)),
-    )
-    figures: dict[str, Any] = {field.name: getattr(told, field.name) for field in dataclasses.fields(told)}
-    for name, value in figures.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            figures[name] = None
-    return messages.Vitals(**figures)
+class Source(Protocol):
+    """A stage that tells of itself."""
+
+    def vitals(self) -> Mapping[str, Any]:
+        """Returns what it knows, by fields of `messages.Vitals`."""
+
+
+def merge(sources: Iterable[Source]) -> messages.Vitals:
+    """Asks each source in turn. Refusals are added up by reason, and a figure that is not finite is none."""
+    figures: dict[str, Any] = {}
+    refused: collections.Counter[str] = collections.Counter()
+    for source in sources:
+        for name, value in source.vitals().items():
+            if name == "refused":
+                refused += collections.Counter(value)
+            else:
+                figures[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+    return messages.Vitals(**figures, refused=dict(refused))

@@ -14,19 +14,20 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, messages
-from broker.program import amx
+from broker.program import amx, xnnpack
 from edge_actor.policies import model_file
 
 _MODULES = {"ai-edge-litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
 """Distribution and module, the better one first: only ai-edge-litert runs int8 through XNNPACK."""
 _TRUSTS_FILES = "tflite-runtime"
 """It follows the offsets in a file without looking where they lead."""
+_BUILT_FOR_NUMPY_1 = "tflite-runtime"
+"""Beside numpy 2 it loads, and fails with the first model."""
 _MAGIC = b"TFL3"
 
 
@@ -54,8 +55,11 @@ def find(wanted: str = "auto") -> Runtime:
         if wanted not in ("auto", name):
             continue
         try:
-            return Runtime(name, importlib.metadata.version(name), importlib.import_module(module))
-        except (ImportError, AttributeError) as error:  # AttributeError: built for numpy 1, loaded beside numpy 2
+            version = importlib.metadata.version(name)
+            if name == _BUILT_FOR_NUMPY_1 and not np.__version__.startswith("1."):
+                raise ImportError(f"built against numpy 1, and numpy {np.__version__} is installed")
+            return Runtime(name, version, importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
             tried.append(f"{name}: {error}")
     raise errors.RuntimeMissing(
         "no TFLite runtime can be loaded", where="; ".join(tried) or wanted, todo="pip install 'actorq-fleet[actor]'"
@@ -132,7 +136,7 @@ class Interpreter:
             raise errors.PolicyError(f"the runtime cannot load the model: {error}", reason="model") from error
         self._built = built  # holds the model's bytes, which the kernels read in place
         raw = built._interpreter
-        self.delegate = _delegate(raw, inputs[0]["index"], outputs[0]["index"])
+        self.delegate = xnnpack.kernels(raw, inputs[0]["index"], outputs[0]["index"])
         self.input: NDArray[np.float32] = raw.tensor(raw, inputs[0]["index"])
         self.output: NDArray[np.float32] = raw.tensor(raw, outputs[0]["index"])
         self.invoke: Callable[[], None] = raw.Invoke
@@ -140,16 +144,3 @@ class Interpreter:
             raise errors.PolicyError(
                 f"the model's output has shape {self.output.shape}, not [{batch}, outputs]", reason="model"
             )
-
-
-def _delegate(raw: Any, graph_input: int, graph_output: int) -> str:
-    """Which kernels run a graph, by the operations that the interpreter lists after delegation.
-
-    A delegate is listed last, behind the operations it replaced. That alone says little: tflite-runtime delegates the
-    float32 scaling at the head of an int8 graph and runs all its layers itself. So it must reach from end to end. The
-    details of all operations, which the runtime's own Python would ask for, take as long as building the rest.
-    """
-    last = raw.NumNodes() - 1
-    delegated = last >= 0 and raw.NodeName(last) == "DELEGATE"
-    whole = delegated and graph_input in raw.NodeInputs(last) and graph_output in raw.NodeOutputs(last)
-    return "XNNPACK" if whole else "built-in"

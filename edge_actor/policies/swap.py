@@ -16,15 +16,17 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker.contract import codec, errors, messages, signing, specs, topics
 from edge_actor.board import clock
 from edge_actor.policies import policy, policy_store, reassembly
 
+_log = logging.getLogger(__name__)
 QUEUE_LIMIT = 32
 """Messages that wait to be opened. Beyond it the oldest is dropped, counted as `flood`."""
 QUEUE_LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES
@@ -79,7 +81,6 @@ class Swap:
         store: Of the last good policy.
         patience_s: How long after it came a policy waits for a good moment before it is `overdue`.
         on_ready: Called on the checking thread when there is something to build.
-        on_log: Takes one line for people.
 
     Attributes:
         phase: Of the newest policy.
@@ -99,13 +100,11 @@ class Swap:
         *,
         patience_s: float,
         on_ready: Callable[[], None],
-        on_log: Callable[[str], None],
     ) -> None:
         self._build = build
         self._store = store
         self._patience_s = patience_s
         self._on_ready = on_ready
-        self._on_log = on_log
         self.channel = topics.MAIN_CHANNEL
         self.phase = Phase.NONE
         self.announced: reassembly.Order = (0, 0)
@@ -263,6 +262,16 @@ class Swap:
         self.pause_ms = ahead_ms + (time.perf_counter() - began) * 1e3
         return built
 
+    def vitals(self) -> dict[str, Any]:
+        """Returns how far the newest policy has come, by fields of `messages.Vitals`."""
+        (epoch, version), (newest_epoch, newest) = self._active, self.announced
+        return {
+            "policy_lag": max(0, newest - (version if epoch == newest_epoch else 0)),
+            "policy_phase": self.phase.value,
+            "swap_pause_ms": self.pause_ms,
+            "refused": dict(self.refused),
+        }
+
     def close(self) -> None:
         """Stops, and stores what was not stored yet."""
         self._stopping = True
@@ -341,6 +350,6 @@ class Swap:
 
     def _refuse(self, reason: str, line: str) -> None:
         if reason not in self.refused:
-            self._on_log(f"policy refused: {line}")  # said once per reason, counted each time
+            _log.warning("policy refused: %s", line)  # said once per reason, counted each time
         self.refused[reason] = self.refused.get(reason, 0) + 1
         self.phase = Phase.REFUSED if reason not in ("base", "parts") else Phase.ANNOUNCED

@@ -1,4 +1,4 @@
-"""Whether this machine is fit to be an actor: one line per matter, each ok, warn or fail, with what to do.
+"""Checks whether this machine is fit to be an actor: one line per matter, each ok, warn or fail, with what to do.
 
 It looks at what `run` would use, by the same settings, and works without a bundle too. A warning costs speed, figures
 or safety; a failure means that `run` would end or act wrongly.
@@ -42,7 +42,7 @@ tens of steps off (QEMU's `max` processor does that in silence)."""
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report.
+    """A line of the report.
 
     Attributes:
         state: ok, warn or fail.
@@ -56,12 +56,13 @@ class Finding:
     code: int = errors.EXIT_OK
 
 
-def run(settings: config.ActorConfig, root: Path = board.ROOT) -> Iterator[Finding]:
+def run(settings: config.ActorConfig, root: Path = board.ROOT, *, offline: bool = False) -> Iterator[Finding]:
     """Looks at one matter after the other.
 
     Args:
         settings: Of `run`.
         root: Of the file tree that tells about the board.
+        offline: Connect to no broker.
     """
     yield _board(root)
     yield _python()
@@ -72,13 +73,13 @@ def run(settings: config.ActorConfig, root: Path = board.ROOT) -> Iterator[Findi
     bundle, found = _bundle(settings)
     yield found
     yield _spool(settings, bundle)
-    if bundle is not None:
+    if bundle is not None and not offline:
         yield from _broker(settings, bundle)
     yield from _power(root)
 
 
 def exit_code(findings: list[Finding]) -> int:
-    """That of the first failure, as `run` would end with it."""
+    """Returns the code of the first failure, as `run` would end with it; 0 if nothing fails."""
     return next((found.code for found in findings if found.state == "fail"), errors.EXIT_OK)
 
 
@@ -105,7 +106,7 @@ def _python() -> Finding:
 
 
 def _runtime(settings: config.ActorConfig) -> Iterator[Finding]:
-    """The runtime, the kernels that it really takes, and whether they answer right."""
+    """Looks at the runtime, the kernels that it really takes, and whether they answer right."""
     try:
         runtime = interpreter.find(settings.runtime)
     except errors.ActorqError as error:
@@ -265,7 +266,7 @@ def _spool(settings: config.ActorConfig, bundle: identity.Bundle | None) -> Find
 
 
 def _broker(settings: config.ActorConfig, bundle: identity.Bundle) -> Iterator[Finding]:
-    """Each broker by itself, as this actor: reachable, its certificate, our password."""
+    """Asks each broker by itself, as this actor: reachable, its certificate, our password."""
     for broker in settings.broker or bundle.brokers:
         began = time.monotonic()
         connection: link.Link | None = None

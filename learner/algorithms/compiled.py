@@ -1,8 +1,8 @@
-"""What all algorithms here have in common: K gradient steps in one compiled call, and state that a checkpoint holds.
+"""The common base of all algorithms here: K gradient steps in one compiled call, and state for checkpoints.
 
-All state lies in groups of tensors (`weights`, `targets`, Adam's moments). An algorithm gives the groups that it begins
-with, and a function from state and minibatch to new state; the loop around it, the normaliser, the counter and the
-checkpoint are here.
+All state is groups of tensors (`weights`, `targets`, Adam's moments). An algorithm gives its initial groups, and a
+function from state and minibatch to new state; the loop around it, the normaliser, the counter and the checkpoint are
+here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Groups = dict[str, list[Tensor]]
 
 
 class Minibatch(NamedTuple):
-    """B transitions; observations are normalised."""
+    """A batch of B transitions with normalised observations."""
 
     observation: Tensor  # [B, features], or [B, height, width, channels]
     action: Tensor  # [B] int32, or [B, *shape] float32
@@ -36,16 +36,16 @@ class Minibatch(NamedTuple):
 
 
 def with_adam(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, dict[str, NDArray[np.float32]]]:
-    """Groups for weights, their target network, and Adam's two moments."""
+    """Returns groups for weights, their target network, and Adam's two moments."""
     zeros = {name: np.zeros_like(array) for name, array in weights.items()}
     return {"weights": dict(weights), "targets": dict(weights), "adam_m": zeros, "adam_v": zeros}
 
 
 class Compiled:
-    """An algorithm but for its gradient step and its policy.
+    """An algorithm without its gradient step and its policy.
 
     Args:
-        spec: Of the environment.
+        spec: Describes the environment.
         initial: Arrays by group and name.
         normalizer_floor: See `networks.Normalizer.fitted`.
     """
@@ -69,12 +69,12 @@ class Compiled:
         self._steps = tf.function(self._gradient_steps, jit_compile=True, autograph=False)
 
     def _gradient_step(self, state: Groups, updates: Tensor, batch: Minibatch) -> tuple[Groups, Sequence[Tensor], Any]:
-        """One gradient step.
+        """Takes one gradient step.
 
         Args:
             state: Tensors by group.
-            updates: Steps taken, this one included: int32 scalar.
-            batch: What to learn from.
+            updates: Number of steps, this one included: int32 scalar.
+            batch: The transitions to learn from.
 
         Returns:
             The new state, a scalar per name in METRICS, and TD errors [B].
@@ -83,14 +83,16 @@ class Compiled:
 
     @property
     def updates(self) -> int:
+        """The number of gradient steps so far."""
         return int(self._updates.numpy())
 
     @property
     def normalizer(self) -> networks.Normalizer:
+        """The input normaliser as it is now."""
         return networks.Normalizer(self._gain.numpy(), self._offset.numpy())
 
     def normalize(self, observations: NDArray[Any]) -> None:
-        """Fixes the input normaliser from a sample of replay [N, *shape]. Once, before the first update."""
+        """Fixes the input normaliser from a sample of replay [N, *shape]; called once, before the first update."""
         normalizer = networks.Normalizer.fitted(self._spec.observation, observations, self._normalizer_floor)
         self._gain.assign(normalizer.gain)
         self._offset.assign(normalizer.offset)
@@ -136,11 +138,11 @@ class Compiled:
         return x * self._gain + self._offset
 
     def state(self) -> algorithms.State:
-        """All groups, the count of updates and the normaliser, by stable name."""
+        """Returns all groups, the count of updates and the normaliser, by stable name."""
         return {variable.name.removesuffix(":0"): variable.numpy().copy() for variable in self._all()}
 
     def restore(self, state: algorithms.State) -> None:
-        """Takes `state()` back.
+        """Restores what `state()` returned.
 
         Raises:
             RunError: It is of another architecture.

@@ -29,7 +29,7 @@ class D4pg(compiled.Compiled):
     Args:
         spec: Fixes the networks' inputs and outputs.
         settings: See config.D4pgConfig.
-        seed: Of the initial weights; nothing else here is random.
+        seed: Determines the initial weights; nothing else here is random.
     """
 
     name = "d4pg"
@@ -56,28 +56,28 @@ class D4pg(compiled.Compiled):
     def _gradient_step(
         self, state: compiled.Groups, updates: Tensor, batch: compiled.Minibatch
     ) -> tuple[compiled.Groups, Sequence[Tensor], Tensor]:
-        """One step of Adam for the critic and one for the actor, both from the weights before."""
+        """Takes one step of Adam for the critic and one for the actor, both from the weights before."""
         settings, net, atoms = self._settings, self._network, self._atoms
         actor, critic = net.split(state["weights"])
         target_actor, target_critic = net.split(state["targets"])
 
-        logits_t = net.judge(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))
+        logits_t = net.critic(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))
         returns = batch.reward[:, None] + batch.discount[:, None] * atoms
         target = losses.categorical_projection(returns, tf.nn.softmax(logits_t), atoms)
         clipped = tf.reduce_mean(tf.cast((returns < atoms[0]) | (returns > atoms[-1]), tf.float32))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(critic)
-            logits_tm1 = net.judge(critic, batch.observation, net.bounded(batch.action))
+            logits_tm1 = net.critic(critic, batch.observation, net.bounded(batch.action))
             loss = tf.reduce_mean(batch.weight * losses.cross_entropy(target, logits_tm1))
         critic_gradients, grad_norm = optimizer.clipped(tape.gradient(loss, critic), settings.max_grad_norm)
         td_error = tf.linalg.matvec(target - tf.nn.softmax(logits_tm1), atoms)
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
-            drive = net.drive(actor, batch.observation)
-            action = tf.tanh(drive)
-            value = tf.linalg.matvec(tf.nn.softmax(net.judge(critic, batch.observation, action)), atoms)
-            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(drive), axis=1))
+            pre_tanh = net.pre_tanh(actor, batch.observation)
+            action = tf.tanh(pre_tanh)
+            value = tf.linalg.matvec(tf.nn.softmax(net.critic(critic, batch.observation, action)), atoms)
+            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(pre_tanh), axis=1))
             cost += net.rounding_cost(settings.rounding_cost, actor, batch.observation, action, value)
             descent = cost - tf.reduce_mean(value)
         actor_gradients, actor_norm = optimizer.clipped(tape.gradient(descent, actor), settings.max_grad_norm)
@@ -100,5 +100,5 @@ class D4pg(compiled.Compiled):
         return {"weights": weights, "targets": targets, "adam_m": moments1, "adam_v": moments2}, metrics, td_error
 
     def policy_layers(self) -> layers.PolicyLayers:
-        """The actor, from raw observations to actions within the environment's bounds."""
+        """Returns the actor, from raw observations to actions within the environment's bounds."""
         return self._network.policy_layers([w.numpy() for w in self._groups["weights"]], self.normalizer)

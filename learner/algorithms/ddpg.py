@@ -28,7 +28,7 @@ class Ddpg(compiled.Compiled):
     Args:
         spec: Fixes the networks' inputs and outputs.
         settings: See config.DdpgConfig.
-        seed: Of the initial weights; nothing else here is random.
+        seed: Determines the initial weights; nothing else here is random.
     """
 
     name = "ddpg"
@@ -50,25 +50,25 @@ class Ddpg(compiled.Compiled):
     def _gradient_step(
         self, state: compiled.Groups, updates: Tensor, batch: compiled.Minibatch
     ) -> tuple[compiled.Groups, Sequence[Tensor], Tensor]:
-        """One step of Adam for the critic and one for the actor, both from the weights before."""
+        """Takes one step of Adam for the critic and one for the actor, both from the weights before."""
         settings, net = self._settings, self._network
         actor, critic = net.split(state["weights"])
         target_actor, target_critic = net.split(state["targets"])
 
-        q_t = net.judge(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))[:, 0]
+        q_t = net.critic(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))[:, 0]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(critic)
-            q_tm1 = net.judge(critic, batch.observation, net.bounded(batch.action))[:, 0]
+            q_tm1 = net.critic(critic, batch.observation, net.bounded(batch.action))[:, 0]
             td_error = losses.value_error(q_tm1, batch.reward, batch.discount, q_t)
             loss = tf.reduce_mean(batch.weight * 0.5 * tf.square(td_error))
         critic_gradients, grad_norm = optimizer.clipped(tape.gradient(loss, critic), settings.max_grad_norm)
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
-            drive = net.drive(actor, batch.observation)
-            action = tf.tanh(drive)
-            value = net.judge(critic, batch.observation, action)[:, 0]
-            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(drive), axis=1))
+            pre_tanh = net.pre_tanh(actor, batch.observation)
+            action = tf.tanh(pre_tanh)
+            value = net.critic(critic, batch.observation, action)[:, 0]
+            cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(pre_tanh), axis=1))
             cost += net.rounding_cost(settings.rounding_cost, actor, batch.observation, action, value)
             descent = cost - tf.reduce_mean(value)
         actor_gradients, actor_norm = optimizer.clipped(tape.gradient(descent, actor), settings.max_grad_norm)
@@ -91,5 +91,5 @@ class Ddpg(compiled.Compiled):
         return {"weights": weights, "targets": targets, "adam_m": moments1, "adam_v": moments2}, metrics, td_error
 
     def policy_layers(self) -> layers.PolicyLayers:
-        """The actor, from raw observations to actions within the environment's bounds."""
+        """Returns the actor, from raw observations to actions within the environment's bounds."""
         return self._network.policy_layers([w.numpy() for w in self._groups["weights"]], self.normalizer)

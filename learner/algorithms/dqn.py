@@ -27,7 +27,7 @@ class Dqn(compiled.Compiled):
     Args:
         spec: Fixes the network's inputs and outputs.
         settings: See config.DqnConfig.
-        seed: Of the initial weights; nothing else here is random.
+        seed: Determines the initial weights; nothing else here is random.
     """
 
     name = "dqn"
@@ -53,7 +53,7 @@ class Dqn(compiled.Compiled):
     def _gradient_step(
         self, state: compiled.Groups, updates: Tensor, batch: compiled.Minibatch
     ) -> tuple[compiled.Groups, Sequence[Tensor], Tensor]:
-        """One step of Adam on the Huber loss."""
+        """Takes one step of Adam on the Huber loss."""
         settings, q_values = self._settings, self._network.q_values
         weights, targets = state["weights"], state["targets"]
 
@@ -76,5 +76,5 @@ class Dqn(compiled.Compiled):
         return {"weights": weights, "targets": targets, "adam_m": moments1, "adam_v": moments2}, metrics, td_error
 
     def policy_layers(self) -> layers.PolicyLayers:
-        """From raw observations to advantages with mean 0: same greedy action as the Q-values."""
+        """Returns the policy from raw observations to advantages with mean 0: same greedy action as Q-values."""
         return self._network.policy_layers([w.numpy() for w in self._groups["weights"]], self.normalizer)

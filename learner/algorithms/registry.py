@@ -1,4 +1,4 @@
-"""Algorithms by their settings; config.ALGORITHMS has those by the name that `--algorithm` takes."""
+"""Makes the algorithm that belongs to settings; config.ALGORITHMS has settings by the names of `--algorithm`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAKERS: dict[type[config.AlgorithmConfig], Callable[[specs.EnvSpec, Any, int], 
 
 
 def make(settings: config.Settings, spec: specs.EnvSpec) -> Algorithm:
-    """The algorithm that the settings name, with initial weights.
+    """Makes the algorithm that the settings name, with initial weights.
 
     Raises:
         SpecError: It cannot learn in such an environment.

@@ -21,7 +21,7 @@ from learner.config import tasks
 ENV_PREFIX = "ACTORQ_LEARNER_"
 
 PRECISIONS = ("int8", "float32", "float16", "dynamic")
-"""Of a policy as .tflite; quantize/convert.py says what each is."""
+"""Precisions of a policy as .tflite; quantize/tflite/convert.py says what each is."""
 
 
 class Noise(NamedTuple):

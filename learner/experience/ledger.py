@@ -21,6 +21,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import itertools
+import logging
 import re
 import secrets
 import sqlite3
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple
 from broker.contract import errors
 from broker.program import storage
 
+_log = logging.getLogger(__name__)
 _TIDY_S = 0.5
 """Between two moves of what was committed from the log into the file: each takes 3 ms. SQLite by itself moves 4000
 pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
@@ -437,17 +439,14 @@ def _reader(path: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
-def resume(
-    path: Path, *, keep: bool, before: tuple[int, int], about: Mapping[str, str], say: Callable[[str], None]
-) -> Ledger:
-    """The ledger of a run that goes on; a new one, with a new id, where it is lost or broken.
+def resume(path: Path, *, keep: bool, before: tuple[int, int], about: Mapping[str, str]) -> Ledger:
+    """Opens the ledger of a run that goes on; makes a new one, with a new id, where it is lost or broken.
 
     Args:
         path: Of the file.
         keep: Whether payloads stay for ever.
         before: Steps and episodes by the run's checkpoint, for a new one.
         about: As for Ledger.
-        say: Told what happened to a ledger that is not as it should be.
 
     Raises:
         RunError: It cannot be opened now, and nothing says that it is broken.
@@ -460,10 +459,10 @@ def resume(
             for suffix in ("", "-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):
                     Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-            say(f"{error.what}; it is now {aside.name}")
+            _log.warning("%s; it is now %s", error.what, aside.name)
     else:
-        say(f"the ledger of the run is lost ({path})")
-    say("a new ledger begins; actors send again what they still hold, and replay fills anew")
+        _log.warning("the ledger of the run is lost (%s)", path)
+    _log.warning("a new ledger begins; actors send again what they still hold, and replay fills anew")
     return Ledger(path, keep=keep, before=before, about=about)
 
 

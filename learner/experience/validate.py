@@ -1,4 +1,4 @@
-"""Experience messages -> experience that may enter replay, each exactly once; everything else is counted.
+"""Decides which experience may enter replay, each message exactly once; everything else is counted.
 
 Order of checks: MAC, decoding, sequence, content. A message that fails on its content is receipted all the same, so
 that its actor does not send it for ever; so is one that cannot be decoded, if it is genuine and says which one it is.
@@ -10,6 +10,7 @@ number on its boot gets no receipt, so that nothing leaves a spool unless the le
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,17 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import codec, errors, messages, signing, specs
+from broker.program import logs
 from learner.experience import dead_letters, ledger
 
+_log = logging.getLogger(__name__)
 
-class Taken(NamedTuple):
-    """A message that is its boot's next; `experience` is None if it could not be decoded."""
+
+class Validated(NamedTuple):
+    """A message that is its boot's next, with its verdict; `experience` is None if it could not be decoded."""
 
     entry: ledger.Entry
     experience: messages.Experience | None
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
+    """Where a message belongs among those of its boot."""
+
     boot: int
     seq: int
     oldest: int
@@ -37,8 +43,8 @@ class _Place(NamedTuple):
     steps: int
 
 
-class Ingest:
-    """Checks what actors send.
+class Validator:
+    """Validates what actors send.
 
     Args:
         macs: MAC of each enrolled actor.
@@ -48,9 +54,9 @@ class Ingest:
         letters: Where refused messages go.
         fits: Whether replay has room for so many steps in so many segments at all.
         max_policy_lag: Refuse steps of policies more than so many versions old; 0 for no limit.
-        say: Takes one line for people: of each actor the first refusal for each reason.
         may_send: Whether an actor's boot was granted so many steps under an assignment of an epoch.
-        judge: Told of each message, by topic and size, that it brought so many steps, or (None) that it was refused.
+        on_outcome: Called for each message with its topic, its size and the steps that it brought, or None if it was
+            refused.
 
     Attributes:
         refused: Messages that did not enter replay, by reason.
@@ -68,9 +74,8 @@ class Ingest:
         letters: dead_letters.DeadLetters,
         fits: Callable[[int, int], bool],
         max_policy_lag: int = 0,
-        say: Callable[[str], None] = lambda line: None,
         may_send: Callable[[str, int, int, int], bool] = lambda actor_id, boot, assigned_epoch, steps: True,
-        judge: Callable[[str, int, int | None], None] = lambda topic, size_bytes, steps: None,
+        on_outcome: Callable[[str, int, int | None], None] = lambda topic, size_bytes, steps: None,
     ) -> None:
         self._macs = macs
         self._spec = spec
@@ -79,45 +84,65 @@ class Ingest:
         self._digest_of: Callable[[str, int, int], bytes | None] = lambda actor_id, boot, seq: None
         self._on_conflict: Callable[[str, int, int], None] = lambda actor_id, boot, seq: None
         self._conflicts: dict[tuple[str, int], int] = {}
-        self._settling: dict[tuple[str, int, int], ledger.Entry] = {}  # taken, and not in the ledger yet
+        self._uncommitted: dict[tuple[str, int, int], ledger.Entry] = {}  # taken, and not in the ledger yet
         self._marks = dict(marks)
         self._durable = dict(marks)
         self._letters = letters
         self._fits = fits
-        self._may_send, self._judge = may_send, judge
+        self._may_send, self._on_outcome = may_send, on_outcome
         self._due: set[tuple[str, int]] = set()  # boots that shall get a receipt
-        self._invented: dict[str, dict[int, None]] = {}  # boots new in this session, of which all was refused
+        self._refused_boots: dict[str, dict[int, None]] = {}  # new in this session, and all of each was refused
         self.refused: Counter[str] = Counter()
         self.messages = 0
         self.steps_refused = 0
         self.steps_missed = 0
-        self._say = say
-        self._said: set[tuple[str, str]] = set()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the counts of messages and steps, for a row of metrics."""
+        return {
+            "messages": self.messages,
+            "messages_refused": sum(self.refused.values()),
+            "steps_refused": self.steps_refused,
+            "steps_missed": self.steps_missed,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the counts of messages and steps, for the summary; those refused by reason."""
+        return {
+            "experience_messages": self.messages,
+            "messages_refused": dict(self.refused),
+            "steps_refused": self.steps_refused,
+            "steps_missed": self.steps_missed,
+        }
 
     def check_stored(self, experience: messages.Experience) -> None:
-        """Raises DecodeError unless arrays of a message that the ledger has are still as replay wants them."""
+        """Checks that the arrays of a message from the ledger are still as replay wants them.
+
+        Raises:
+            DecodeError: They are not.
+        """
         check_arrays(experience, self._spec)
 
-    def consult(
+    def compare_with(
         self,
         digest_of: Callable[[str, int, int], bytes | None],
         conflicts: Mapping[tuple[str, int], int],
         on_conflict: Callable[[str, int, int], None],
     ) -> None:
-        """Says where a message that came before can be compared.
+        """Sets where messages that came before are looked up, so that a number with another content is noticed.
 
         Args:
-            digest_of: Digest of a message of an actor and boot that the ledger has, as far as it is known.
-            conflicts: First number that came with two contents, by actor and boot.
-            on_conflict: Told actor, boot and number of another such message, where it is the first of its boot.
+            digest_of: Returns the digest of a message that the ledger has, by actor, boot and number; None if unknown.
+            conflicts: The first number that came with two contents, by actor and boot.
+            on_conflict: Called with actor, boot and number of another such message, if it is the first of its boot.
         """
         self._digest_of, self._conflicts, self._on_conflict = digest_of, dict(conflicts), on_conflict
 
-    def take(self, actor_id: str, topic: str, payload: bytes, version: int) -> Taken | None:
-        """The message with its verdict, for the ledger; None if it is not genuine or not the next of its boot.
+    def validate(self, actor_id: str, topic: str, payload: bytes, version: int) -> Validated | None:
+        """Returns the message with its verdict, for the ledger; None if it is not genuine or not its boot's next one.
 
         Args:
-            actor_id: Whose topic it came by.
+            actor_id: The actor whose topic it came by.
             topic: That topic.
             payload: The sealed message.
             version: The newest policy version published.
@@ -130,19 +155,19 @@ class Ingest:
             body = mac.open(topic, payload)
             try:
                 experience = codec.decode(messages.Experience, body)
-                place = _Place(
+                position = _Position(
                     experience.boot, experience.seq, experience.oldest, experience.step, len(experience.reward)
                 )
             except errors.DecodeError as error:
-                place, failure = _place(body, error), error
-            if place.seq < 1:
-                raise errors.DecodeError(f"message number {place.seq}", reason="sequence")
+                position, failure = _position_of(body, error), error
+            if position.seq < 1:
+                raise errors.DecodeError(f"message number {position.seq}", reason="sequence")
         except errors.MessageError as error:
             self._refuse(error, topic, payload)
             return None
-        is_new = (actor_id, place.boot) not in self._marks
+        is_new = (actor_id, position.boot) not in self._marks
         try:
-            if not self._is_next(actor_id, place, body):
+            if not self._is_next(actor_id, position, body):
                 return None
         except errors.DecodeError as error:
             self._refuse(error, topic, payload)
@@ -156,49 +181,51 @@ class Ingest:
                         reason="too_large",
                     )
                 self.messages += 1
-                self._judge(topic, len(payload), place.steps)
+                self._on_outcome(topic, len(payload), position.steps)
             except errors.DecodeError as error:
                 failure = error
         if failure is not None:
             self._refuse(failure, topic, payload)
-            self.steps_refused += place.steps
-            if (actor_id, failure.reason) not in self._said:
-                self._said.add((actor_id, failure.reason))
-                self._say(
-                    f"what {actor_id} sends is refused ({failure.reason}): {failure.what}; "
-                    f"{place.steps} steps so far, the rest is counted in messages_refused"
-                )
+            self.steps_refused += position.steps
+            _log.warning(
+                "what %s sends is refused (%s): %s; %d steps so far, the rest is counted in messages_refused",
+                actor_id,
+                failure.reason,
+                failure.what,
+                position.steps,
+                extra=logs.once((actor_id, failure.reason)),
+            )
             if is_new:
-                self._remember(actor_id, place.boot)
-        elif actor_id in self._invented:
-            self._invented[actor_id].pop(place.boot, None)
+                self._note_refused_boot(actor_id, position.boot)
+        elif actor_id in self._refused_boots:
+            self._refused_boots[actor_id].pop(position.boot, None)
         entry = ledger.Entry(
             actor_id=actor_id,
-            boot=place.boot,
-            seq=place.seq,
-            step=place.step,
-            steps=place.steps,
+            boot=position.boot,
+            seq=position.seq,
+            step=position.step,
+            steps=position.steps,
             ended=0 if experience is None else int(np.count_nonzero(experience.terminated | experience.truncated)),
             size_bytes=len(body),
             verdict=failure.reason if failure else ledger.OK,
             body=None if failure else body,
             digest=ledger.digest(body) if failure else None,
         )
-        self._settling[actor_id, place.boot, place.seq] = entry
-        return Taken(entry, experience)
+        self._uncommitted[actor_id, position.boot, position.seq] = entry
+        return Validated(entry, experience)
 
-    def settle(self, entries: Sequence[ledger.Entry]) -> None:
-        """Takes note that the ledger has these."""
+    def note_committed(self, entries: Sequence[ledger.Entry]) -> None:
+        """Notes that the ledger has these, so that receipts for them are due."""
         for entry in entries:
             key = entry.actor_id, entry.boot
-            self._settling.pop((*key, entry.seq), None)
+            self._uncommitted.pop((*key, entry.seq), None)
             if key not in self._marks:  # forgotten meanwhile
                 continue
             self._durable[key] = ledger.Mark(entry.seq, entry.step + entry.steps)
             self._due.add(key)
 
     def receipts(self, ledger_id: str) -> Iterator[tuple[str, messages.Receipt]]:
-        """One for each boot that sent something which the ledger has, since the last call."""
+        """Yields actors and receipts: one for each boot of which the ledger has something new since the last call."""
         for key in sorted(self._due):
             actor_id, boot = key
             mark = self._durable.get(key, ledger.Mark())
@@ -209,12 +236,12 @@ class Ingest:
 
     def _refuse(self, error: errors.MessageError, topic: str, payload: bytes) -> None:
         self.refused[error.reason] += 1
-        self._judge(topic, len(payload), None)
+        self._on_outcome(topic, len(payload), None)
         self._letters.add(topic, error.reason, error.what, payload)
 
-    def _remember(self, actor_id: str, boot: int) -> None:
-        """Forgets an earlier boot of which nothing was ever taken, where an actor has too many (as the ledger does)."""
-        boots = self._invented.setdefault(actor_id, {})
+    def _note_refused_boot(self, actor_id: str, boot: int) -> None:
+        """Notes a boot of which all was refused; of too many of an actor, forgets the first (as the ledger does)."""
+        boots = self._refused_boots.setdefault(actor_id, {})
         boots[boot] = None
         if len(boots) > ledger.BOOTS_KEPT:
             key = actor_id, next(iter(boots))
@@ -223,32 +250,32 @@ class Ingest:
                 known.pop(key, None)
             self._due.discard(key)
 
-    def _is_next(self, actor_id: str, place: _Place, body: memoryview) -> bool:
+    def _is_next(self, actor_id: str, position: _Position, body: memoryview) -> bool:
         """Whether this is the message awaited; moves the mark if so. A gap is left for the actor to fill again.
 
         Raises:
             DecodeError: It was here before, with another content.
         """
-        key = actor_id, place.boot
+        key = actor_id, position.boot
         mark = self._marks.get(key, ledger.Mark())
-        if place.seq <= mark.seq:
-            known = self._known(*key, place.seq)
+        if position.seq <= mark.seq:
+            known = self._known_digest(*key, position.seq)
             if known is not None and known != ledger.digest(body):
-                self._conflict(key, place.seq)
+                self._conflict(key, position.seq)
             self.refused["duplicate"] += 1
             self._due.add(key)
             return False
-        if place.seq > max(mark.seq + 1, place.oldest):
+        if position.seq > max(mark.seq + 1, position.oldest):
             self.refused["gap"] += 1
             return False
         if mark.seq:  # a ledger's first message of a boot tells nothing: those before went to another ledger
-            self.steps_missed += max(0, place.step - mark.steps)
-        self._marks[key] = ledger.Mark(place.seq, place.step + place.steps)
+            self.steps_missed += max(0, position.step - mark.steps)
+        self._marks[key] = ledger.Mark(position.seq, position.step + position.steps)
         return True
 
-    def _known(self, actor_id: str, boot: int, seq: int) -> bytes | None:
-        """Digest of a message that was here before, if that can be told."""
-        entry = self._settling.get((actor_id, boot, seq))
+    def _known_digest(self, actor_id: str, boot: int, seq: int) -> bytes | None:
+        """Returns the digest of a message that was here before, if that can be told."""
+        entry = self._uncommitted.get((actor_id, boot, seq))
         if entry is None:
             return self._digest_of(actor_id, boot, seq)
         return entry.digest if entry.body is None else ledger.digest(entry.body)
@@ -262,7 +289,11 @@ class Ingest:
         )
 
     def _check(self, actor_id: str, experience: messages.Experience, version: int) -> None:
-        """Raises DecodeError unless the arrays fit each other, the spec, this run and replay."""
+        """Checks a message's content.
+
+        Raises:
+            DecodeError: Its arrays do not fit each other, the spec, this run or replay.
+        """
         if experience.oldest < 1 or experience.oldest > experience.seq:
             raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
         if experience.fingerprint != self._spec.fingerprint:
@@ -284,7 +315,7 @@ class Ingest:
         return version - experience.version if experience.epoch == self._epoch else math.inf
 
 
-def _place(body: bytes | memoryview, error: errors.DecodeError) -> _Place:
+def _position_of(body: bytes | memoryview, error: errors.DecodeError) -> _Position:
     """Where a genuine message that cannot be decoded belongs: an actor that runs another release, say.
 
     Raises:
@@ -298,13 +329,16 @@ def _place(body: bytes | memoryview, error: errors.DecodeError) -> _Place:
         raise error from None
     if not all(0 <= value < 2**63 for value in (boot, seq, oldest, step)):
         raise error
-    return _Place(boot, seq, oldest, step, 0)
+    return _Position(boot, seq, oldest, step, 0)
 
 
 def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
-    """Raises DecodeError unless shapes, dtypes and values are those of `spec`.
+    """Checks that shapes, dtypes and values are those of `spec`.
 
     What there is of each segment goes through lists: they are short, and numpy takes 2 us a call whatever the length.
+
+    Raises:
+        DecodeError: They are not.
     """
     length, steps = experience.length.tolist(), len(experience.reward)
     env_index, episode_return = experience.env_index.tolist(), experience.episode_return.tolist()

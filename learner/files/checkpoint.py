@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import math
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from broker.contract import errors, specs
 from broker.program import storage
 
+_log = logging.getLogger(__name__)
 KEEP = 3
 FORMAT = 3
 """Since 2 dense kernels and convolutions have their outputs first; since 3 there is a digest."""
@@ -79,12 +81,11 @@ def is_finite(state: State) -> bool:
     return all(math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all()) for array in floats)
 
 
-def load_newest(directory: Path, log: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none at all.
+def load_newest(directory: Path) -> Checkpoint | None:
+    """Returns the newest checkpoint that is whole; None where there is none at all.
 
     Args:
         directory: Where `save` wrote.
-        log: Told about every broken checkpoint that is passed over.
 
     Raises:
         RunError: There are checkpoints, but all are broken, or the newest is of another release.
@@ -94,7 +95,7 @@ def load_newest(directory: Path, log: Callable[[str], None]) -> Checkpoint | Non
         try:
             return _load(path)
         except (OSError, ValueError) as error:
-            log(f"checkpoint {path} is broken ({error}); falling back to the one before")
+            _log.warning("checkpoint %s is broken (%s); falling back to the one before", path, error)
     if found:
         raise errors.RunError(
             "no checkpoint of the run can be read",

@@ -6,37 +6,41 @@ The ledger is not among them: what it cannot write gets no receipt, and the lear
 from __future__ import annotations
 
 import contextlib
-import math
-import time
+import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-_SAY_S = 60.0
+from broker.program import logs
+
+_log = logging.getLogger(__name__)
+_AGAIN_S = 60.0
 
 
 class Records:
-    """Counts what could not be written, and says so, of each kind once a minute. From any thread.
-
-    Args:
-        say: Takes one line for people.
-        now_s: A clock that never goes back.
+    """Counts what could not be written, and logs it, each kind once a minute. From any thread.
 
     Attributes:
         failed: Writes that failed, by kind.
     """
 
-    def __init__(self, say: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
-        self._say = say
-        self._now_s = now_s
-        self._said_at: dict[str, float] = {}
+    def __init__(self) -> None:
         self.failed: Counter[str] = Counter()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the count of writes that failed, for a row of metrics."""
+        return {"writes_failed": sum(self.failed.values())}
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the writes that failed by kind, for the summary."""
+        return {"writes_failed": dict(self.failed)}
 
     @contextlib.contextmanager
     def attempt(self, kind: str) -> Iterator[None]:
-        """What is written inside may fail.
+        """Lets what is written inside fail.
 
         Args:
-            kind: What it is, in the plural.
+            kind: Names it, in the plural.
         """
         try:
             yield
@@ -44,10 +48,13 @@ class Records:
             self.note(kind, error)
 
     def note(self, kind: str, error: Exception) -> None:
-        """One write failed."""
+        """Notes that one write failed."""
         self.failed[kind] += 1
-        now_s = self._now_s()
-        if now_s - self._said_at.get(kind, -math.inf) >= _SAY_S:
-            self._said_at[kind] = now_s
-            first = str(error).strip().partition("\n")[0]
-            self._say(f"{kind} cannot be written ({self.failed[kind]} times now): {first}; training goes on without")
+        first = str(error).strip().partition("\n")[0]
+        _log.warning(
+            "%s cannot be written (%d times now): %s; training goes on without",
+            kind,
+            self.failed[kind],
+            first,
+            extra=logs.once(kind, again_s=_AGAIN_S),
+        )

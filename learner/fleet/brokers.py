@@ -94,10 +94,10 @@ class Brokers:
                 {at: found for one in self._all for at, found in one.refusals.items()}, timeout_s
             )
 
-    def retain_all(self, those: Sequence[tuple[str, bytes]]) -> None:
+    def retain_all(self, outgoing: Sequence[tuple[str, bytes]]) -> None:
         """As Link.retain_all, at every broker."""
         for one in self._all:
-            one.retain_all(those)
+            one.retain_all(outgoing)
 
     def publish(self, topic: str, payload: bytes) -> bool:
         """Sends once, by every broker that is there; false if none took it."""

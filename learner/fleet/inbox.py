@@ -31,7 +31,7 @@ Arrived = tuple[str, bytes, bool]
 
 
 class Limit(NamedTuple):
-    """Of one bucket: what it holds, and what it gets, in tokens."""
+    """The tokens that one bucket holds, and those that it gets a second."""
 
     burst: float
     per_s: float
@@ -47,7 +47,7 @@ class _Bucket:
         self.leaf, self._limit = leaf, LIMITS[leaf]
         self._tokens, self._at_s = self._limit.burst, now_s
 
-    def take(self, tokens: float, now_s: float) -> bool:
+    def spend(self, tokens: float, now_s: float) -> bool:
         self._tokens = min(self._limit.burst, self._tokens + (now_s - self._at_s) * self._limit.per_s)
         self._at_s = now_s
         if self._tokens < tokens:
@@ -55,7 +55,7 @@ class _Bucket:
         self._tokens -= tokens
         return True
 
-    def give(self, tokens: float) -> None:
+    def refund(self, tokens: float) -> None:
         self._tokens = max(-self._limit.burst, min(self._limit.burst, self._tokens + tokens))
 
 
@@ -85,7 +85,7 @@ class Inbox:
         self.size_bytes = 0
 
     def has_room(self) -> bool:
-        """Whether more should be read."""
+        """Returns whether more should be read."""
         return self.size_bytes < LIMIT_BYTES and len(self._queue) < LIMIT_MESSAGES
 
     def put(self, topic: str, payload: bytes, retained: bool) -> None:
@@ -96,20 +96,20 @@ class Inbox:
             self.size_bytes += len(payload)
             self._changed.notify()
 
-    def judge(self, topic: str, size_bytes: int, steps: int | None) -> None:
-        """Says what became of a message: it brought so many steps, or (None) was refused for what it is."""
+    def note_outcome(self, topic: str, size_bytes: int, steps: int | None) -> None:
+        """Refunds the tokens of a message that brought so many steps; charges more for one that was refused (None)."""
         with self._lock:
             bucket = self._buckets.get(topic)
             if bucket is None:
                 return
             if steps is None:
-                bucket.give(-REFUSED_TOKENS)
+                bucket.refund(-REFUSED_TOKENS)
             else:
                 share = 1.0 if size_bytes >= FULL_BYTES else max(0.5, min(1.0, steps / self._full_steps))
-                bucket.give(share * _cost(size_bytes))
+                bucket.refund(share * _cost(size_bytes))
 
-    def take_left_out(self) -> Counter[tuple[str, str]]:
-        """How many were left out since the last call, by bucket and the last level of the topic."""
+    def pop_left_out(self) -> Counter[tuple[str, str]]:
+        """Returns how many were left out since the last call, by bucket and the last level of the topic."""
         if not self._left_out:
             return Counter()
         with self._lock:
@@ -125,7 +125,7 @@ class Inbox:
                 return True
             bucket = self._buckets.setdefault(key[0], _Bucket(key[1], now_s))
             topic = key[0]
-        if bucket.take(_cost(size_bytes), now_s):
+        if bucket.spend(_cost(size_bytes), now_s):
             return True
         self._left_out[topic, bucket.leaf] += 1
         return False
@@ -137,7 +137,7 @@ class Inbox:
             self._changed.notify()
 
     def get(self, wait_s: float) -> Arrived | None:
-        """The oldest message; waits for one if there is none, and returns None if none came, or if woken."""
+        """Returns the oldest message; waits for one if there is none. None if none came, or if woken."""
         with self._lock:
             if not self._queue and wait_s > 0:
                 self._changed.wait_for(lambda: self._queue or self._woken, wait_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.contract import errors, messages, specs, topics
+from broker.program import logs
 from learner import config
 
+_log = logging.getLogger(__name__)
 SILENCE_S = 10.0
 """An actor that said nothing for so long is not counted as live."""
 EXPIRE_PERIOD_S = 0.5
@@ -63,7 +66,6 @@ class Actor:
     recorded: int = 0
     credits: dict[int, int] = field(default_factory=dict)
     granted_at: float = -math.inf  # a boot's first grant
-    exceeds: bool = False  # and it was said
     refused: str = ""
     assignment: messages.Assignment | None = None
     due_at: float = -math.inf  # when its pace is looked at again
@@ -73,13 +75,13 @@ class Actor:
     rivals: dict[tuple[int, str], Rival] = field(default_factory=dict)
 
     def process(self, boot: int) -> Actor | None:
-        """The account of a boot: this one, or a rival's."""
+        """Returns the account of a boot: this one, or a rival's; None if there is none."""
         if boot == self.boot:
             return self
         return next((rival.process for rival in self.rivals.values() if rival.process.boot == boot), None)
 
 
-_OF_A_PROCESS = ("state", "live", "seen_at", "boot", "recorded", "refused", "assignment", "version", "since_s")
+_PROCESS_FIELDS = ("state", "live", "seen_at", "boot", "recorded", "refused", "assignment", "version", "since_s")
 
 
 @dataclass(slots=True)
@@ -100,7 +102,6 @@ class Roster:
         session: This learner's session.
         epoch: Its epoch.
         env_id: The task; empty takes the fleet's. Where it is named, only actors that run it decide the spec.
-        log: Takes one line for people.
         quorum: So many live actors must have the same spec until it becomes the fleet's.
         fingerprint: Of the spec that the fleet must have; empty: any.
         unfit: Why the learner cannot train on what an actor has; empty if it can.
@@ -111,14 +112,12 @@ class Roster:
         session: str,
         epoch: int,
         env_id: str,
-        log: Callable[[str], None],
         quorum: int = 1,
         fingerprint: str = "",
         unfit: Callable[[messages.Birth], str] = lambda birth: "",
     ) -> None:
         self._session = session
         self.epoch = epoch
-        self._log = log
         self._quorum, self._fingerprint, self._unfit = quorum, fingerprint, unfit
         self.actors: dict[str, Actor] = {}
         self._spec: specs.EnvSpec | None = None
@@ -127,33 +126,33 @@ class Roster:
         self._working: list[Actor] | None = None
         self._looked_at = self._expired_at = -math.inf
         self._somebody_waits = False
-        self._allowance = math.inf  # assignments that change nothing but the pace; kept by `look`
-        self._rebuffs: dict[tuple[str, int], messages.Assignment] = {}
+        self._allowance = math.inf  # assignments that change nothing but the pace; kept by `may_assign`
+        self._rejections: dict[tuple[str, int], messages.Assignment] = {}
         self.env_id = env_id
 
     @property
     def period_s(self) -> float:
-        """How often each actor may speak and be spoken to in a fleet of this size."""
+        """The seconds between two messages of each actor, and to each, in a fleet of this size."""
         return len(self.working()) / MESSAGES_PER_S
 
     @property
     def gather_s(self) -> float:
-        """How long what they send may stay in the socket, so that it is read together: in a large fleet only."""
+        """The seconds that messages may stay in the socket, so that they are read together: in a large fleet only."""
         return GATHER_S if self.period_s > 1.0 else 0.0
 
     @property
     def receipt_s(self) -> float:
-        """How long receipts may wait for others, so that they go out together: in a large fleet only."""
+        """The seconds that receipts may wait for others, so that they go out together: in a large fleet only."""
         return LOOK_PERIOD_S if self.period_s > 1.0 else 0.0
 
     @property
     def policy_s(self) -> float:
-        """Least time between two policies, each of which goes to every actor."""
+        """The least seconds between two policies, each of which goes to every actor."""
         return len(self.working()) / POLICIES_PER_S
 
     @property
     def grant_s(self) -> float:
-        """How long a grant must last: until the next assignment has come, and a message more."""
+        """The seconds that a grant must last: until the next assignment has come, and a message more."""
         return (GRANT_PERIODS + 1) * self.period_s
 
     @property
@@ -165,13 +164,17 @@ class Roster:
 
     @property
     def decided(self) -> bool:
-        """The fleet has a spec."""
+        """Whether the fleet has a spec."""
         return self._spec is not None
 
     @property
     def refusals(self) -> str:
-        """Who was refused and why, to be appended to a sentence."""
+        """Those who were refused, and why, to be appended to a sentence."""
         return "".join(f"; actor {a.actor_id}: {a.refused}" for a in self.actors.values() if a.refused)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the number of live actors, for a row of metrics."""
+        return {"actors_live": len(self.working())}
 
     def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> Actor:
         """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live.
@@ -183,7 +186,7 @@ class Roster:
         """
         actor = self.actors.setdefault(actor_id, Actor(actor_id, slot=len(self.actors)))
         if actor.state is not None and (state.boot, state.session) != (actor.boot, actor.state.session):
-            if not self._gets_the_name(actor, state, retained=retained, now_s=now_s):
+            if not self._takes_the_name(actor, state, retained=retained, now_s=now_s):
                 return actor
         elif actor.state is not None and state.heartbeat <= actor.state.heartbeat:
             return actor
@@ -202,10 +205,10 @@ class Roster:
             self._somebody_waits = True
             self._admit(actor)
         elif was_live and not actor.live:
-            self._log(f"actor {actor_id} went offline")
+            _log.info("actor %s went offline", actor_id)
         return actor
 
-    def _gets_the_name(self, actor: Actor, state: messages.ActorState, *, retained: bool, now_s: float) -> bool:
+    def _takes_the_name(self, actor: Actor, state: messages.ActorState, *, retained: bool, now_s: float) -> bool:
         """Whether a state of another process than the one that has the actor's name gives it to that process."""
         key = state.boot, state.session
         rival = actor.rivals.get(key)
@@ -226,7 +229,7 @@ class Roster:
         if now_s - rival.first_s < PROOF_S:
             return False
         if not actor.live:
-            self._give(actor, key)
+            self._hand_over_name(actor, key)
             return True
         if actor.seen_at <= rival.first_s:
             return False  # it may be gone: it has been silent for as long as the other one speaks
@@ -235,7 +238,7 @@ class Roster:
             self._refuse(actor, rival)
             return False
         later = self._set_aside(actor)
-        self._give(actor, key)
+        self._hand_over_name(actor, key)
         self._refuse(actor, later)
         return True
 
@@ -251,10 +254,10 @@ class Roster:
         process = replace(actor, rivals={})
         return self._rival(actor, (actor.boot, actor.state.session), process, actor.state.heartbeat)
 
-    def _give(self, actor: Actor, key: tuple[int, str]) -> None:
+    def _hand_over_name(self, actor: Actor, key: tuple[int, str]) -> None:
         """Gives the name to a rival, with the account it has."""
         process = actor.rivals.pop(key).process
-        for name in _OF_A_PROCESS:
+        for name in _PROCESS_FIELDS:
             setattr(actor, name, getattr(process, name))
         actor.due_at, self._working = -math.inf, None
 
@@ -263,21 +266,23 @@ class Roster:
         todo = "enrol one of them under a name of its own: actorq-broker enroll NAME"
         if not rival.is_refused:
             rival.is_refused = True
-            self._log(f"actor {actor.actor_id}: two machines go by this name, and the later is refused; {todo}")
+            _log.warning("actor %s: two machines go by this name, and the later is refused; %s", actor.actor_id, todo)
         refused = f"another machine goes by the name {actor.actor_id!r}, and was there before; {todo}"
-        self._rebuffs[actor.actor_id, boot] = replace(old, refused=refused) if old else self._nothing(boot, refused)
+        self._rejections[actor.actor_id, boot] = (
+            replace(old, refused=refused) if old else self._empty_assignment(boot, refused)
+        )
 
-    def _nothing(self, boot: int, refused: str) -> messages.Assignment:
-        """An assignment that grants nothing."""
+    def _empty_assignment(self, boot: int, refused: str) -> messages.Assignment:
+        """Returns an assignment that grants nothing."""
         zero = {"epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_decay_steps": 1, "epsilon_offset": 0, "seed": 0}
         own = {"session": self._session, "epoch": self.epoch, "boot": boot, "channel": topics.MAIN_CHANNEL}
         values: dict[str, Any] = {**own, **zero, "slot": 0, "slots": 1, "steps_granted": 0, "refused": refused}
         return messages.Assignment(**values)
 
-    def rebuffs(self) -> Iterator[tuple[str, messages.Assignment]]:
-        """What processes that go by another's name are to be told, once and not retained; by actor."""
-        while self._rebuffs:
-            (actor_id, _), assignment = self._rebuffs.popitem()
+    def rejections(self) -> Iterator[tuple[str, messages.Assignment]]:
+        """Yields, by actor, what processes that go by another's name are to be told, once and not retained."""
+        while self._rejections:
+            (actor_id, _), assignment = self._rejections.popitem()
             yield actor_id, assignment
 
     def _admit(self, actor: Actor) -> None:
@@ -296,15 +301,15 @@ class Roster:
             why = f"the run was made for another environment than {birth.env_id}, {birth.spec.describe()}"
         if why:
             actor.refused = why
-            self._log(f"actor {actor.actor_id} refused: {why}")
+            _log.warning("actor %s refused: %s", actor.actor_id, why)
             return
         about = f"{birth.env_id}, {birth.spec.describe()}"
         if self._spec_of(actor) == "":
-            self._log(f"actor {actor.actor_id} runs {about}, and has to wait for actors that run {self.env_id}")
+            _log.info("actor %s runs %s, and has to wait for actors that run %s", actor.actor_id, about, self.env_id)
             return
         alike = [a for a in self.actors.values() if a.live and self._spec_of(a) == birth.spec.fingerprint]
         if len(alike) < self._quorum:
-            self._log(f"actor {actor.actor_id} is here: {about}; {len(alike)} of {self._quorum} that agree")
+            _log.info("actor %s is here: %s; %d of %d that agree", actor.actor_id, about, len(alike), self._quorum)
             return
         self._spec, self.env_id, self._working = birth.spec, self.env_id or birth.env_id, None
         for other in self.actors.values():
@@ -324,13 +329,20 @@ class Roster:
                 f"the fleet trains on {spec.describe()}, this actor's environment {birth.env_id} "
                 f"has {birth.spec.describe()}"
             )
-            self._log(f"actor {actor.actor_id} refused: {actor.refused}")
+            _log.warning("actor %s refused: %s", actor.actor_id, actor.refused)
             return
         if birth.env_id != self.env_id:
-            self._log(f"actor {actor.actor_id} runs {birth.env_id} where the task is {self.env_id}; the specs agree")
-        self._log(
-            f"actor {actor.actor_id} joined: {birth.env_id} x{birth.n_envs}, {birth.spec.describe()}, "
-            f"{birth.board}, {birth.runtime}"
+            _log.info(
+                "actor %s runs %s where the task is %s; the specs agree", actor.actor_id, birth.env_id, self.env_id
+            )
+        _log.info(
+            "actor %s joined: %s x%d, %s, %s, %s",
+            actor.actor_id,
+            birth.env_id,
+            birth.n_envs,
+            birth.spec.describe(),
+            birth.board,
+            birth.runtime,
         )
 
     def expire(self, now_s: float) -> None:
@@ -342,10 +354,10 @@ class Roster:
             told_s = actor.assignment.message_period_s if actor.assignment else 0.0
             if actor.live and now_s - actor.seen_at > SILENCE_S + 2.0 * max(told_s, fleet_s):
                 actor.live, self._working = False, None
-                self._log(f"actor {actor.actor_id} fell silent")
+                _log.warning("actor %s fell silent", actor.actor_id)
 
     def working(self) -> list[Actor]:
-        """Live actors whose experience is wanted, by slot."""
+        """Returns the live actors whose experience is wanted, by slot."""
         if self._working is None:
             found = [a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth]
             if self._spec is None:  # so far: of the spec that most have
@@ -357,16 +369,18 @@ class Roster:
         return self._working
 
     def may_send(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> bool:
-        """Whether so many steps more were granted to a boot, by this session or by those of the run before it."""
+        """Returns whether so many steps more were granted to a boot, by this session or an earlier one of the run."""
         if steps <= self._credit(actor_id, boot, assigned_epoch):
             return True
-        actor = self.actors.get(actor_id)
-        if actor is not None and not actor.exceeds:
-            actor.exceeds = True
-            self._log(f"actor {actor_id} sends more than it was granted; the rest is refused, and counted as `grant`")
+        if actor_id in self.actors:
+            _log.warning(
+                "actor %s sends more than it was granted; the rest is refused, and counted as `grant`",
+                actor_id,
+                extra=logs.once(),
+            )
         return False
 
-    def take(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> None:
+    def count_received(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> None:
         """Counts what came of a grant, whether refused for its content or not; what was refused as `grant` is none."""
         left, actor = self._credit(actor_id, boot, assigned_epoch) - steps, self.actors.get(actor_id)
         if left < 0:
@@ -387,18 +401,18 @@ class Roster:
         actor = self.actors.get(actor_id)
         return actor.credits.get(boot, 0) if actor is not None else 0
 
-    def expect_earlier(self, steps: float) -> None:
-        """Says how many steps each actor may hold, at most, of the run's sessions before this one."""
+    def set_earlier_steps(self, steps: float) -> None:
+        """Sets how many steps each actor may hold, at most, of the run's sessions before this one."""
         self._earlier_steps = steps
 
     def owed_steps(self, actor_id: str) -> int:
-        """What an actor may hold of what it was granted in this session, at most."""
+        """Returns the most steps that an actor may still hold of what it was granted in this session."""
         return sum(self.actors[actor_id].credits.values())
 
     def assign_due(
         self, *, lockstep_version: int, now_s: float, **rest: Any
     ) -> Iterator[tuple[str, messages.Assignment]]:
-        """New assignments of those that are due one, by actor; arguments as for `assign`.
+        """Yields new assignments of those that are due one, by actor; arguments as for `assign`.
 
         Those who have waited for the longest come first, so that nobody is passed over for ever.
         """
@@ -419,8 +433,8 @@ class Roster:
         old = actor.assignment
         return old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
 
-    def look(self, now_s: float) -> bool:
-        """Whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
+    def may_assign(self, now_s: float) -> bool:
+        """Returns whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
         elapsed_s = now_s - self._looked_at
         if not self._somebody_waits and elapsed_s < min(LOOK_PERIOD_S, self.period_s / 10):
             return False
@@ -441,7 +455,7 @@ class Roster:
         exploration: config.AlgorithmConfig,
         now_s: float,
     ) -> messages.Assignment | None:
-        """The assignment an actor should hold now; None if the one it has will do.
+        """Returns the assignment an actor should hold now; None if the one it has will do.
 
         Args:
             actor: One of `self.actors`.

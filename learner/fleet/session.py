@@ -14,19 +14,22 @@ epoch than its own that nobody live has; actors would take nothing of it. It the
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from broker.contract import address, codec, errors, messages, signing, topics
 from broker.fleet import identity
+from broker.program import logs
 from learner import config
 from learner.fleet import brokers, inbox, roster
 
+_log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
 _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
 _ENROLMENT_PERIOD_S = 0.1  # how long a revoked actor may still be heard
@@ -46,7 +49,7 @@ class Stopped(Exception):
 
 
 class Arrival(NamedTuple):
-    """One message from an actor. Experience comes sealed: ingest opens it, checks it and keeps its own counts."""
+    """One message from an actor. Experience comes sealed: ingest opens and validates it, and keeps its own counts."""
 
     actor_id: str
     topic: str
@@ -55,27 +58,42 @@ class Arrival(NamedTuple):
 
 
 class Session:
-    """One learner process on one fleet.
+    """One learner process on one fleet; it connects when it joins.
 
     Args:
         settings: Fleet, brokers and task.
-        say: Takes one line for people.
+        fleet: The fleet's keys.
+        epoch: This session's epoch.
         take_over: Claim the fleet though another learner is live; that one ends.
     """
 
-    def __init__(self, settings: config.TrainConfig, say: Callable[[str], None], *, take_over: bool = False) -> None:
-        self.fleet = identity.Fleet.open(settings.fleet)
+    @classmethod
+    def open(cls, settings: config.TrainConfig, *, take_over: bool = False) -> Session:
+        """Reads the fleet's keys, and takes the next epoch.
+
+        Args:
+            settings: Fleet, brokers and task.
+            take_over: Claim the fleet though another learner is live; that one ends.
+
+        Raises:
+            IdentityError: The keys or the epoch cannot be used.
+        """
+        fleet = identity.Fleet.open(settings.fleet)
+        return cls(settings, fleet, fleet.next_epoch(), take_over=take_over)
+
+    def __init__(
+        self, settings: config.TrainConfig, fleet: identity.Fleet, epoch: int, *, take_over: bool = False
+    ) -> None:
+        self.fleet = fleet
         self.id = secrets.token_hex(8)
-        self.epoch = self.fleet.next_epoch()
+        self.epoch = epoch
         self.topics = topics.Topics(settings.fleet)
         self.macs: dict[str, signing.ActorMac] = {}
         self._enrolment: frozenset[tuple[str, int, int]] = frozenset()
         self._enrolled_at = -_ENROLMENT_PERIOD_S
         self._enrolled_ns, self._changed_at, self._read_at = -1, 0.0, 0.0
-        self._follow_enrolment()
         self.refused: Counter[str] = Counter()
         self._settings = settings
-        self._say = say
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
         self._addresses = settings.broker or self.fleet.brokers
         # Without TLS whoever is on this machine may write at any topic: nobody shall pay for that
@@ -91,12 +109,12 @@ class Session:
         self._left_over = self._contested = False
         self._rival: messages.LearnerState | None = None
         self._heard_epoch = 0  # the highest that our key has signed
-        self._above: set[str] = set()  # actors that have a policy of a higher epoch
         self._fingerprint = ""
         self._version = 0
         self._heartbeat = 0
         self._announced_at = 0.0
-        self.brokers = self._made_brokers()
+        self._follow_enrolment()
+        self.brokers = self._make_brokers()
         self._follow()
 
     def join(self) -> list[Arrival]:
@@ -120,8 +138,8 @@ class Session:
         self.announce(self._fingerprint, 0)
         return arrivals
 
-    def _made_brokers(self) -> brokers.Brokers:
-        """Not connected yet; their will has our epoch."""
+    def _make_brokers(self) -> brokers.Brokers:
+        """Makes the links, which are not connected yet; their will has our epoch."""
         settings, state_topic = self._settings, self.topics.learner_state
         made = brokers.Brokers(
             self._addresses,
@@ -142,12 +160,16 @@ class Session:
     def _go_above(self) -> None:
         """Takes an epoch above what was heard, and connects anew, since a will cannot be changed."""
         lost, self.epoch = self.epoch, self.fleet.next_epoch(above=self._heard_epoch)
-        self._say(
-            f"the fleet has heard epoch {self._heard_epoch} of this key, and {self.fleet.directory / 'epoch'} had "
-            f"{lost}: it was lost, or put back; this learner is epoch {self.epoch}"
+        _log.warning(
+            "the fleet has heard epoch %d of this key, and %s had %d: it was lost, or put back; "
+            "this learner is epoch %d",
+            self._heard_epoch,
+            self.fleet.directory / "epoch",
+            lost,
+            self.epoch,
         )
         self.brokers.close()
-        self.brokers, self._followed = self._made_brokers(), frozenset()
+        self.brokers, self._followed = self._make_brokers(), frozenset()
         self._follow()
         self.brokers.start()
 
@@ -167,9 +189,12 @@ class Session:
         settings = self._settings
         arrivals = self.join()
         found.epoch = self.epoch
-        self._say(
-            f"learner on {self.brokers.address}, fleet {settings.fleet!r}: waiting for {settings.actors} actor(s); "
-            f"enrolled: {', '.join(self.macs) or 'none; run `actorq-broker enroll NAME`'}"
+        _log.info(
+            "learner on %s, fleet %r: waiting for %d actor(s); enrolled: %s",
+            self.brokers.address,
+            settings.fleet,
+            settings.actors,
+            ", ".join(self.macs) or "none; run `actorq-broker enroll NAME`",
         )
         deadline, say_at = time.monotonic() + (settings.wait_s or math.inf), time.monotonic() + _WAITING_S
         while True:
@@ -196,22 +221,38 @@ class Session:
                 )
             if time.monotonic() > say_at:
                 say_at += _WAITING_S
-                self._say(f"still waiting: {len(found.working())} of {settings.actors} actor(s) are here")
+                _log.info("still waiting: %d of %d actor(s) are here", len(found.working()), settings.actors)
             self.beat()
             arrivals = list(self.drain(0.1))
 
     def compare_epochs(self, actor_id: str, policy_epoch: int) -> None:
-        """Says, once an actor, that it has a policy which is newer than any of ours can be.
+        """Logs, once an actor, that it has a policy which is newer than any of ours can be.
 
         Nothing more: what an actor says of epochs is its word only, and epochs must not be used up by a lie.
         """
-        if policy_epoch > self.epoch and actor_id not in self._above:
-            self._above.add(actor_id)
-            self._say(
-                f"actor {actor_id} has a policy of epoch {policy_epoch} and takes none of ours, of epoch {self.epoch}. "
-                f"If {self.fleet.directory / 'epoch'} was lost or put back: end this learner, write {policy_epoch} "
-                "into it, and go on with --resume"
+        if policy_epoch > self.epoch:
+            _log.warning(
+                "actor %s has a policy of epoch %d and takes none of ours, of epoch %d. If %s was lost or put back: "
+                "end this learner, write %d into it, and go on with --resume",
+                actor_id,
+                policy_epoch,
+                self.epoch,
+                self.fleet.directory / "epoch",
+                policy_epoch,
+                extra=logs.once(("epoch", actor_id)),
             )
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the counts of messages refused and of bytes, for a row of metrics."""
+        return {
+            "messages_refused": sum(self.refused.values()),
+            "bytes_received": self.brokers.bytes_received,
+            "bytes_sent": self.brokers.bytes_sent,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the same for the summary; messages refused by reason."""
+        return {**self.metrics(), "messages_refused": dict(self.refused)}
 
     def announce(self, fingerprint: str, version: int) -> None:
         """Says (retained) which spec this learner trains on and which policy version is the newest."""
@@ -230,22 +271,22 @@ class Session:
 
     @property
     def is_local(self) -> bool:
-        """As of Brokers."""
+        """Whether the brokers serve this machine only: they are spoken to without TLS."""
         return self.brokers.is_local
 
     def retain(self, topic: str, message: messages.Message) -> int:
-        """Signs and publishes a retained message, now and on every connect; its size in bytes."""
+        """Signs and publishes a retained message, now and on every connect; returns its size in bytes."""
         sealed = self._sealed(topic, message)
         self.brokers.retain_all([(topic, sealed)])
         return len(sealed)
 
-    def retain_all(self, those: Iterable[tuple[str, messages.Message]]) -> None:
-        """As `retain`, of several together."""
-        if sealed := [(topic, self._sealed(topic, message)) for topic, message in those]:
+    def retain_all(self, outgoing: Iterable[tuple[str, messages.Message]]) -> None:
+        """Signs and publishes several retained messages together."""
+        if sealed := [(topic, self._sealed(topic, message)) for topic, message in outgoing]:
             self.brokers.retain_all(sealed)
 
     def tell(self, topic: str, message: messages.Message) -> int:
-        """Signs and sends a message once; its size in bytes, or 0 if it cannot go out now."""
+        """Signs and sends a message once; returns its size in bytes, or 0 if it cannot go out now."""
         sealed = self._sealed(topic, message)
         return len(sealed) if self.brokers.publish(topic, sealed) else 0
 
@@ -254,11 +295,11 @@ class Session:
         self.brokers.retain_all([(topic, b"")])
 
     def command(self, actor_id: str, command: messages.Command) -> bool:
-        """Signs and sends a command; false if it cannot go out now."""
+        """Signs and sends a command; returns false if it cannot go out now."""
         return self.tell(self.topics.command(actor_id), command) > 0
 
     def drain(self, wait_s: float) -> Iterator[Arrival]:
-        """What has arrived; waits up to `wait_s` for the first message, or until woken.
+        """Yields what has arrived; waits up to `wait_s` for the first message, or until woken.
 
         Raises:
             FleetBusy: Another learner is alive on the fleet, or has taken it over.
@@ -275,7 +316,7 @@ class Session:
             raise self._busy(self._rival)
 
     def _next(self, wait_s: float) -> inbox.Arrived | None:
-        """What came first. Where one message follows another, this thread itself reads the sockets.
+        """Returns what came first. Where one message follows another, this thread itself reads the sockets.
 
         A network thread would pass it Python's lock several times a message, which took a fifth of all that one costs.
         """
@@ -289,12 +330,12 @@ class Session:
         self._came = raw is not None
         return raw
 
-    def judge(self, topic: str, size_bytes: int, steps: int | None) -> None:
-        """As Inbox.judge."""
-        self._inbox.judge(topic, size_bytes, steps)
+    def note_outcome(self, topic: str, size_bytes: int, steps: int | None) -> None:
+        """Pays an actor its tokens back, or takes more (see Inbox.note_outcome)."""
+        self._inbox.note_outcome(topic, size_bytes, steps)
 
     def _bucket_of(self, topic: str) -> tuple[str, str] | None:
-        """The topic itself, if its actor is enrolled; others share one."""
+        """Returns the bucket that pays for a topic: its own, if its actor is enrolled; others share one."""
         leaf = topic.rpartition("/")[2]
         if leaf not in inbox.LIMITS or topic == self.topics.learner_state:
             return None
@@ -304,7 +345,7 @@ class Session:
         return leaf, leaf
 
     def _count_left_out(self) -> None:
-        for (topic, leaf), count in self._inbox.take_left_out().items():
+        for (topic, leaf), count in self._inbox.pop_left_out().items():
             self.refused["rate" if leaf == "experience" else f"{leaf}.rate"] += count
             if "/" in topic:
                 self._excess[self.topics.actor_id(topic)] += count
@@ -312,8 +353,8 @@ class Session:
             del self._excess[actor_id]
             deaf_s = min(_DEAFEST_S, 2 * self._deaf[actor_id][1] if actor_id in self._deaf else _DEAF_S)
             self._deaf[actor_id] = time.monotonic() + deaf_s, deaf_s
-            self._say(
-                f"actor {actor_id} sends more than it was asked for (`rate`): nobody listens to it for {deaf_s:g} s"
+            _log.warning(
+                "actor %s sends more than it was asked for (`rate`): nobody listens to it for %g s", actor_id, deaf_s
             )
         self._follow()
 
@@ -352,7 +393,7 @@ class Session:
             return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
         except errors.MessageError as error:
             self.refused[f"{leaf}.{error.reason}"] += 1
-            self._inbox.judge(topic, len(payload), None)
+            self._inbox.note_outcome(topic, len(payload), None)
             return None
 
     def _mac(self, actor_id: str) -> signing.ActorMac:

@@ -1,10 +1,10 @@
-"""A policy as frozen numbers: what a learner hands to quantization, whatever algorithm made it.
+"""A policy as layers with frozen numbers: the form in which any algorithm hands it to quantization.
 
 The first layer takes observations in raw units; whatever normaliser training used is folded in already. numpy only, so
 that a policy can be rewritten into a model without touching TensorFlow.
 
-Kernels have their outputs first, as in TFLite: each output's weights lie side by side, share a scale, and are written
-into a model as they lie. Turning them round cost more than all the arithmetic of quantizing them.
+Kernels have their outputs first, as in TFLite: each output's weights are contiguous, share a scale, and are written
+into a model in this order. Transposing them cost more than all the arithmetic of quantizing them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """`activation(x @ kernel.T + bias)` on [B, in]; kernel [out, in], bias [out]."""
+    """A dense layer: `activation(x @ kernel.T + bias)` on [B, in]; kernel [out, in], bias [out]."""
 
     kernel: FloatArray
     bias: FloatArray
@@ -31,7 +31,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conv2D:
-    """Convolution of [B, height, width, in] without padding; kernel [out, height, width, in], bias [out]."""
+    """A convolution of [B, height, width, in] without padding; kernel [out, height, width, in], bias [out]."""
 
     kernel: FloatArray
     bias: FloatArray
@@ -41,12 +41,12 @@ class Conv2D:
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """[B, ...] to [B, features], last axis fastest."""
+    """A reshape from [B, ...] to [B, features], last axis fastest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rescale:
-    """`x * gain + offset` on [B, n], each [n]: the last layer of a policy whose tanh has bounded its actions to -1..1.
+    """The layer `x * gain + offset` on [B, n], each [n]: the last one of policies whose tanh bounds actions to -1..1.
 
     It stays in float, behind an int8 model's DEQUANTIZE: rounding it once more would only cost accuracy.
     """
@@ -56,13 +56,13 @@ class Rescale:
 
 
 Weighted = Dense | Conv2D
-"""Layers that are trained, and quantized."""
+"""The layers that are trained, and quantized."""
 Layer = Weighted | Flatten | Rescale
 PolicyLayers = tuple[Layer, ...]
 
 
 def arrays(policy: PolicyLayers) -> dict[str, FloatArray]:
-    """Kernels and biases by stable name: `0/kernel`, `0/bias`, `2/kernel`, ..."""
+    """Returns kernels and biases by stable name: `0/kernel`, `0/bias`, `2/kernel`, ..."""
     return {
         f"{i}/{name}": getattr(layer, name)
         for i, layer in enumerate(policy)
@@ -81,12 +81,12 @@ def with_arrays(policy: PolicyLayers, values: Iterable[FloatArray]) -> PolicyLay
 
 
 def weighted(policy: PolicyLayers) -> list[Weighted]:
-    """The layers that have weights, in order."""
+    """Returns the layers that have weights, in order."""
     return [layer for layer in policy if isinstance(layer, Weighted)]
 
 
 def finite(policy: PolicyLayers) -> bool:
-    """True if no weight or bias is NaN or infinite."""
+    """Returns True if no weight or bias is NaN or infinite."""
     return all(bool(np.isfinite(array).all()) for array in arrays(policy).values())
 
 

@@ -21,7 +21,7 @@ def q_learning(
     q_t_value: Tensor,  # [B, A]
     q_t_selector: Tensor,  # [B, A]
 ) -> Tensor:
-    """TD errors [B] of n-step Q-learning: target minus `q_tm1[a_tm1]`, without gradient through the target.
+    """Returns the TD errors [B] of n-step Q-learning: target minus `q_tm1[a_tm1]`, without gradient through the target.
 
     The action valued by `q_t_value` is the best one of `q_t_selector`: the same tensor gives Q-learning, the online
     network's gives double Q-learning (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461).
@@ -45,20 +45,20 @@ def value_error(
     discount_t: Tensor,  # [B], of the bootstrap value; 0 where the episode terminated
     q_t: Tensor,  # [B], value of the target policy's action
 ) -> Tensor:
-    """TD errors [B] of n-step policy evaluation, without gradient through the target."""
+    """Returns the TD errors [B] of n-step policy evaluation, without gradient through the target."""
     for name, tensor in (("q_tm1", q_tm1), ("r_t", r_t), ("discount_t", discount_t), ("q_t", q_t)):
         _check_rank(name, tensor, 1)
     return tf.stop_gradient(r_t + discount_t * q_t) - q_tm1
 
 
 def categorical_projection(
-    z_p: Tensor,  # [B, M], where probability lies
-    p: Tensor,  # [B, M], how much
+    z_p: Tensor,  # [B, M], the returns that have probability
+    p: Tensor,  # [B, M], their probabilities
     z_q: Tensor,  # [N], evenly spaced, ascending
 ) -> Tensor:
-    """Probabilities [B, N] on the atoms `z_q`: each of `p` is shared by its two neighbours, in proportion to closeness.
+    """Returns probabilities [B, N] on the atoms `z_q`: the two nearest atoms share each of `p` by closeness.
 
-    In closed form: atom i takes the share max(0, 1 - |z - z_i| / spacing) of what lies at z, once z is clipped to the
+    In closed form: atom i gets the share max(0, 1 - |z - z_i| / spacing) of z's probability, once z is clipped to the
     support. Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7.
     """
     _check_rank("z_p", z_p, 2)
@@ -70,14 +70,14 @@ def categorical_projection(
 
 
 def cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
-    """Cross entropy [B] of a predicted distribution beside the target's probabilities [B, N]."""
+    """Returns the cross entropy [B] of a predicted distribution beside the target's probabilities [B, N]."""
     _check_rank("target", target, 2)
     _check_rank("logits", logits, 2)
     return -tf.reduce_sum(target * tf.nn.log_softmax(logits), axis=1)
 
 
 def huber(error: Tensor, delta: float) -> Tensor:
-    """Half the square up to `delta`, then linear with slope `delta`. Same shape as `error`."""
+    """Returns half the square up to `delta`, then linear growth with slope `delta`; in the shape of `error`."""
     size = tf.abs(error)
     quadratic = tf.minimum(size, delta)
     return 0.5 * tf.square(quadratic) + delta * (size - quadratic)

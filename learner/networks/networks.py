@@ -1,7 +1,6 @@
-"""Networks from an environment's spec: initial layers, one forward pass, the input normaliser, the Q-network.
+"""Networks from an environment's spec: initial layers, the input normaliser, the Q-network.
 
-Weights are plain lists of arrays beside the layers they belong to, not objects that own them: the same `forward` trains
-them as variables, evaluates targets and is traced with constants for conversion.
+Weights are plain lists of arrays beside the layers they belong to, not objects that own them.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.networks import layers
+from learner.networks import forward, layers
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
@@ -26,28 +25,28 @@ _IMAGE_SIDE_MIN = 36  # below it the Nature stack has no pixel left
 
 
 def is_image(observation: specs.ObservationSpec) -> bool:
-    """True for uint8 [height, width, channels] large enough for the convolutional stack."""
+    """Returns True for uint8 [height, width, channels] large enough for the convolutional stack."""
     shape = observation.shape
     return observation.dtype == "uint8" and len(shape) == 3 and min(shape[:2]) >= _IMAGE_SIDE_MIN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalizer:
-    """`x * gain + offset` in front of the network; [features], or [1] in front of a convolution."""
+    """The scaling `x * gain + offset` in front of the network; [features], or [1] in front of a convolution."""
 
     gain: FloatArray
     offset: FloatArray
 
     @staticmethod
     def identity(observation: specs.ObservationSpec) -> Normalizer:
-        """Leaves floats alone and brings bytes to 0..1."""
+        """Returns the normaliser that leaves floats alone and brings bytes to 0..1."""
         width = 1 if is_image(observation) else observation.size
         gain = 1 / 255 if observation.dtype == "uint8" else 1.0
         return Normalizer(np.full(width, gain, np.float32), np.zeros(width, np.float32))
 
     @staticmethod
     def fitted(observation: specs.ObservationSpec, sample: NDArray[Any], floor: float) -> Normalizer:
-        """Mean 0 and deviation 1 per feature over `sample` [N, *shape]; bytes as in `identity`.
+        """Returns the one for mean 0 and deviation 1 per feature over `sample` [N, *shape]; for bytes, `identity`.
 
         Deviations below `floor` count as `floor`: what hardly moved while exploring may move far later on.
         """
@@ -61,7 +60,7 @@ class Normalizer:
 def dense(
     n_in: int, n_out: int, activation: layers.Activation, rng: np.random.Generator, scale: float = 2.0
 ) -> layers.Dense:
-    """A layer with kernel variance `scale / n_in` (2 keeps the signal through ReLUs: He et al. 2015), zero bias."""
+    """Returns a layer of kernel variance `scale / n_in` (2 suits ReLUs: He et al. 2015) and zero bias."""
     bound = math.sqrt(3 * scale / n_in)
     # Drawn by inputs, as the runs were from which the tuned settings come: the same seed gives the same network
     kernel = rng.uniform(-bound, bound, (n_in, n_out)).T.astype(np.float32, order="C")
@@ -71,10 +70,10 @@ def dense(
 def torso(
     observation: specs.ObservationSpec, hidden: Sequence[int], rng: np.random.Generator
 ) -> tuple[layers.PolicyLayers, int]:
-    """ReLU layers from a normalised observation to `hidden[-1]` features, behind the Nature stack for images.
+    """Returns ReLU layers from a normalised observation to `hidden[-1]` features, behind the Nature stack for images.
 
     Returns:
-        The layers and the number of features that come out.
+        The layers and the number of their output features.
     """
     stack: list[layers.Layer] = []
     width = observation.size
@@ -94,51 +93,6 @@ def torso(
     return tuple(stack), width
 
 
-class Rounding(Protocol):
-    """Simulates what int8 does to a tensor on its way through `forward`."""
-
-    def __call__(self, what: Literal["kernel", "linear", "tanh"], at: int, x: Tensor) -> Tensor:
-        """Returns `x`, rounded or as it is.
-
-        Args:
-            what: A layer's kernel, its outputs behind ReLU but in front of tanh, or what comes out of tanh.
-            at: Which of the layers with weights, from 0.
-            x: The tensor; a kernel has its outputs first.
-        """
-
-
-def forward(
-    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, rounding: Rounding = lambda what, at, x: x
-) -> Tensor:
-    """Runs `stack` on float32 x [B, ...] with `weights` in the order of `layers.arrays`."""
-    remaining, at = iter(weights), -1
-    for layer in stack:
-        if isinstance(layer, layers.Flatten):
-            x = tf.reshape(x, (-1, math.prod(x.shape[1:])))
-            continue
-        if isinstance(layer, layers.Rescale):
-            x = x * layer.gain + layer.offset
-            continue
-        at += 1
-        kernel = rounding("kernel", at, next(remaining))
-        if isinstance(layer, layers.Dense):
-            x = tf.matmul(x, kernel, transpose_b=True)
-        else:
-            x = tf.nn.conv2d(x, tf.transpose(kernel, (1, 2, 3, 0)), strides=layer.stride, padding="VALID")
-        x = tf.nn.bias_add(x, next(remaining))
-        x = rounding("linear", at, tf.nn.relu(x) if layer.activation == "relu" else x)
-        if layer.activation == "tanh":
-            x = rounding("tanh", at, tf.tanh(x))
-    return x
-
-
-def outputs(policy: layers.PolicyLayers, observations: NDArray[Any]) -> FloatArray:
-    """What a frozen policy answers to raw observations [N, *shape], in fp32: [N, outputs]."""
-    weights = [tf.constant(array) for array in layers.arrays(policy).values()]
-    answer: FloatArray = forward(policy, weights, tf.constant(observations.astype(np.float32))).numpy()
-    return answer
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class QNetwork:
     """Action values of discrete actions; dueling as in Wang et al. 2016, https://arxiv.org/abs/1511.06581.
@@ -153,7 +107,7 @@ class QNetwork:
 
     @staticmethod
     def build(spec: specs.EnvSpec, hidden: Sequence[int], dueling: bool, rng: np.random.Generator) -> QNetwork:
-        """Initial layers; with dueling the last of `hidden` is the width of either stream."""
+        """Returns the initial layers; with dueling the last of `hidden` is the width of either stream."""
         shared = hidden[:-1] if dueling else hidden
         body, width = torso(spec.observation, shared, rng)
 
@@ -167,37 +121,38 @@ class QNetwork:
 
     @property
     def parts(self) -> dict[str, layers.PolicyLayers]:
+        """The three stacks by name."""
         return {"torso": self.torso, "advantage": self.advantage, "value": self.value}
 
     def initial(self) -> dict[str, FloatArray]:
-        """Weights by stable name, in the order in which `q_values` takes them."""
+        """Returns weights by stable name, in the order of `q_values`."""
         return {f"{part}/{name}": a for part, stack in self.parts.items() for name, a in layers.arrays(stack).items()}
 
     def q_values(self, weights: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Values [B, actions] of normalised float32 observations x [B, ...]."""
+        """Returns the values [B, actions] of normalised float32 observations x [B, ...]."""
         torso_w, advantage_w, value_w = self._split(weights)
-        features = forward(self.torso, torso_w, x)
-        advantage = forward(self.advantage, advantage_w, features)
+        features = forward.run(self.torso, torso_w, x)
+        advantage = forward.run(self.advantage, advantage_w, features)
         if not self.value:
             return advantage
-        value = forward(self.value, value_w, features)
+        value = forward.run(self.value, value_w, features)
         return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
 
     def policy_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
-        """The greedy policy: raw observation to advantages with mean 0. No argmax needs the value stream."""
+        """Returns the greedy policy: raw observation to advantages with mean 0. No argmax needs the value stream."""
         policy = self.advantage_layers(weights, normalizer)
         last = policy[-1]
         assert isinstance(last, layers.Dense)
         return (*policy[:-1], layers.centred(last))
 
     def advantage_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
-        """The advantage stream as it was trained, from raw observations: its mean over actions is anything."""
+        """Returns the advantage stream as trained, from raw observations: its mean over actions may be anything."""
         torso_w, advantage_w, _ = self._split(weights)
         policy = layers.with_arrays(self.torso, torso_w) + layers.with_arrays(self.advantage, advantage_w)
         return layers.absorb(policy, normalizer.gain, normalizer.offset)
 
     def q_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:
-        """The whole network as one stack, from raw observations to action values.
+        """Returns the whole network as one stack, from raw observations to action values.
 
         With dueling the two streams run side by side in layers as wide as both, and the last layer adds them up.
         """

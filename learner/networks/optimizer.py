@@ -10,7 +10,7 @@ import tensorflow as tf
 Tensor = Any  # TensorFlow ships no types
 
 _UNIT = 2.0**30
-"""In which norms are taken: exact, and what is large may be squared. What is below 1e-9 then counts as nothing."""
+"""The unit of norms: exact, and large numbers may be squared. Below 1e-9 a gradient then counts as nothing."""
 _B1, _B2, _EPS = 0.9, 0.999, 1e-8  # Kingma and Ba 2015
 
 
@@ -29,18 +29,18 @@ def adam(
     updates: Tensor,
     learning_rate: float | Sequence[Tensor],
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """One step of Adam, https://arxiv.org/abs/1412.6980.
+    """Takes one step of Adam, https://arxiv.org/abs/1412.6980.
 
     Args:
-        weights: To be changed.
-        gradients: Of the loss, one per weight.
+        weights: Weights before the step.
+        gradients: Gradients of the loss, one per weight.
         moments1: Running means of the gradients.
         moments2: Running means of their squares.
-        updates: Steps taken, this one included: int32 scalar.
-        learning_rate: Step size, of all weights or of each.
+        updates: Number of steps, this one included: int32 scalar.
+        learning_rate: Step size, one for all weights or one each.
 
     Returns:
-        Weights, first and second moments behind the step.
+        Weights, first and second moments after the step.
     """
     t = tf.cast(updates, tf.float32)
     rates = [learning_rate] * len(weights) if isinstance(learning_rate, float) else learning_rate
@@ -60,7 +60,7 @@ Pair = tuple[Sequence[Tensor], Sequence[Tensor]]
 def adam_pair(
     weights: Pair, gradients: Pair, moments1: Pair, moments2: Pair, updates: Tensor, learning_rates: tuple[float, float]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """`adam` on an actor's weights and on a critic's, each at a rate of its own; returns both end to end."""
+    """Applies `adam` to an actor's weights and to a critic's, each at its own rate; returns both end to end."""
     parts = zip(weights, gradients, moments1, moments2, learning_rates, strict=True)
     of_actor, of_critic = (adam(w, g, m, v, updates, rate) for w, g, m, v, rate in parts)
     return of_actor[0] + of_critic[0], of_actor[1] + of_critic[1], of_actor[2] + of_critic[2]

@@ -19,7 +19,8 @@ from learner import config
 from learner.files import records, run_directory
 from learner.networks import layers
 from learner.policies import outgoing_policy, policy_channel
-from learner.quantize import bits, convert, exact, gate, ptq, quantizer
+from learner.quantize import bits, fp32, gate, ptq
+from learner.quantize.tflite import convert, quantizer
 
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property needs a dict
@@ -119,7 +120,7 @@ class Publisher:
         expire_after_s: float = 0.0,
         kept: records.Records | None = None,
     ) -> None:
-        self._kept = kept or records.Records(say)
+        self._kept = kept or records.Records()
         self.channel = policy_channel.Channel(sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas)
         self._spec = spec
         self._head = head
@@ -129,10 +130,10 @@ class Publisher:
         self._sent_at: dict[int, float] = {}
         self._precision, self._weight_bits, self._expire_after_s = precision, weight_bits, expire_after_s
         self._refines = precision == "int8" and weight_bits == bits.BITS_MAX
-        self._keeps_fit = head in ptq.STEADY_HEADS
-        self._fit: ptq.Fit | None = None  # of the newest policy
-        self._refiner = ptq.Refiner(ptq.STEPS_BY_HEAD[head], steady=self._keeps_fit)
-        self._quantizer = quantizer.Quantizer(say=say)
+        self._keeps_fit = head in ptq.HYSTERESIS_HEADS
+        self._fit: ptq.Calibration | None = None  # of the newest policy
+        self._refiner = ptq.Calibrator(ptq.STEPS_BY_HEAD[head], hysteresis=self._keeps_fit)
+        self._quantizer = quantizer.Quantizer()
         self._beside = futures.ThreadPoolExecutor(1, "publish")
         self._parts = futures.ThreadPoolExecutor(1, "publish-parts")
         self._turn = threading.Lock()  # of whoever publishes or tidies up; the latter hands it to its thread
@@ -214,13 +215,13 @@ class Publisher:
         """Quantizes and judges; sends what passes."""
         began, is_large = time.monotonic(), sum(a.size for a in layers.arrays(policy).values()) > LARGE
         if self._refines and self._fit is None:
-            self._fit = self._refiner.fit(policy, calibration)
+            self._fit = self._refiner.calibrate(policy, calibration)
         fitted, fit = time.monotonic(), self._fit
-        refined = fit.levelled(policy) if fit else policy
+        refined = fit.centred(policy) if fit else policy
         draft = self.channel.draft((self._epoch, self.version + 1), self._parts if is_large else None)
         try:
             if fit:
-                model = self._quantizer.quantize(refined, fit.ranges, calibration, draft.add)
+                model = self._quantizer.quantize(refined, fit.params, calibration, draft.add)
             else:
                 model = self._quantizer.convert(
                     policy, calibration, self._precision, draft.add, weight_bits=self._weight_bits
@@ -234,9 +235,9 @@ class Publisher:
         quantized = time.monotonic()
         outputs: gate.Exact
         if is_large:  # on the thread that tidies up, which has nothing to do in this one's turn
-            outputs = self._beside.submit(exact.outputs, refined, held_back)
+            outputs = self._beside.submit(fp32.outputs, refined, held_back)
         else:
-            outputs = exact.outputs(refined, held_back)
+            outputs = fp32.outputs(refined, held_back)
         passed = time.monotonic()
         previous = self.newest.model if self.newest else None
         verdict = gate.judge_policy(model, outputs, held_back, self._spec.action, self._settings, previous)
@@ -263,7 +264,7 @@ class Publisher:
             self._directory.save_policy(policy.manifest, policy.model)
 
     def _refit(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
-        self._fit = self._refiner.fit(policy, calibration)
+        self._fit = self._refiner.calibrate(policy, calibration)
 
     def _tidy_and_let_go(self) -> None:
         try:

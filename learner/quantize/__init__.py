@@ -1,1 +1,1 @@
-"""From a policy's layers to the bytes that actors run: fold the input, convert, compare with fp32 before publishing."""
+"""Quantization: makes the bytes that actors run of a policy's layers, and compares them with fp32 before publishing."""

@@ -1,4 +1,4 @@
-"""Weights of fewer than eight bits, for studies of how many a policy needs.
+"""Rounds weights to fewer than eight bits, for studies of how many a policy needs.
 
 The rounded weights are still stored and run as int8 or floats: what changes is the policy, not its size or speed.
 """
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner.networks import layers
+from learner.quantize import scales
 
 FloatArray = NDArray[np.float32]
 BITS_MIN, BITS_MAX = 2, 8
@@ -23,7 +24,7 @@ def rounded(policy: layers.PolicyLayers, bits: int) -> layers.PolicyLayers:
     Biases stay: int8 models hold them in 32 bits. With 8 bits nothing is done, because conversion to int8 does it.
 
     Args:
-        policy: Layers as the converter gets them, so behind `fold.compensate`.
+        policy: Layers as the converter gets them, so after `input_scaling.compensate`.
         bits: 2 (-1, 0 and 1 times the scale) to 8.
 
     Raises:
@@ -40,8 +41,8 @@ def rounded(policy: layers.PolicyLayers, bits: int) -> layers.PolicyLayers:
 
 
 def _rounded(kernel: FloatArray, bits: int) -> FloatArray:
-    """The largest weight of each output channel is kept as it is."""
+    """Keeps the largest weight of each output channel as it is."""
     largest = np.abs(kernel).max(tuple(range(1, kernel.ndim)), keepdims=True)
-    scale = np.where(largest > 0, largest, 1).astype(np.float64) / (2 ** (bits - 1) - 1)
-    result: FloatArray = (np.round(kernel / scale) * scale).astype(np.float32)
-    return result
+    levels = 2 ** (bits - 1) - 1
+    scale = np.where(largest > 0, largest, 1).astype(np.float64) / levels
+    return scales.to_grid(kernel, scale, levels=(-levels, levels)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""How far a policy acts like its fp32 original: on states, and by the returns of paired episodes. Only numbers."""
+"""Measures how far a policy acts like its fp32 original: on states, and by the returns of paired episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Greedy actions compared state by state.
+    """A comparison of greedy actions, state by state.
 
     The range that some of these refer to is the largest less the smallest of fp32's advantages (values less their mean
     over actions), over all states and actions.
@@ -66,7 +66,7 @@ def states(exact: FloatArray, other: FloatArray) -> States:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """Continuous actions compared state by state; errors relative to the range between an element's bounds.
+    """A comparison of continuous actions, state by state; errors are relative to the range between an element's bounds.
 
     Attributes:
         error_mean: Mean error of the element where it is largest.
@@ -92,7 +92,7 @@ def actions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> A
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """Returns beside those of fp32 in the same episodes.
+    """A comparison of returns with those of fp32 in the same episodes.
 
     Attributes:
         mean: Mean return.
@@ -114,9 +114,9 @@ def returns(exact: FloatArray, other: FloatArray, chance: FloatArray) -> Returns
     """Compares returns [episodes] of another policy with fp32's on the same seeds.
 
     Args:
-        exact: Of fp32.
-        other: Of the policy compared, in the same order.
-        chance: Of random actions; any number of episodes.
+        exact: Returns of fp32.
+        other: Returns of the policy compared, in the same order.
+        chance: Returns of random actions; any number of episodes.
     """
     difference = other.astype(np.float64) - exact
     low, high = interval(difference)
@@ -133,7 +133,10 @@ def returns(exact: FloatArray, other: FloatArray, chance: FloatArray) -> Returns
 
 
 def interval(values: FloatArray, confidence: float = _CONFIDENCE) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of `values` [N]: 10 000 resamples, always the same ones for one N."""
+    """Returns the percentile bootstrap interval of the mean of `values` [N].
+
+    There are 10 000 resamples, always the same ones for one N.
+    """
     rng = np.random.default_rng(0)
     means = values[rng.integers(len(values), size=(_RESAMPLES, len(values)))].mean(1)
     low, high = np.percentile(means, [50 * (1 - confidence), 50 * (1 + confidence)])

@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import interpreter as litert
 from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner import config
-from learner.quantize import compare, stderr_filter
+from learner.quantize import compare
+from learner.quantize.tflite import interpreter
 
 FloatArray = NDArray[np.float32]
 Exact = FloatArray | concurrent.futures.Future[FloatArray]
-"""What fp32 says [N, n], or will have said by the time that int8 has: another thread can make it meanwhile."""
+"""Outputs of fp32 [N, n], or their future: another thread can compute them beside the int8 run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate found. `reason` is empty when the policy may be published.
+    """The gate's decision. `reason` is empty when the policy may be published.
 
     Attributes:
-        passed: May be published.
+        passed: Whether the policy may be published.
         reason: Slug under which refusals are counted: `identical` (nothing new, a skip rather than a failure),
             `unrunnable` (the runtime refuses the model), `not_finite`, `dead`, `disagrees`, `ties` or `saturated`.
         error_max: Largest difference of an output, in its own unit.
@@ -42,13 +42,13 @@ class Verdict:
 
     @property
     def measures(self) -> dict[str, float]:
-        """What people are shown of it, by name."""
+        """The measures that people are shown, by name."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceVerdict(Verdict):
-    """Of a policy whose largest output is the choice.
+    """The decision on a policy whose largest output is the choice.
 
     Attributes:
         agreement: Share of observations where both choose the same action.
@@ -71,7 +71,7 @@ class ChoiceVerdict(Verdict):
 
 @dataclass(frozen=True, slots=True)
 class ActionVerdict(Verdict):
-    """Of a policy whose outputs are the action.
+    """The decision on a policy whose outputs are the action.
 
     Attributes:
         action_error_mean: Mean error of an element of the action, relative to the range between its bounds; of the
@@ -95,7 +95,7 @@ def judge_policy(
     settings: config.GateConfig,
     previous: bytes | None = None,
 ) -> Verdict:
-    """`judge` for discrete actions, `judge_actions` for continuous ones."""
+    """Calls `judge` for discrete actions, `judge_actions` for continuous ones."""
     if action.kind == "discrete":
         return judge(int8, exact, observations, settings, previous)
     return judge_actions(int8, exact, observations, action, settings, previous)
@@ -117,14 +117,14 @@ def judge_actions(
         int8: The model to judge.
         exact: Outputs [N, size] of the same policy in fp32.
         observations: Sample [N, *shape] that took no part in calibration.
-        action: Its bounds.
+        action: Bounds of the action.
         settings: Thresholds.
         previous: The model that was published last.
     """
     if int8 == previous:
         return ActionVerdict(False, "identical")
     try:
-        quantized, _, _ = run(int8, observations)
+        quantized, _, _ = interpreter.run(int8, observations)
     except RuntimeError:  # as in `judge`
         return ActionVerdict(False, "unrunnable")
     exact = _known(exact)
@@ -156,7 +156,7 @@ def judge(
 
     Args:
         int8: The model to judge.
-        exact: Outputs [N, n] of the same policy in fp32 (networks.outputs).
+        exact: Outputs [N, n] of the same policy in fp32 (`fp32.outputs`).
         observations: Sample [N, *shape] that took no part in calibration.
         settings: Thresholds.
         previous: The model that was published last.
@@ -164,7 +164,7 @@ def judge(
     if int8 == previous:
         return ChoiceVerdict(False, "identical", agreement=1.0, agreement_weighted=1.0)
     try:
-        quantized, low, high = run(int8, observations)
+        quantized, low, high = interpreter.run(int8, observations)
     except RuntimeError:  # XNNPACK takes no rescaling factor beyond its range, as behind a layer that is nearly dead
         return ChoiceVerdict(False, "unrunnable")
     exact = _known(exact)
@@ -175,7 +175,7 @@ def judge(
     best, second = np.partition(exact, -2, axis=1)[:, :-3:-1].T
     gap = (best - second).astype(np.float64)
     best8, second8 = np.partition(quantized, -2, axis=1)[:, :-3:-1].T
-    error = np.abs(quantized - np.clip(exact, low, high))  # what is clear may saturate (`refine.decisive_range`)
+    error = np.abs(quantized - np.clip(exact, low, high))  # what is clear may saturate (`ptq.decisive_range`)
     verdict = ChoiceVerdict(
         passed=True,
         reason="",
@@ -204,31 +204,3 @@ def _reason(verdict: ChoiceVerdict, settings: config.GateConfig, dead: bool) -> 
 
 def _known(exact: Exact) -> FloatArray:
     return exact.result() if isinstance(exact, concurrent.futures.Future) else exact
-
-
-def run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, float]:
-    """Outputs [N, n] of one batched call, and the least and greatest value that int8 can give (else -inf, inf)."""
-    interpreter = litert.Interpreter(model_content=model, num_threads=1)
-    entry = interpreter.get_input_details()[0]["index"]
-    exit_ = interpreter.get_output_details()[0]["index"]
-    try:
-        outputs = _invoke(interpreter, entry, exit_, observations)
-    except RuntimeError:  # the graph reshapes to a fixed batch
-        outputs = np.concatenate([_invoke(interpreter, entry, exit_, row[None]) for row in observations])
-    native = interpreter._interpreter
-    for node in reversed(range(native.NumNodes())):  # the last ones; details of all take longer than running it
-        if native.NodeName(node) == "DEQUANTIZE" and exit_ in native.NodeOutputs(node):
-            scale, zero_point = native.TensorQuantization(int(native.NodeInputs(node)[0]), 0)
-            return outputs, scale * (-127.5 - zero_point), scale * (126.5 - zero_point)  # half a step inside the ends
-    return outputs, -np.inf, np.inf
-
-
-def _invoke(interpreter: Any, entry: int, exit_: int, observations: NDArray[Any]) -> FloatArray:
-    if not np.array_equal(interpreter.get_input_details()[0]["shape"], observations.shape):
-        interpreter.resize_tensor_input(entry, observations.shape)
-    with stderr_filter.hidden():
-        interpreter.allocate_tensors()
-    interpreter.set_tensor(entry, observations.astype(np.float32))
-    interpreter.invoke()
-    outputs: FloatArray = interpreter.get_tensor(exit_)
-    return outputs

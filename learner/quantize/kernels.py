@@ -1,4 +1,4 @@
-"""Kernels [outputs, inputs] row by row, in loops that numba compiles: each weight comes from memory once.
+"""Compiled loops over the kernels [outputs, inputs] of a policy, row by row: each weight comes from memory once.
 
 numpy takes a pass for each step, and a multiplication by a row or a column costs two: that took three times as long
 (docs/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds
@@ -26,7 +26,7 @@ _INDEX_OUT = types.Array(types.uint32, 1, "C")
 _BLOCK = 128
 _INPUTS_MIN = 32
 """Fewer of them, and BLAS is faster."""
-BELOW_HALF = np.float32(0.49999997)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
+_BELOW_HALF = np.float32(0.49999997)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
 _SIZE = np.int32(0x7FFFFFFF)  # of a float32's bits: as integers, they are in the order of the sizes, NaN above all
 
 
@@ -43,7 +43,7 @@ def _compiled(signature: Any, **options: Any) -> Callable[[Any], Any]:
 
 
 @_compiled(types.void(_IN, _VECTOR_IN, _VECTOR_OUT))
-def measure(weights: FloatArray, columns: FloatArray, largest: FloatArray) -> None:
+def row_maxima(weights: FloatArray, columns: FloatArray, largest: FloatArray) -> None:
     """Writes the largest size in each row of `weights * columns`; NaN where one is.
 
     Args:
@@ -67,7 +67,7 @@ def _dot(one: FloatArray, other: FloatArray) -> np.float32:
 
 
 @_compiled(types.void(_IN, _VECTOR_IN, _VECTOR_IN, _VECTOR_IN, _OUT, _VECTOR_OUT, _VECTOR_OUT))
-def write(
+def round_rows(
     weights: FloatArray,
     columns: FloatArray,
     factors: FloatArray,
@@ -85,7 +85,7 @@ def write(
         mean: float32 [C], or [0] if nobody asks what rounding changes.
         rounded: int8 [R, C], written; what does not fit 8 bits gives any number.
         raised: float32 [R], written: what rounding adds to each row's product with `mean`.
-        largest: float32 [R], written as by `measure`.
+        largest: float32 [R], written as by `row_maxima`.
     """
     change = np.empty(len(columns), np.float32)
     for i in range(len(weights)):
@@ -94,15 +94,21 @@ def write(
             product = np.float32(row[j] * columns[j])
             size = max(size, np.int32(product.view(np.int32) & _SIZE))
             x = product * factor
-            integer = np.int32(x + math.copysign(BELOW_HALF, x))
+            integer = np.int32(x + math.copysign(_BELOW_HALF, x))
             into[j] = np.int8(integer)
             change[j] = np.float32(integer) - x
         raised[i] = _dot(change, mean) if len(mean) else np.float32(0)
         largest[i] = np.int32(size).view(np.float32)
 
 
+def half_away(x: NDArray[Any]) -> NDArray[Any]:
+    """Rounds floats of any precision to integers, halves away from zero: what `round_rows` does to weights."""
+    rounded: NDArray[Any] = np.trunc(x + np.copysign(np.nextafter(x.dtype.type(0.5), x.dtype.type(0)), x))
+    return rounded
+
+
 def product(x: FloatArray, weights: FloatArray) -> FloatArray:
-    """`x @ weights.T`: float32 [N, R], of [N, C] and [R, C].
+    """Returns `x @ weights.T`: float32 [N, R], from [N, C] and [R, C].
 
     Two to three times as fast as OpenBLAS without AVX-512, about as fast with it (docs/quantization.md).
     """
@@ -115,7 +121,10 @@ def product(x: FloatArray, weights: FloatArray) -> FloatArray:
 
 @_compiled(types.void(_IN, _IN, _MATRIX_OUT), fastmath={"reassoc", "contract"})
 def _multiply(x: FloatArray, weights: FloatArray, y: FloatArray) -> None:
-    """Eight sums at a time, so that six loads serve eight multiplications. At least 4 rows of x, and 2 of weights."""
+    """Multiplies with eight sums at a time, so that six loads serve eight multiplications.
+
+    x needs at least 4 rows, and weights 2.
+    """
     for i in range(0, len(weights), 2):
         r = min(i, len(weights) - 2)  # the last ones overlap those before
         v, w = weights[r], weights[r + 1]
@@ -148,7 +157,7 @@ def _find(old: NDArray[np.uint8], new: NDArray[np.uint8], span: range, far: NDAr
 
 @_compiled(types.int64(_BYTES_IN, _BYTES_IN, _BYTES_OUT, _INDEX_OUT))
 def pack(old: NDArray[np.uint8], new: NDArray[np.uint8], packed: NDArray[np.uint8], far: NDArray[np.uint32]) -> int:
-    """As `broker.contract.policy_patch.pack`."""
+    """Does what `broker.contract.policy_patch.pack` does, compiled."""
     half, count = len(new) // 2, 0
     in_blocks = half // _BLOCK * _BLOCK
     for start in range(0, in_blocks, _BLOCK):

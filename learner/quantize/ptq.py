@@ -1,19 +1,19 @@
-"""Rewrites a policy so that eight bits hold it better, and chooses as before.
+"""Post-training quantization: what makes eight bits hold a policy better, so that it acts as before.
 
 One fp32 pass over the calibration observations shows how large each channel is. Then:
 
-* `levelled`: only differences between outputs choose an action, so whatever all outputs have in common is taken out of
-  the last layer: the linear function of its inputs that comes closest to the middle of the best two outputs. What
-  remains is near 0 where it matters, and the range of the int8 output shrinks with it: to a tenth on LunarLander.
-* `exponents`: an int8 tensor has one scale, so a channel that reaches 1 beside one that reaches 100 keeps two levels.
-  ReLU and linear layers let a factor pass from a layer's output to the next layer's kernel (Nagel et al. 2019,
-  https://arxiv.org/abs/1906.04721; the factor is that of Xiao et al. 2023, https://arxiv.org/abs/2211.10438).
-* `correct`: behind ReLUs the mean input is far from 0, and so is its product with the rounding errors of the weights.
-  The bias takes that back (Nagel et al. 2019, section 4.2).
-* `decisive_range`: outputs beyond every close call may saturate.
-* `bound`: so may what goes into the last tanh, where tanh has reached an end of int8. A trained policy drives it to 30
-  and more, and 256 steps over that are too coarse in the middle, where the action is decided.
-* `split`: each feature of the observation is two int8 numbers (`fold`), and may go beyond what was seen.
+* Centred outputs: only differences between outputs choose an action, so whatever all outputs have in common is
+  subtracted in the last layer: the linear function of its inputs that comes closest to the middle of the best two
+  outputs. What remains is near 0 where it matters, and the range of the int8 output shrinks with it: to a tenth on
+  LunarLander. Outputs beyond every close call may then saturate (`decisive_range`).
+* Cross-layer equalization: an int8 tensor has one scale, so a channel that reaches 1 beside one that reaches 100 keeps
+  two levels. ReLU and linear layers let a factor pass from a layer's output to the next layer's kernel (Nagel et al.
+  2019, https://arxiv.org/abs/1906.04721; the factor is that of Xiao et al. 2023, https://arxiv.org/abs/2211.10438).
+* Bias correction: behind ReLUs the mean input is far from 0, and so is its product with the rounding errors of the
+  weights. The bias makes up for that (Nagel et al. 2019, section 4.2).
+* Clipped tanh input: the last tanh's input may saturate where tanh has reached an end of int8. A trained policy brings
+  it to 30 and more, and 256 steps over that are too coarse in the middle, where the action is decided.
+* Hi/lo input: each feature of the observation is two int8 numbers (`input_scaling`), and may go beyond what was seen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise, starmap, zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -29,14 +29,16 @@ from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner.networks import layers
-from learner.quantize import exact, input_scaling, requantize
+from learner.quantize import calibrate, fp32, input_scaling, scales
 
 FloatArray = NDArray[np.float32]
-Step = Literal["level", "bound", "split", "equalise", "correct"]
-STEPS: tuple[Step, ...] = ("level", "split", "equalise", "correct")
-"""Of policies whose largest output is the choice."""
-ACTION_STEPS: tuple[Step, ...] = ("bound", "split", "equalise", "correct")
-"""Of policies whose outputs are the action."""
+Step = Literal[
+    "centred_outputs", "clipped_tanh_input", "hi_lo_input", "cross_layer_equalization", "bias_correction"
+]  # fmt: skip
+STEPS: tuple[Step, ...] = ("centred_outputs", "hi_lo_input", "cross_layer_equalization", "bias_correction")
+"""The steps for policies whose largest output is the choice."""
+ACTION_STEPS: tuple[Step, ...] = ("clipped_tanh_input", "hi_lo_input", "cross_layer_equalization", "bias_correction")
+"""The steps for policies whose outputs are the action."""
 STEPS_BY_HEAD: dict[specs.Head, tuple[Step, ...]] = {
     "q_values": STEPS,
     "categorical": STEPS[1:],
@@ -44,33 +46,33 @@ STEPS_BY_HEAD: dict[specs.Head, tuple[Step, ...]] = {
     "gaussian": STEPS[1:],
 }
 
-STEADY_HEADS: tuple[specs.Head, ...] = ("q_values", "categorical")
-"""Whose scales are kept for the sake of small differences. A choice hardly feels it; an action's error grows by a third
-to a half (two LunarLanderContinuous runs)."""
+HYSTERESIS_HEADS: tuple[specs.Head, ...] = ("q_values", "categorical")
+"""Heads whose scales have hysteresis, for the sake of small patches. A choice hardly changes by it; an action's error
+grows by a third to a half (two LunarLanderContinuous runs)."""
 
 _TANH_END = math.atanh(127.5 / 128)
-"""From here on tanh in int8, whose scale is 1/128, has only its last level."""
+"""Input from which on tanh in int8, whose scale is 1/128, has only its last level."""
 _ACTIVATIONS = 0.75
-"""Share of a channel's factor that goes by its activations; the rest goes by its weights, which have more scales."""
+"""The share of a channel's factor that its activations decide; its weights, which have more scales, decide the rest."""
 _FLOOR = 0.1
 """Channels and weights smaller than this beside the largest count as that large: they may yet grow."""
 _OUTPUTS = 256
-"""Of a wide layer, this many outputs show how large the weights behind a channel are."""
+"""This many outputs of a wide layer show how large the weights behind a channel are."""
 _RIDGE = 0.01
-"""Of the mean square of the inputs: keeps small what is taken out of the last layer."""
-_STEPS = 16
-"""Of conjugate gradients. Any result leaves the choices alone, so it need not be exact."""
+"""A share of the mean square of the inputs: keeps small what is subtracted in the last layer."""
+_CG_STEPS = 16
+"""Steps of conjugate gradients. Any result leaves the choices alone, so it need not be exact."""
 _HEADROOM = 1.5
 """Other observations have wider close calls than the sample."""
 _BEYOND = 0.125
-"""Share of its range that a split feature may go beyond at either end, unclipped: it has levels to spare."""
+"""The share of its range that a hi/lo feature may go beyond either end, unclipped: it has levels to spare."""
 _CLEAR = 50.0
 """Percentile of the gaps between the best two; beyond such a gap an output is clear, and may saturate."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
-    """What a tensor's channels [c] (features behind a dense layer) were seen to hold."""
+    """The values seen in a tensor's channels [c] (features behind a dense layer)."""
 
     low: FloatArray
     high: FloatArray
@@ -78,143 +80,142 @@ class Channels:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """What makes eight bits hold a policy, and those that training makes of it next.
+class Calibration:
+    """The result of calibrating on a policy; serves those that training makes of it next, too.
 
     Attributes:
-        ranges: What to fit the int8 model to.
-        common: Weights [features] to subtract from each row of the last kernel; None where outputs stay what they are.
-        level: To subtract from each of its biases.
+        params: What to fit the int8 model to.
+        common_kernel: Weights [features] to subtract from each row of the last kernel; None where outputs stay what
+            they are.
+        common_bias: Number to subtract from each of the last biases.
     """
 
-    ranges: requantize.Ranges
-    common: FloatArray | None
-    level: float
+    params: calibrate.QuantParams
+    common_kernel: FloatArray | None
+    common_bias: float
 
-    def levelled(self, policy: layers.PolicyLayers) -> layers.PolicyLayers:
-        """The policy without what its outputs have in common: it chooses as before."""
-        return policy if self.common is None else _without(policy, self.common, self.level)
+    def centred(self, policy: layers.PolicyLayers) -> layers.PolicyLayers:
+        """Returns the policy without what its outputs have in common: it chooses as before."""
+        return policy if self.common_kernel is None else _subtract(policy, self.common_kernel, self.common_bias)
 
 
-class Refiner:
-    """Refines one policy after another.
+class Calibrator:
+    """Calibrates one policy after another.
 
     It keeps each channel's factor until the best one is more than twice as large or small: with factors that came and
     went with the calibration sample, the int8 weights would change more from one publish to the next than training
-    changes them, and deltas would double.
+    changes them, and patches would double.
 
     Args:
-        steps: Which to take. `level`, with `decisive_range`, only where nothing but the largest output counts, as with
-            action values; without it, or where the last layer is not linear, outputs stay what they are.
-        steady: Whether ranges and scales are kept like the factors, as long as they are at most a quarter too wide.
+        steps: The steps to apply. `centred_outputs`, with `decisive_range`, only where nothing but the largest output
+            counts, as with action values; without it, or where the last layer is not linear, outputs stay what they
+            are.
+        hysteresis: Whether ranges and scales are kept like the factors, as long as they are at most a quarter too wide.
     """
 
-    def __init__(self, steps: Collection[Step] = STEPS, *, steady: bool = False) -> None:
+    def __init__(self, steps: Collection[Step] = STEPS, *, hysteresis: bool = False) -> None:
         self._steps = steps
-        self._steady = steady
+        self._hysteresis = hysteresis
         self._exponents: list[FloatArray] = []
-        self._spans: list[requantize.Range] = []
+        self._spans: list[scales.Range] = []
         self._ends: tuple[NDArray[Any], NDArray[Any]] | None = None
 
-    def measure(
-        self, policy: layers.PolicyLayers, observations: NDArray[Any], rows: int, *, per_feature: bool = True
-    ) -> tuple[layers.PolicyLayers, requantize.Ranges, FloatArray]:
-        """Makes a policy fit for int8. In the place of `calibrate.measure`.
+    def prepare(
+        self, policy: layers.PolicyLayers, observations: NDArray[Any], count: int, *, per_feature: bool = True
+    ) -> tuple[layers.PolicyLayers, calibrate.QuantParams, FloatArray]:
+        """Makes a policy ready for int8, in the place of `calibrate.measure`.
 
         Args:
             policy: Layers for raw observations.
             observations: Sample [N, *shape] in any dtype.
-            rows: The first so many observations decide everything.
+            count: The first so many observations decide everything.
             per_feature: Whether each input feature gets a range of its own; never in front of a convolution.
 
         Returns:
-            The policy with levelled outputs, what to fit its int8 model to, and fp32 outputs [N, n] that int8 is to
+            The policy with centred outputs, what to fit its int8 model to, and fp32 outputs [N, n] that int8 is to
             come close to. All three are NaN or infinite where the policy is: `requantize` refuses them.
         """
-        fit = self.fit(policy, observations[:rows], per_feature=per_feature)
-        policy = fit.levelled(policy)
-        return policy, fit.ranges, exact.outputs(policy, observations)
+        calibration = self.calibrate(policy, observations[:count], per_feature=per_feature)
+        policy = calibration.centred(policy)
+        return policy, calibration.params, fp32.outputs(policy, observations)
 
-    def fit(self, policy: layers.PolicyLayers, observations: NDArray[Any], *, per_feature: bool = True) -> Fit:
-        """What eight bits need to hold this policy, or one that training soon makes of it.
+    def calibrate(
+        self, policy: layers.PolicyLayers, observations: NDArray[Any], *, per_feature: bool = True
+    ) -> Calibration:
+        """Finds what eight bits need to hold this policy, or one that training soon makes of it.
 
         Args:
             policy: Layers for raw observations.
             observations: Sample [N, *shape] in any dtype that decides everything.
-            per_feature: As in `measure`.
+            per_feature: As in `prepare`.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._fit(policy, observations, per_feature)
+            return self._calibrate(policy, observations, per_feature)
 
-    def _fit(self, policy: layers.PolicyLayers, observations: NDArray[Any], per_feature: bool) -> Fit:
+    def _calibrate(self, policy: layers.PolicyLayers, observations: NDArray[Any], per_feature: bool) -> Calibration:
         first = layers.weighted(policy)[0]
         affine = self._affine(observations) if per_feature and isinstance(first, layers.Dense) else None
-        channels, inputs, found = _pass(policy, observations, affine)
-        last, common, level = policy[-1], None, 0.0
-        if "level" in self._steps and isinstance(last, layers.Dense) and last.activation == "none":
-            common, level = _shared(inputs, found)
-            policy = _without(policy, common, level)
-            found = exact.linear_outputs(layers.weighted(policy)[-1], inputs)
+        channels, inputs, found = _observe(policy, observations, affine)
+        last, common_kernel, common_bias = policy[-1], None, 0.0
+        if "centred_outputs" in self._steps and isinstance(last, layers.Dense) and last.activation == "none":
+            common_kernel, common_bias = _common(inputs, found)
+            policy = _subtract(policy, common_kernel, common_bias)
+            found = fp32.linear_outputs(layers.weighted(policy)[-1], inputs)
             channels[-1] = _channels(found)
         factors = None
-        if "equalise" in self._steps:
-            self._exponents = exponents(policy, channels, self._exponents)
+        if "cross_layer_equalization" in self._steps:
+            self._exponents = equalization_exponents(policy, channels, self._exponents)
             factors = tuple(np.exp2(exponent) for exponent in self._exponents)
-        means = _means(policy, channels) if "correct" in self._steps else None
+        means = _means(policy, channels) if "bias_correction" in self._steps else None
         spans = [_range(channels[0], None), *(_range(*both) for both in zip_longest(channels[1:], factors or ()))]
         if affine:
             spans[0] = input_scaling.ENDS
-        if common is not None:
+        if common_kernel is not None:
             spans[-1] = decisive_range(found)
-        if "bound" in self._steps and layers.weighted(policy)[-1].activation == "tanh":
+        if "clipped_tanh_input" in self._steps and layers.weighted(policy)[-1].activation == "tanh":
             spans[-1] = max(spans[-1][0], -_TANH_END), min(spans[-1][1], _TANH_END)
-        if self._steady:
-            spans[1:] = self._spans = [_held(span, kept) for span, kept in zip_longest(spans[1:], self._spans)]
-        ranges = requantize.Ranges(spans[0], tuple(spans[1:]), affine, factors, means, self._steady)
-        return Fit(ranges, common, level)
+        if self._hysteresis:
+            self._spans = list(starmap(scales.range_with_hysteresis, zip_longest(spans[1:], self._spans)))
+            spans[1:] = self._spans
+        params = calibrate.QuantParams(spans[0], tuple(spans[1:]), affine, factors, means, self._hysteresis)
+        return Calibration(params, common_kernel, common_bias)
 
     def _affine(self, observations: NDArray[Any]) -> input_scaling.Affine:
-        """Of all that was seen, where that is not too wide for what is seen now."""
+        """Scales the input to the range of all that was seen, where that is not too wide for what is seen now."""
         low, high = observations.min(0).astype(np.float64), observations.max(0).astype(np.float64)
         if self._ends is not None:
             widest = np.minimum(low, self._ends[0]), np.maximum(high, self._ends[1])
-            fits = widest[1] - widest[0] <= requantize.SLACK * (high - low)
+            fits = widest[1] - widest[0] <= scales.SLACK * (high - low)
             low, high = np.where(fits, widest[0], low), np.where(fits, widest[1], high)
         self._ends = low, high
-        split = "split" in self._steps
-        beyond = _BEYOND * (high - low) if split else np.zeros_like(low)
-        return input_scaling.from_ends(low - beyond, high + beyond, split=split)
+        hi_lo = "hi_lo_input" in self._steps
+        beyond = _BEYOND * (high - low) if hi_lo else np.zeros_like(low)
+        return input_scaling.from_ends(low - beyond, high + beyond, hi_lo=hi_lo)
 
 
-def _held(span: requantize.Range, kept: requantize.Range | None) -> requantize.Range:
-    """The range kept from an earlier policy where it serves for `span`; else that with some headroom."""
-    low, high = min(span[0], 0.0), max(span[1], 0.0)  # as `requantize` widens it
-    if kept and kept[0] <= low and high <= kept[1] and kept[1] - kept[0] <= requantize.SLACK * (high - low):
-        return kept
-    width = high - low
-    scale = requantize.roomy(np.array([width / 255], np.float32))
-    grown = float(scale[0]) * 255 / width if width else 1.0
-    return grown * low, grown * high
-
-
-def _range(channels: Channels, factor: FloatArray | None) -> requantize.Range:
-    """Of all channels, each divided by its factor."""
+def _range(channels: Channels, factor: FloatArray | None) -> scales.Range:
+    """Returns the range of all channels, each divided by its factor."""
     low, high = (channels.low, channels.high) if factor is None else (channels.low / factor, channels.high / factor)
     return float(low.min()), float(high.max())
 
 
 def _means(policy: layers.PolicyLayers, channels: Sequence[Channels]) -> tuple[FloatArray, ...]:
-    """Mean input of each layer with weights, one per weight of an output."""
+    """Returns the mean input of each layer with weights, one per weight of an output."""
     # A convolution meets each channel at every place of its kernel; so does a dense layer behind one
     inputs = [layer.kernel[0].size for layer in layers.weighted(policy)]
-    repeats = (max(1, n // seen.mean.size) for n, seen in zip(inputs, channels, strict=False))  # a split input has more
+    repeats = (max(1, n // seen.mean.size) for n, seen in zip(inputs, channels, strict=False))  # a hi/lo input has more
     return tuple(np.tile(seen.mean, n) for n, seen in zip(repeats, channels, strict=False))
 
 
-def _pass(
+def _observe(
     policy: layers.PolicyLayers, observations: NDArray[Any], affine: input_scaling.Affine | None
 ) -> tuple[list[Channels], FloatArray, FloatArray]:
-    """Channels of the input and of each layer with weights (before tanh, but for the mean); last inputs; outputs."""
+    """Runs the policy once.
+
+    Returns:
+        The channels of the input and of each layer with weights (in front of tanh, but for the mean), the last layer's
+        inputs, and the outputs.
+    """
     scaled = affine.apply(observations).reshape(len(observations), -1) if affine else observations.astype(np.float32)
     channels = [_channels(scaled)]
     last_inputs = scaled
@@ -226,42 +227,43 @@ def _pass(
             seen = replace(seen, mean=outputs.reshape(-1, outputs.shape[-1]).mean(0))
         channels.append(seen)
 
-    found = exact.outputs(policy, observations, see)
+    found = fp32.outputs(policy, observations, see)
     return channels, last_inputs, found
 
 
-def levelled(policy: layers.PolicyLayers, inputs: FloatArray, outputs: FloatArray) -> layers.PolicyLayers:
+def centre_outputs(policy: layers.PolicyLayers, inputs: FloatArray, outputs: FloatArray) -> layers.PolicyLayers:
     """Subtracts the same linear function of the last layer's inputs from all outputs; each choice stays.
 
     Args:
         policy: Layers, the last of them dense and linear.
-        inputs: Of its last layer [N, features].
-        outputs: Of the policy [N, n].
+        inputs: Inputs of its last layer [N, features].
+        outputs: Outputs of the policy [N, n].
     """
-    return _without(policy, *_shared(inputs, outputs))
+    return _subtract(policy, *_common(inputs, outputs))
 
 
-def _shared(inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray, float]:
-    """Weights [features] and bias that outputs [N, n] have in common, by the last layer's inputs [N, features]."""
+def _common(inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray, float]:
+    """Finds the weights [features] and the bias that outputs [N, n] have in common, from inputs [N, features]."""
     middle = np.partition(outputs, -2, axis=1)[:, -2:].mean(1)
-    level, mean = middle.mean(), inputs.mean(0)
-    common = _ridge(inputs - mean, middle - level)
-    return common, float(level - mean @ common)
+    mean_output, mean_input = middle.mean(), inputs.mean(0)
+    kernel = _ridge_regression(inputs - mean_input, middle - mean_output)
+    return kernel, float(mean_output - mean_input @ kernel)
 
 
-def _without(policy: layers.PolicyLayers, common: FloatArray, level: float) -> layers.PolicyLayers:
+def _subtract(policy: layers.PolicyLayers, kernel: FloatArray, bias: float) -> layers.PolicyLayers:
+    """Subtracts the same weights [features] and bias from each output of the last layer."""
     last = policy[-1]
     assert isinstance(last, layers.Dense)
-    return (*policy[:-1], replace(last, kernel=last.kernel - common, bias=last.bias - np.float32(level)))
+    return (*policy[:-1], replace(last, kernel=last.kernel - kernel, bias=last.bias - np.float32(bias)))
 
 
-def _ridge(inputs: FloatArray, target: FloatArray) -> FloatArray:
-    """Weights [features] that take inputs [N, features] towards target [N], by conjugate gradients."""
+def _ridge_regression(inputs: FloatArray, target: FloatArray) -> FloatArray:
+    """Finds weights [features] that bring inputs [N, features] towards a target [N], by conjugate gradients."""
     ridge = _RIDGE * float(np.square(inputs).sum()) / inputs.shape[1]
     weights = np.zeros(inputs.shape[1], np.float32)
     residual = direction = target @ inputs
     square = float(residual @ residual)
-    for _ in range(_STEPS):
+    for _ in range(_CG_STEPS):
         if square < np.finfo(np.float32).tiny:
             break
         image = (inputs @ direction) @ inputs + ridge * direction
@@ -273,15 +275,15 @@ def _ridge(inputs: FloatArray, target: FloatArray) -> FloatArray:
     return weights if np.isfinite(weights).all() else np.zeros_like(weights)
 
 
-def exponents(
+def equalization_exponents(
     policy: layers.PolicyLayers, channels: Sequence[Channels], kept: Sequence[FloatArray] = ()
 ) -> list[FloatArray]:
-    """Powers of two by which to divide the channels of each hidden layer, so that they become of similar size.
+    """Returns the powers of two to divide the channels of each hidden layer by, so that they become of similar size.
 
     Args:
         policy: Layers.
-        channels: Of the input, and of the output of each layer with weights.
-        kept: What this gave for an earlier policy; an exponent stays unless it is off by more than 1.
+        channels: Channels of the input, and of the output of each layer with weights.
+        kept: The exponents of an earlier policy; one stays unless it is off by more than 1.
     """
     found = []
     weighted = layers.weighted(policy)
@@ -300,13 +302,13 @@ def exponents(
     return found
 
 
-def decisive_range(outputs: FloatArray) -> requantize.Range:
-    """The output range in which close calls are decided; what lies beyond may saturate.
+def decisive_range(outputs: FloatArray) -> scales.Range:
+    """Returns the output range in which close calls are decided; what is beyond may saturate.
 
     An output above every runner-up wins even when it saturates, and one below every winner loses.
 
     Args:
-        outputs: In fp32, of a `levelled` policy [N, n].
+        outputs: Outputs in fp32 [N, n] of a policy whose outputs are centred.
     """
     runner_up, best = np.partition(outputs, -2, axis=1)[:, -2:].T
     clear = float(np.percentile(best - runner_up, _CLEAR))

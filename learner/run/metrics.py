@@ -19,19 +19,19 @@ class Metrics:
 
     Args:
         directory: The run directory.
-        screen: Shows the newest row.
+        display: Shows the newest row.
         started_s: Monotonic time from which `wall_s` counts.
         kept: Counts what the disk does not take.
     """
 
     def __init__(
-        self, directory: Path, screen: console.Console, started_s: float, kept: records.Records | None = None
+        self, directory: Path, display: console.Console, started_s: float, kept: records.Records | None = None
     ) -> None:
         self._path = directory / "metrics.jsonl"
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  open as long as the run
-        self._kept = kept or records.Records(screen.say)
+        self._kept = kept or records.Records()
         self._board = tf.summary.create_file_writer(str(directory / "tensorboard"))
-        self._screen = screen
+        self._display = display
         self._started = started_s
 
     def write(self, row: dict[str, float]) -> None:
@@ -52,7 +52,7 @@ class Metrics:
                 )
         except tf.errors.OpError as error:  # its way to say that the disk is full
             self._kept.note("TensorBoard's rows", error)
-        self._screen.show(wall_s, clean)
+        self._display.show(wall_s, clean)
 
     def close(self) -> None:
         """Closes the files."""

@@ -1,4 +1,4 @@
-"""What happens when training computes NaN or infinity: back to the last good state, and its likely cause is put aside.
+"""Recovers when training computes NaN or infinity: back to the last good state, and the likely cause is quarantined.
 
 Weights that are not finite stay so for ever, and whatever is saved or published of them is worthless. So each call of
 updates is looked at (its metrics and TD errors: a gradient that is not finite shows in its norm), and each checkpoint.
@@ -6,8 +6,8 @@ updates is looked at (its metrics and TD errors: a gradient that is not finite s
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from broker.contract import errors
 from learner import algorithms
 from learner.experience import ingest, replay
 
+_log = logging.getLogger(__name__)
 IN_A_ROW_MAX = 3
-"""Returns to one and the same state, after which going on is no use."""
+"""Rollbacks to one and the same state, after which going on is no use."""
 STANDS_OUT = 1000.0
 """Times the median of a batch, or 1 where that is more, from which on a number is a likely cause."""
 
@@ -28,25 +29,17 @@ class Recovery:
     Args:
         algorithm: What computes.
         good: Its state now.
-        feed: Where its experience came by.
-        say: Takes one line for people.
+        source: What its experience came by.
 
     Attributes:
-        recoveries: Returns to it so far.
+        recoveries: Rollbacks to it so far.
         steps_quarantined: Steps in messages that were put aside.
     """
 
-    def __init__(
-        self,
-        algorithm: algorithms.Algorithm,
-        good: algorithms.State,
-        feed: ingest.Intake,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, algorithm: algorithms.Algorithm, good: algorithms.State, source: ingest.Ingest) -> None:
         self._algorithm = algorithm
         self._good = good
-        self._feed = feed
-        self._say = say
+        self._source = source
         self._in_a_row = 0
         self.recoveries = 0
         self.steps_quarantined = 0
@@ -55,8 +48,12 @@ class Recovery:
         """Notes a newer state, all of which is finite."""
         self._good, self._in_a_row = good, 0
 
-    def back(self, batch: replay.Batch | None) -> None:
-        """Returns to the last good state, and takes out of replay what stands out in the batch that spoilt the newest.
+    def metrics(self) -> dict[str, float]:
+        """Returns the counts of rollbacks and of steps that were quarantined, for a row of metrics."""
+        return {"steps_quarantined": self.steps_quarantined, "recoveries": self.recoveries}
+
+    def roll_back(self, batch: replay.Batch | None) -> None:
+        """Restores the last good state, and takes out of replay what stands out in the batch that spoilt the newest.
 
         Raises:
             RunError: It has come to this too often.
@@ -65,9 +62,12 @@ class Recovery:
         self._in_a_row += 1
         spoilt = self._algorithm.updates
         self._algorithm.restore(self._good)
-        self._say(
-            f"training computed NaN or infinity within {spoilt} updates; it goes on from the state after "
-            f"{self._algorithm.updates}. {self._quarantine(batch)}"
+        done = self._quarantine(batch)
+        _log.warning(
+            "training computed NaN or infinity within %d updates; it goes on from the state after %d. %s",
+            spoilt,
+            self._algorithm.updates,
+            done,
         )
         if self._in_a_row > IN_A_ROW_MAX:
             raise errors.RunError(
@@ -78,11 +78,11 @@ class Recovery:
             )
 
     def _quarantine(self, batch: replay.Batch | None) -> str:
-        """What was done, in a sentence."""
+        """Quarantines the likely cause; returns what was done, in a sentence."""
         cause = outliers(batch) if batch is not None else np.zeros(0, np.int64)
         if not len(cause):
             return "Nothing stands out in what it learned from"
-        put_aside = self._feed.quarantine(cause)
+        put_aside = self._source.quarantine(cause)
         self.steps_quarantined += sum(one.steps for one in put_aside)
         named = ", ".join(
             f"{one.actor_id} (boot {one.boot}, message {one.seq}, {one.steps} steps)" for one in put_aside
@@ -91,12 +91,12 @@ class Recovery:
 
 
 def is_sound(update: algorithms.Update) -> bool:
-    """Whether a call of updates computed with numbers alone."""
+    """Returns whether a call of updates computed with finite numbers alone."""
     return all(map(math.isfinite, update.metrics.values())) and bool(np.isfinite(update.td_error).all())
 
 
 def outliers(batch: replay.Batch) -> NDArray[np.int64]:
-    """Ids of transitions with numbers far larger than those of the others."""
+    """Returns the ids of transitions with numbers far larger than those of the others."""
     ids = batch.ids.reshape(-1)
     odd = np.zeros(len(ids), bool)
     for values in (batch.observation, batch.bootstrap, batch.reward):

@@ -6,6 +6,7 @@ Nothing here imports TensorFlow before actors are sought: its three seconds pass
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -21,9 +22,10 @@ from learner import config
 from learner.experience import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import roster, session
-from learner.quantize import stderr_filter
+from learner.quantize.tflite import stderr_filter
 from learner.run import console, energy
 
+_log = logging.getLogger(__name__)
 SWITCH_S = 0.001
 """How long a thread may keep Python's lock from another. With the default, 5 ms, an update that has been computed waits
 so long for the loop to hear of it, and so does what arrives: 146 updates/s instead of 176 beside 500 actors."""
@@ -37,7 +39,7 @@ def run(
     resume: Path | None,
     take_over: bool,
     stop: threading.Event,
-    screen: console.Console,
+    display: console.Console,
 ) -> tuple[dict[str, Any], Path]:
     """One session of a learner on a fleet; returns its summary (see summary.py) and the run directory.
 
@@ -47,7 +49,7 @@ def run(
         resume: Run directory to go on with.
         take_over: Claim the fleet though another learner is live; that one ends.
         stop: Set from outside to end the session early.
-        screen: For people.
+        display: Shows progress; closed at the end.
 
     Raises:
         session.Stopped: `stop` was set before training began.
@@ -58,17 +60,16 @@ def run(
     loading.start()
     try:
         directory = run_directory.RunDirectory(resume, resume=True) if resume else None
-        saved = checkpoint.load_newest(directory.checkpoints, screen.say) if directory else None
+        saved = checkpoint.load_newest(directory.checkpoints) if directory else None
         if directory and saved is None:
-            screen.say("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
+            _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
-        here = session.Session(initial.train, screen.say, take_over=take_over)
+        here = session.Session.open(initial.train, take_over=take_over)
         try:
             found = roster.Roster(
                 here.id,
                 here.epoch,
                 initial.train.env,
-                screen.say,
                 quorum=initial.train.actors,
                 fingerprint=saved.meta["fingerprint"] if saved else "",
                 unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
@@ -84,7 +85,7 @@ def run(
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
-            loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, started, stop)
+            loop = training_loop.TrainingLoop(settings, directory, here, actors, saved, display, started, stop)
             loop.train()
             used = tracker.stop() if tracker else None
             result = summary.make(loop, used, tracker.error if tracker else "switched off")
@@ -93,11 +94,11 @@ def run(
             return result, directory.path
         finally:
             here.close()
-            screen.close()
+            display.close()
     except errors.ActorqError as error:
         if loading.is_alive():  # it takes seconds more, and until then stderr is held back
             for line in f"error: {error}".splitlines():
-                screen.say(line)
+                _log.error("%s", line)
             error.said = True
         raise
     finally:
@@ -122,7 +123,10 @@ def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
 
 def _load_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with contextlib.suppress(Exception), stderr_filter.hidden():  # whoever imports it next is told why it does not load
+    with (
+        contextlib.suppress(Exception),
+        stderr_filter.filtered(),
+    ):  # whoever imports it next is told why it does not load
         import tensorflow  # noqa: F401  ... or finds it loaded, or waits for the rest
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import gc
 import itertools
 import json
+import logging
 import math
 import threading
 import time
@@ -31,6 +32,7 @@ from learner.policies import publish
 from learner.quantize import calibrate
 from learner.run import console, metrics, notices, progress, recovery, scoring
 
+_log = logging.getLogger(__name__)
 NORMALIZER_OBSERVATIONS = 1024
 CALL_NUMBERS = 4_000_000  # observed, in one call of updates: convolutions take seconds, and no call can be ended
 SCORES_S = 2.5  # two evaluations, and some margin, by what the newest one took
@@ -50,7 +52,7 @@ class TrainingLoop:
         here: This learner's session on the fleet.
         actors: Who is there.
         saved: Checkpoint to go on from; None begins anew, with what the run's ledger holds, if it has one.
-        screen: For people.
+        display: Shows progress.
         started_s: Monotonic time at which the process began.
         stop: Ends training when set.
     """
@@ -62,7 +64,7 @@ class TrainingLoop:
         here: session.Session,
         actors: roster.Roster,
         saved: checkpoint.Checkpoint | None,
-        screen: console.Console,
+        display: console.Console,
         started_s: float,
         stop: threading.Event,
     ) -> None:
@@ -71,7 +73,7 @@ class TrainingLoop:
         self.session, self.roster, self.spec = here, actors, actors.the_spec
         self.scoring = scoring.Scoring(here.command, train, here.id)
         self.scoring.end_s = self._end_s = started_s + train.max_wall_s if train.max_wall_s else math.inf
-        self.notices = notices.Notices(screen.say)
+        self.notices = notices.Notices()
         self.progress = progress.Progress()
         self.rng = np.random.default_rng(train.seed)
         self.replay = replay.of(self.spec, algorithm)
@@ -96,9 +98,9 @@ class TrainingLoop:
         self._epochs = frozenset({here.epoch})  # of this run's sessions
         self._computing = concurrent.futures.ThreadPoolExecutor(1, "compute")
         version = self._restore_counters(saved) if saved else 0
-        self.records = records.Records(screen.say)
-        book = self._open_ledger(saved, screen.say)
-        self.ingest = validate.Ingest(
+        self.records = records.Records()
+        book = self._open_ledger(saved)
+        self.ingest = validate.Validator(
             here.macs,
             self.spec,
             self._epochs,
@@ -106,18 +108,18 @@ class TrainingLoop:
             dead_letters.DeadLetters(directory.path / dead_letters.NAME, kept=self.records),
             self.replay.fits,
             train.max_policy_lag,
-            say=screen.say,
             may_send=actors.may_send,
-            judge=here.judge,
+            on_outcome=here.note_outcome,
         )
         self._owed_before = directory.owed_steps() if len(self._epochs) > 1 else 0
         self._owed = -1  # noted, of this session
-        actors.expect_earlier(self._owed_before)
-        self.intake = ingest.Intake(self.ingest, book, self.replay, screen.say)
+        actors.set_earlier_steps(self._owed_before)
+        self.intake = ingest.Ingest(self.ingest, book, self.replay)
+        self.intake.rebuild_replay()
         book.on_commit = here.wake
         here.announce(self.spec.fingerprint, version)
         self._assign(lockstep_version=0)
-        screen.say("compiling the networks; the actors gather their first steps meanwhile")
+        _log.info("compiling the networks; the actors gather their first steps meanwhile")
         self.algorithm = registry.make(settings, self.spec)
         if saved:
             self.algorithm.restore(saved.parts["algorithm"])
@@ -130,7 +132,6 @@ class TrainingLoop:
             version,
             settings.gate,
             directory,
-            screen.say,
             send_deltas=train.delta,
             precision=train.precision,
             weight_bits=train.weight_bits,
@@ -138,11 +139,11 @@ class TrainingLoop:
             kept=self.records,
         )
         self.publisher.prepare(self.algorithm.policy_layers())
-        self.metrics = metrics.Metrics(directory.path, screen, started_s, self.records)
+        self.metrics = metrics.Metrics(directory.path, display, started_s, self.records)
         self._scored = self.algorithm.state()  # behind the policy that is being scored
-        self.recovery = recovery.Recovery(self.algorithm, self._scored, self.intake, screen.say)
+        self.recovery = recovery.Recovery(self.algorithm, self._scored, self.intake)
         self._published_updates, self._published_at = self.algorithm.updates, -math.inf
-        self._screen, self._saved_at = screen, time.monotonic()
+        self._saved_at = time.monotonic()
         self.progress.restart_rates(self.algorithm.updates, self.env_steps)
 
     @property
@@ -249,14 +250,14 @@ class TrainingLoop:
 
     def _recover(self, batch: replay.Batch | None) -> None:
         """Goes on from the last good state; the batch spoilt the newest, if one is known."""
-        self.recovery.back(batch)
+        self.recovery.roll_back(batch)
         self._published_updates = min(self._published_updates, self.algorithm.updates)
         self.progress.restart_rates(self.algorithm.updates, self.env_steps)
 
     def _publish(self) -> None:
         self._published_updates, self._published_at = self.algorithm.updates, time.monotonic()
         policy = self.algorithm.policy_layers()
-        seen = self.replay.observations(calibrate.rows(policy), self.rng)
+        seen = self.replay.observations(calibrate.sample_size(policy), self.rng)
         verdict = self._meanwhile(lambda: self.publisher.publish(policy, *calibrate.split(seen)), "a policy to be made")
         if not verdict.passed or self.publisher.newest is None:
             return
@@ -279,7 +280,7 @@ class TrainingLoop:
                     self._assign(lockstep_version=0)
                 if (now := time.monotonic()) > say_at:
                     say_at = now + notices.AGAIN_S
-                    self._screen.say(f"waiting for {what}: {now - began:.0f} s so far")
+                    _log.info("waiting for %s: %.0f s so far", what, now - began)
         finally:
             concurrent.futures.wait([computing])  # a checkpoint must not see half an update
         return computing.result()
@@ -305,10 +306,10 @@ class TrainingLoop:
         score_s = SCORES_S * self.scoring.took_s
         if end_s - now < limit_s and end_s - now <= score_s:
             takes = f", and a score takes {score_s:.0f} s" if score_s else ""
-            self._screen.say(f"the last policy is not scored: the time is up{takes}")
+            _log.warning("the last policy is not scored: the time is up%s", takes)
             return
         who = f"{_names(working)} to score" if working else "an actor, of which none is here, to score"
-        self._screen.say(f"waiting for {who} the last policy, at most {end_s - now:.0f} s")
+        _log.info("waiting for %s the last policy, at most %.0f s", who, end_s - now)
         self._finishing = True
         self.scoring.begin(newest, confirm=True)
         while self.scoring.busy and time.monotonic() < end_s and not self._stop.is_set():
@@ -318,7 +319,7 @@ class TrainingLoop:
         if found is not None and found.policy is newest and (last is None or last.policy is not newest):
             self.last_score = found  # better than none at all
         if self.last_score is None or self.last_score.policy is not newest:
-            self._screen.say("the last policy has no score: none came in time")
+            _log.warning("the last policy has no score: none came in time")
 
     # -- what arrives -----------------------------------------------------------------------------------------------
 
@@ -326,7 +327,7 @@ class TrainingLoop:
         """Takes in what has arrived; waits up to `wait_s` for an arrival, a commit or an update to end."""
         if self.intake.is_full:
             self._feed(wait=True)
-        for arrival in itertools.islice(self.session.drain(min(wait_s, self.intake.rest_s)), ARRIVALS):
+        for arrival in itertools.islice(self.session.drain(min(wait_s, self.intake.due_in_s)), ARRIVALS):
             message = arrival.message
             if isinstance(message, messages.ActorState):
                 self._take_state(arrival.actor_id, message, arrival.retained)
@@ -341,7 +342,7 @@ class TrainingLoop:
 
     def _feed(self, *, wait: bool) -> None:
         """What is durable enters replay and gets receipts: one an actor, however many messages it covers."""
-        for experience in self.intake.settle(wait=wait):
+        for experience in self.intake.commit(wait=wait):
             self.limiter.insert(len(experience.reward))
             ours = experience.epoch == self.session.epoch
             self.progress.count(experience, self.publisher.version if ours else None)
@@ -354,11 +355,11 @@ class TrainingLoop:
     def _take_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
         actor = self.roster.observe(actor_id, state, retained=retained, now_s=now)
-        for name, rebuff in self.roster.rebuffs():
+        for name, rebuff in self.roster.rejections():
             self.session.refused["state.second_machine"] += 1
             self.session.tell(self.session.topics.assignment(name), rebuff)
         if not retained:
-            self.notices.hear(actor_id, state, now)
+            self.notices.observe(actor_id, state, now)
         version = state.vitals.policy_version
         self.session.compare_epochs(actor_id, state.vitals.policy_epoch)
         if state.vitals.policy_epoch == self.session.epoch and version > actor.version and not retained:
@@ -366,30 +367,28 @@ class TrainingLoop:
             self.publisher.acts(version, now)
 
     def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
-        experience = self.intake.take(actor_id, topic, payload, self.publisher.version)
+        experience = self.intake.receive(actor_id, topic, payload, self.publisher.version)
         if experience is not None:  # refused or not, they used up its grant
-            self.roster.take(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward))
+            self.roster.count_received(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward))
 
     def _take_report(self, actor_id: str, report: messages.Report) -> None:
         if not self.scoring.awaits(report, actor_id):
             self.session.refused["report.unasked"] += 1
-            self.session.judge(self.session.topics.report(actor_id), 0, None)
+            self.session.note_outcome(self.session.topics.report(actor_id), 0, None)
             return
         failures, score = self.scoring.failures, self.scoring.take(report)
         if self.scoring.failures > failures:
             rest_s = self.scoring.rests_until_s - time.monotonic()
             goes_on = f"; training goes on, the next one is asked for in {rest_s:.0f} s" if rest_s > 0 else ""
             what = report.error[:500] or "its answer is incomplete"
-            self._screen.say(f"actor {actor_id} gave no score: {what}{'' if self._finishing else goes_on}")
+            _log.warning("actor %s gave no score: %s%s", actor_id, what, "" if self._finishing else goes_on)
         if score is None:
             return
         self.last_score = score
         if score.confirming and score.mean("published") >= self.settings.solved_return:
             self.solved = score
             if score.alone:
-                self._screen.say(
-                    f"{score.by} alone says that the policy is good: no other actor was there to confirm it"
-                )
+                _log.warning("%s alone says that the policy is good: no other actor was there to confirm it", score.by)
 
     # -- what goes out ----------------------------------------------------------------------------------------------
 
@@ -442,7 +441,7 @@ class TrainingLoop:
         self._gather(now)
         # Of a slow environment updates are few; before the first one, it is the question when that will be
         if self.notices.is_stuck((self.limiter.sampled, self.env_steps if self.limiter.sampled else 0), now):
-            self._screen.say(self._awaited(now))
+            _log.info("%s", self._awaited(now))
         if (row := self.progress.row(self.algorithm.updates, self.env_steps, self._metrics)) is not None:
             self.metrics.write(row)
 
@@ -454,9 +453,10 @@ class TrainingLoop:
             self._gathered = now_s, self.env_steps
         if self.settings.deterministic or self._early_s(now_s) > 0:
             return
-        self._screen.say(
-            f"learning begins with {self.env_steps:,} steps instead of {self.limiter.min_size:,}, because they come "
-            "slowly; --learning-starts N holds to N"
+        _log.info(
+            "learning begins with %s steps instead of %s, because they come slowly; --learning-starts N holds to N",
+            f"{self.env_steps:,}",
+            f"{self.limiter.min_size:,}",
         )
         self.limiter.begin()
 
@@ -490,7 +490,7 @@ class TrainingLoop:
         fewer = ", and begins with fewer" if early_s < whole_s else ""
         return (
             f"gathering: {self.env_steps:,} of {self.limiter.min_size:,} first steps; learning waits for "
-            f"{notices.about(min(whole_s, early_s))}{fewer}; --learning-starts N begins earlier"
+            f"{notices.duration(min(whole_s, early_s))}{fewer}; --learning-starts N begins earlier"
         )
 
     @property
@@ -515,7 +515,7 @@ class TrainingLoop:
         now = time.monotonic()
         if self.settings.deterministic:
             goal = self.env_steps if self._budget_spent else self._lockstep_goal
-        elif not self.roster.look(now):
+        elif not self.roster.may_assign(now):
             return
         else:
             self.limiter.widen(self.roster.grant_s, self.progress.env_steps_per_s)
@@ -606,7 +606,7 @@ class TrainingLoop:
             todo="remove the newest one, and the one before is taken; or start a new run",
         )
 
-    def _open_ledger(self, saved: checkpoint.Checkpoint | None, say: Callable[[str], None]) -> ledger.Ledger:
+    def _open_ledger(self, saved: checkpoint.Checkpoint | None) -> ledger.Ledger:
         """The run's ledger; it knows what reached replay after the checkpoint, too, or before there was one."""
         path, keep = self.directory.path / run_directory.LEDGER, self.settings.keep_experience
         about = {"env_id": self.roster.env_id, "spec": json.dumps(dataclasses.asdict(self.spec))}
@@ -614,7 +614,7 @@ class TrainingLoop:
             book = ledger.Ledger(path, keep=keep, about=about)
         else:
             before = self.env_steps, self.progress.episodes
-            book = ledger.resume(path, keep=keep, before=before, about=about, say=say)
+            book = ledger.resume(path, keep=keep, before=before, about=about)
         found = ledger.about(path)
         if json.loads(found["spec"]) != json.loads(about["spec"]):
             book.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 from broker.program import storage
-from learner.quantize import compare, gate
+from learner.quantize import compare
+from learner.quantize.tflite import interpreter
 from learner.study import play, recipes, trained
 
+_log = logging.getLogger(__name__)
 CALIBRATION_OBSERVATIONS = 1024
 """As in training_loop: what ships is calibrated with so many."""
 PUBLISHED = "as published"
@@ -25,13 +28,10 @@ PUBLISHED = "as published"
 _STATES_MAX = 16_384
 _STATES_MIN = 64
 
-Say = Callable[[str], None]
 Object = dict[str, Any]
 
 
-def study(
-    path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, rows: Sequence[str] = (), say: Say
-) -> Object:
+def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, rows: Sequence[str] = ()) -> Object:
     """Makes every policy, compares it with fp32 on held-back states, and has actors play all of them.
 
     Args:
@@ -40,7 +40,6 @@ def study(
         episodes: Of each policy, paired by seed; 0 plays nothing.
         seed: Of the first episode, and of the choice of states.
         rows: Names of recipes; empty takes all. fp32 and what was published are always there.
-        say: Takes progress.
 
     Returns:
         The study as one JSON object; docs/quantization.md shows what it tells.
@@ -49,20 +48,20 @@ def study(
         RunError: The run cannot be used.
         ConfigError: There is no such recipe.
     """
-    run = trained.load(path, say)
+    run = trained.load(path)
     chosen = _choose(rows, recipes.of(run))
     compared = _comparison(run.action)
     calibration, held_back = _split(run.observations, seed)
     models = {}
     for recipe in chosen:
-        say(f"making {recipe.name}")
+        _log.info("making %s", recipe.name)
         models[recipe.name] = recipes.make(recipe, run, calibration)
     reference = {recipes.REFERENCE.name: models.pop(recipes.REFERENCE.name)}
     models = reference | ({PUBLISHED: run.published} if run.published else {}) | models
-    exact, _, _ = gate.run(models[recipes.REFERENCE.name], held_back)
+    exact, _, _ = interpreter.run(models[recipes.REFERENCE.name], held_back)
     found: list[Object] = []
     for name, model in models.items():
-        outputs, _, _ = gate.run(model, held_back)
+        outputs, _, _ = interpreter.run(model, held_back)
         facts = {"recipe": name, "bytes": len(model), "sha256": hashlib.sha256(model).hexdigest()}
         found.append(facts | dataclasses.asdict(compared(exact, outputs)))
     env_id = env_id or run.env_id
@@ -83,7 +82,7 @@ def study(
         "rows": found,
     }
     if episodes:
-        _add_returns(study, models, say)
+        _add_returns(study, models)
     storage.write_atomic(path / "fidelity.json", (json.dumps(study, indent=2) + "\n").encode(), mode=0o644)
     return study
 
@@ -116,7 +115,7 @@ def _split(observations: NDArray[Any], seed: int) -> tuple[NDArray[Any], NDArray
     return observations[order[:count]], observations[held_back]
 
 
-def _add_returns(study: Object, models: dict[str, bytes], say: Say) -> None:
+def _add_returns(study: Object, models: dict[str, bytes]) -> None:
     """Plays each different model once, and random actions; fills in the rows."""
     named = {row["sha256"]: row["recipe"] for row in reversed(study["rows"])}
     with tempfile.TemporaryDirectory(prefix="actorq-") as directory:
@@ -124,7 +123,7 @@ def _add_returns(study: Object, models: dict[str, bytes], say: Say) -> None:
         for name, file in policies.items():
             file.write_bytes(models[name])
         try:
-            played = play.play(policies, study["env_id"], study["episodes"], study["seed"], say)
+            played = play.play(policies, study["env_id"], study["episodes"], study["seed"])
         except errors.EnvironmentFailure as failure:
             study["not_played"] = failure.what
             return

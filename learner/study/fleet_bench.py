@@ -7,6 +7,7 @@ only where they hold a control rate. An actor is waited for as long as its heart
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from broker.contract import errors, messages
 from learner import config
 from learner.fleet import roster, session
 
+_log = logging.getLogger(__name__)
 ROWS = "rows.jsonl"
 _ROW = "row"
 _ROLL_CALL_S = 5.0
@@ -41,7 +43,6 @@ def run(
     directory: Path,
     *,
     at_once: int,
-    say: Callable[[str], None],
 ) -> str:
     """Measures the whole fleet into `directory`: rows.jsonl as it goes, page.html at the end.
 
@@ -50,7 +51,6 @@ def run(
         options: Settings of `actorq-actor bench` by name, and `quick`.
         directory: Made if need be.
         at_once: Actors that measure at the same time.
-        say: Takes one line for people.
 
     Returns:
         The table, as text.
@@ -59,10 +59,10 @@ def run(
         EnvironmentFailure: Too few actors came, or none could measure.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    held = session.Session(settings, say)
+    held = session.Session.open(settings)
     try:
         with open(directory / ROWS, "w", encoding="utf-8") as file:
-            collector = _Collector(held, settings, options, file.write, say)
+            collector = _Collector(held, settings, options, file.write)
             collector.call_roll()
             collector.collect(at_once)
             file.flush()
@@ -100,13 +100,11 @@ class _Collector:
         settings: config.TrainConfig,
         options: Mapping[str, str],
         write: Callable[[str], object],
-        say: Callable[[str], None],
     ) -> None:
         self._session = held
         self._settings = settings
         self._options = dict(options)
         self._write = write
-        self._say = say
         self.actors: dict[str, _Actor] = {}
 
     def call_roll(self) -> None:
@@ -146,7 +144,7 @@ class _Collector:
         order = messages.Command(f"{self._session.id}-bench-{name}", "bench", actor.boot, options=self._options)
         if self._session.command(name, order):
             actor.command_id = order.command_id
-            self._say(f"{name} measures")
+            _log.info("%s measures", name)
 
     def _turn(self) -> None:
         self._session.beat()
@@ -167,11 +165,11 @@ class _Collector:
             try:
                 row = {**json.loads(message.labels[_ROW]), "actor": name, "acting_hz": actor.acting_hz}
             except (ValueError, TypeError) as error:
-                self._say(f"{name} sent a row that is none: {error}")
+                _log.warning("%s sent a row that is none: %s", name, error)
                 return
             actor.rows.append(row)
             self._write(json.dumps(row) + "\n")
-            self._say(f"{name}: {len(actor.rows)} rows")
+            _log.info("%s: %d rows", name, len(actor.rows))
 
     def _hear(self, name: str, state: messages.ActorState) -> None:
         actor = self.actors.get(name)
@@ -179,7 +177,7 @@ class _Collector:
             if state.online:
                 rate_hz = state.birth.rate_hz if state.birth else 0.0
                 self.actors[name] = _Actor(state.boot, time.monotonic(), rate_hz)
-                self._say(f"{name} is here: {state.birth.board if state.birth else 'board unknown'}")
+                _log.info("%s is here: %s", name, state.birth.board if state.birth else "board unknown")
             return
         actor.heard_s = time.monotonic()
         if actor.ended is None and actor.command_id and (state.boot != actor.boot or not state.online):
@@ -187,4 +185,4 @@ class _Collector:
 
     def _end(self, name: str, actor: _Actor, how: str) -> None:
         actor.ended = how
-        self._say(f"{name}: {how or 'done'}, {len(actor.rows)} rows")
+        _log.info("%s: %s, %d rows", name, how or "done", len(actor.rows))

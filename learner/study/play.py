@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import logging
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 
+_log = logging.getLogger(__name__)
 RANDOM = "random"
 """The policy that `actorq-actor evaluate` knows by this name."""
 _AT_ONCE = 2
@@ -31,9 +33,7 @@ class Played:
     delegate: str
 
 
-def play(
-    policies: Mapping[str, Path], env_id: str, episodes: int, seed: int, say: Callable[[str], None]
-) -> dict[str, Played]:
+def play(policies: Mapping[str, Path], env_id: str, episodes: int, seed: int) -> dict[str, Played]:
     """Plays random actions, and then each policy greedily for the same episodes, two policies at a time.
 
     Args:
@@ -41,7 +41,6 @@ def play(
         env_id: What an actor takes as --env.
         episodes: Episodes of each.
         seed: Of the first episode; the k-th after it has `seed + k`.
-        say: Told which policy was played.
 
     Returns:
         By name; under RANDOM what chance achieves.
@@ -69,7 +68,7 @@ def play(
         try:
             for future in concurrent.futures.as_completed(futures):
                 played[futures[future]] = future.result()
-                say(f"played {len(played) - 1} of {len(futures)}: {futures[future]}")
+                _log.info("played %d of %d: %s", len(played) - 1, len(futures), futures[future])
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

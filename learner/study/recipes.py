@@ -9,8 +9,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from learner.networks import layers
-from learner.quantize import calibrate, convert, ptq, quantizer
+from learner.quantize import calibrate, ptq
 from learner.quantize.distil import aware, distillation
+from learner.quantize.tflite import convert, quantizer
 from learner.study import trained
 
 
@@ -24,9 +25,9 @@ class Recipe:
         advantages: Subtract the mean over actions in the last layer.
         dueling: Leave the value stream out, and with it its half of the last hidden layer.
         per_feature: Give each feature of the input a range of its own.
-        steps: Of `refine`.
-        steady: Make scales as wide as publishing makes those that it is going to keep (`refine`).
-        method: How ranges are calibrated where nothing is refined.
+        steps: Steps of `ptq`.
+        hysteresis: Make scales as wide as publishing makes those that it is going to keep (`ptq`).
+        method: How ranges are calibrated where no step is applied.
         aware: Distil with quantization in the loop.
     """
 
@@ -36,7 +37,7 @@ class Recipe:
     dueling: bool = False
     per_feature: bool = False
     steps: Sequence[ptq.Step] = ()
-    steady: bool = False
+    hysteresis: bool = False
     method: calibrate.Method = "minmax"
     aware: bool = False
 
@@ -46,7 +47,7 @@ _ADVANTAGES = replace(_PLAIN, name="+ advantages", advantages=True)
 _DUELING = replace(_ADVANTAGES, name="+ dueling export", dueling=True)
 _PER_FEATURE = replace(_DUELING, name="+ per-feature input", per_feature=True)
 REFERENCE = replace(_PER_FEATURE, name="fp32", precision="float32")
-SHIPPED = replace(_PER_FEATURE, name="all together (ships)", steps=ptq.STEPS, steady=True)
+SHIPPED = replace(_PER_FEATURE, name="all together (ships)", steps=ptq.STEPS, hysteresis=True)
 """What `publish` does."""
 CHOICES = (
     REFERENCE,
@@ -61,9 +62,9 @@ CHOICES = (
     replace(SHIPPED, name="all and aware", aware=True),
     replace(_PLAIN, name="only dueling export", dueling=True),
     replace(_PLAIN, name="only per-feature input", per_feature=True),
-    replace(_PLAIN, name="only levelled outputs", steps=("level",)),
-    replace(_PLAIN, name="only equalised channels", steps=("equalise",)),
-    replace(_PLAIN, name="only corrected biases", steps=("correct",)),
+    replace(_PLAIN, name="only levelled outputs", steps=("centred_outputs",)),
+    replace(_PLAIN, name="only equalised channels", steps=("cross_layer_equalization",)),
+    replace(_PLAIN, name="only corrected biases", steps=("bias_correction",)),
     replace(_PER_FEATURE, name="aware", aware=True),
     replace(_PER_FEATURE, name="percentile ranges", method="percentile"),
     replace(_PER_FEATURE, name="least-squares ranges", method="mse"),
@@ -84,10 +85,10 @@ ACTIONS = (
     replace(_SCALED, name="+ equalised channels", steps=ptq.ACTION_STEPS[:3]),
     _SHIPPED_ACTIONS,
     replace(_SHIPPED_ACTIONS, name="all and aware", aware=True),
-    replace(_PLAIN, name="only bounded tanh", steps=("bound",)),
-    replace(_SCALED, name="only per feature, split", steps=("split",)),
-    replace(_PLAIN, name="only equalised channels", steps=("equalise",)),
-    replace(_PLAIN, name="only corrected biases", steps=("correct",)),
+    replace(_PLAIN, name="only bounded tanh", steps=("clipped_tanh_input",)),
+    replace(_SCALED, name="only per feature, split", steps=("hi_lo_input",)),
+    replace(_PLAIN, name="only equalised channels", steps=("cross_layer_equalization",)),
+    replace(_PLAIN, name="only corrected biases", steps=("bias_correction",)),
     replace(_SCALED, name="percentile ranges", method="percentile"),
     replace(_SCALED, name="least-squares ranges", method="mse"),
     replace(_SCALED, name="dynamic", precision="dynamic"),
@@ -120,11 +121,11 @@ def make(recipe: Recipe, run: trained.Trained, calibration: NDArray[Any]) -> byt
         return convert.convert(policy, calibration, recipe.precision, per_feature=recipe.per_feature)
     rows = len(calibration)
     if recipe.steps:
-        refiner = ptq.Refiner(recipe.steps, steady=recipe.steady)
-        policy, ranges, _ = refiner.measure(policy, calibration, rows, per_feature=recipe.per_feature)
+        calibrator = ptq.Calibrator(recipe.steps, hysteresis=recipe.hysteresis)
+        policy, params, _ = calibrator.prepare(policy, calibration, rows, per_feature=recipe.per_feature)
     else:
-        ranges, _ = calibrate.measure(policy, calibration, rows, method=recipe.method, per_feature=recipe.per_feature)
-    return quantizer.Quantizer().quantize(policy, ranges, calibration)
+        params, _ = calibrate.measure(policy, calibration, rows, method=recipe.method, per_feature=recipe.per_feature)
+    return quantizer.Quantizer().quantize(policy, params, calibration)
 
 
 def _layers(recipe: Recipe, run: trained.Trained) -> layers.PolicyLayers:

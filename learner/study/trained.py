@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,18 +45,17 @@ class Trained:
     published: bytes | None
 
 
-def load(run: Path, log: Callable[[str], None]) -> Trained:
+def load(run: Path) -> Trained:
     """Reads the newest checkpoint of a run.
 
     Args:
         run: Run directory.
-        log: Told about broken checkpoints that are passed over.
 
     Raises:
         RunError: There is no run, none of its checkpoints can be read, or its ledger is missing or empty.
     """
     settings = _settings(run)
-    found = checkpoint.load_newest(run / "checkpoints", log)
+    found = checkpoint.load_newest(run / "checkpoints")
     if found is None:
         raise errors.RunError(
             "the run has no checkpoint yet", where=str(run), todo="let it train on, or name another run"

@@ -29,7 +29,7 @@ from edge_actor.acting import evaluate
 from edge_actor.environment import env as environments
 from edge_actor.experience import journal
 from edge_actor.policies import policy
-from edge_actor.run import acting_loop
+from edge_actor.run import acting_loop, build
 from tests.benchmarks import _broker
 
 ALTERNATIONS = 31
@@ -55,13 +55,13 @@ def run() -> Iterator[dict[str, Any]]:
 def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message_steps: int) -> dict[str, Any]:
     bare_env = _bare_env(n_envs)
     ratios, rates, references = [], [], []
-    with _acting(directory, model, n_envs, epsilon, message_steps) as (actor, broker):
+    with _acting(directory, model, n_envs, epsilon, message_steps) as (loop, broker):
         for _ in range(ALTERNATIONS):
-            rate, actions = _slice(actor)
+            rate, actions = _slice(loop)
             rates.append(rate)
             references.append(_bare(bare_env, actions))
             ratios.append(rate / references[-1])
-        acting, dropped = actor._acting, actor._spool.steps_dropped
+        acting, dropped = loop.policies.acting, loop._spool.steps_dropped
         assert acting is not None
     kind = "gymnasium.make" if n_envs == 1 else f"{n_envs} at once, native vector entry point"
     return {
@@ -79,9 +79,9 @@ def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message
     }
 
 
-def _slice(actor: acting_loop.Actor) -> tuple[float, NDArray[Any]]:
+def _slice(loop: acting_loop.ActingLoop) -> tuple[float, NDArray[Any]]:
     """Runs the actor for a while: its steps per second, and the actions [rows, n_envs] that it took."""
-    record, recorder = actor._recorder.trajectory, actor._recorder
+    record, recorder = loop.recorder.trajectory, loop.recorder
     recorder.flush()
     taken: list[NDArray[Any]] = []
     flush = record.flush
@@ -93,7 +93,7 @@ def _slice(actor: acting_loop.Actor) -> tuple[float, NDArray[Any]]:
     record.flush = keep  # type: ignore[method-assign]
     before, began = recorder.recorded, time.perf_counter()
     while time.perf_counter() - began < SLICE_S:
-        actor.turn()
+        loop.run_once()
     rate = (recorder.recorded - before) / (time.perf_counter() - began)
     recorder.flush()
     record.flush = flush  # type: ignore[method-assign]
@@ -127,7 +127,7 @@ def _bare(environment: Any, actions: NDArray[Any]) -> float:
 @contextlib.contextmanager
 def _acting(
     directory: Path, model: Path, n_envs: int, epsilon: float, message_steps: int
-) -> Iterator[tuple[acting_loop.Actor, str]]:
+) -> Iterator[tuple[acting_loop.ActingLoop, str]]:
     """An actor that has its policy and its grant, and the kind of its broker."""
     fleet = identity.Fleet.open("bench", directory / "fleet")
     with _broker.plain("bench") as (address, kind):
@@ -138,12 +138,13 @@ def _acting(
         )
         state = directory / f"state-{n_envs}-{epsilon}"
         settings = config.ActorConfig(env=ENV, envs=n_envs, state_dir=str(state))
-        actor = acting_loop.Actor(settings, bundle, lambda line: print(line, file=sys.stderr))
+        actor = build.build(settings, bundle)
         try:
-            actor.start()
-            while actor._acting is None or actor._recorder.recorded < 4 * message_steps:
-                actor.turn()
-            yield actor, kind
+            loop = actor.start()
+            assert loop is not None
+            while loop.policies.acting is None or loop.recorder.recorded < 4 * message_steps:
+                loop.run_once()
+            yield loop, kind
         finally:
             actor.close()
             shutil.rmtree(journal.default_directory(state, ""), ignore_errors=True)

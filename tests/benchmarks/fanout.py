@@ -40,14 +40,16 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
     """Seconds until each actor had verified each policy."""
     swarm = site.swarm("--rate", "1", "--verify-each")
     settings = config.TrainConfig(fleet=_load.FLEET, broker=(site.address,), actors=ACTORS, wait_s=120.0)
-    here = session.Session(settings, lambda line: None)
+    here = session.Session.open(settings)
     try:
-        actors = here.gather(roster.Roster(here.id, here.epoch, "", lambda line: None), threading.Event())
+        actors = here.gather(roster.Roster(here.id, here.epoch, ""), threading.Event())
         site.line(swarm)
         spec = actors.the_spec
         rng = np.random.default_rng(0)
         policy = swap.initial(HIDDEN, spec.observation.shape[0], spec.action.n, rng)
-        seen = calibrate.split(rng.standard_normal((calibrate.rows(policy), *spec.observation.shape), np.float32))
+        seen = calibrate.split(
+            rng.standard_normal((calibrate.sample_size(policy), *spec.observation.shape), np.float32)
+        )
         gate = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
         publisher = publish.Publisher(
             here,

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from broker.contract import policy_patch, signing, specs
 from learner import config
 from learner.networks import layers, networks
-from learner.quantize import calibrate, convert, exact, gate, kernels, ptq, quantizer
+from learner.quantize import calibrate, fp32, gate, kernels, ptq
+from learner.quantize.tflite import convert, quantizer
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
@@ -42,10 +43,10 @@ def run() -> Iterator[dict[str, Any]]:
 def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(0)
     policy = _initial(hidden, rng)
-    sample = rng.standard_normal((calibrate.rows(policy), *SPEC.observation.shape), np.float32)
+    sample = rng.standard_normal((calibrate.sample_size(policy), *SPEC.observation.shape), np.float32)
     calibration, held_back = calibrate.split(sample)
     observations, calibrating = np.concatenate([calibration, held_back]), len(calibration)
-    refiner, published = ptq.Refiner(steady=True), quantizer.Quantizer()
+    calibrator, published = ptq.Calibrator(hysteresis=True), quantizer.Quantizer()
     published.prepare(policy, SPEC.observation.shape)
     quantize, key = quantizer.Quantizer(), ed25519.Ed25519PrivateKey.generate()
     sealer, settings = signing.LearnerSealer(key), config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0)
@@ -61,16 +62,16 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
 
     for i in range(rounds):
         _change(policy, rng)
-        ranges, _ = timed("calibration", calibrate.measure, policy, observations, calibrating)
-        timed("requantize, cold caches", quantize.quantize, policy, ranges, calibration)
+        params, _ = timed("calibration", calibrate.measure, policy, observations, calibrating)
+        timed("requantize, cold caches", quantize.quantize, policy, params, calibration)
         for _ in range(REPEATS):
-            timed("requantize", quantize.quantize, policy, ranges, calibration)
+            timed("requantize", quantize.quantize, policy, params, calibration)
         if i % (rounds // conversions) == 0:
             timed("TFLiteConverter", convert.convert, policy, calibration, "int8")
-        fit = timed("fit", refiner.fit, policy, calibration)
-        level = fit.levelled(policy)
-        model = timed("requantize refined, cold caches", published.quantize, level, fit.ranges, calibration)
-        outputs = timed("exact outputs", exact.outputs, level, held_back)
+        fitted = timed("fit", calibrator.calibrate, policy, calibration)
+        centred = fitted.centred(policy)
+        model = timed("requantize refined, cold caches", published.quantize, centred, fitted.params, calibration)
+        outputs = timed("exact outputs", fp32.outputs, centred, held_back)
         timed("gate", gate.judge, model, outputs, held_back, settings)
         keyframe = keyframe or model
         timed("delta", policy_patch.difference, keyframe, model, kernels.pack)

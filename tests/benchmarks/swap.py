@@ -83,7 +83,7 @@ class _Bench:
         self.here, self.actors = here, actors
         self.rng = np.random.default_rng(0)
         self.policy = initial(hidden, actors.the_spec.observation.shape[0], actors.the_spec.action.n, self.rng)
-        shape = (calibrate.rows(self.policy), *actors.the_spec.observation.shape)
+        shape = (calibrate.sample_size(self.policy), *actors.the_spec.observation.shape)
         self.observations = calibrate.split(self.rng.standard_normal(shape, np.float32))
         # A random network's actions nearly tie; what the gate would say of it is not the matter here
         settings = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
@@ -96,7 +96,6 @@ class _Bench:
             0,
             settings,
             run_directory.RunDirectory(directory, resume=False),
-            _say,
         )
         self.publisher.prepare(self.policy)
         self.windows: list[tuple[float, float]] = []
@@ -216,9 +215,9 @@ def _fleet(home: Path, log: Path, rate_hz: float) -> Iterator[tuple[session.Sess
         settings = config.TrainConfig(fleet=FLEET, broker=(address,), message_steps=4096, wait_s=30.0)
         exploration = config.DqnConfig(epsilon_start=0.05, epsilon_end=0.05)
         actor = subprocess.Popen([*command, "--state-dir", str(home / "state")], stderr=subprocess.DEVNULL)
-        here = session.Session(settings, _say)
+        here = session.Session.open(settings)
         try:
-            found = roster.Roster(here.id, here.epoch, "", _say)
+            found = roster.Roster(here.id, here.epoch, "")
             here.gather(found, threading.Event())
             (working,) = found.working()
             assignment = found.assign(
@@ -251,7 +250,3 @@ def home(directory: Path) -> Iterator[Path]:
             del os.environ["ACTORQ_HOME"]
         else:
             os.environ["ACTORQ_HOME"] = before
-
-
-def _say(line: str) -> None:
-    print(f"  {line}", file=sys.stderr, flush=True)

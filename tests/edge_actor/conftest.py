@@ -1,7 +1,8 @@
-"""A swap that starts with nothing; and a process of its own for tests of tflite-runtime once TensorFlow is loaded.
+"""A swap that starts with nothing; and a process of its own for tests of a runtime that this one cannot run.
 
 The tests of the learner, collected in the same session, load TensorFlow, whose symbols tflite-runtime 2.14 then picks
-up: it answers a sound model with `vector::reserve`. No actor ever has both.
+up: it answers a sound model with `vector::reserve`. No actor ever has both. And tflite-runtime wants numpy 1, so its
+tests run in an environment of their own (tests/runtimes.py).
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from pathlib import Path
 import pytest
 
 from edge_actor.board import clock
+from tests import runtimes
 from tests.edge_actor.policies import offers
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a test marked `isolated` in a child, if this process is not clean."""
-    if pyfuncitem.get_closest_marker("isolated") is None or "tensorflow" not in sys.modules:
+    """Runs a test marked `isolated` in a child, if this process is not clean or has not its runtime."""
+    marker = pyfuncitem.get_closest_marker("isolated")
+    if marker is None:
         return None
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    wanted = str(marker.args[0] if marker.args else pyfuncitem.callspec.params["runtime"])
+    python = runtimes.python(wanted)
+    if python == sys.executable and "tensorflow" not in sys.modules:
+        return None
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
     done = subprocess.run(command, capture_output=True, text=True, cwd=pyfuncitem.config.rootpath, check=False)
     if "1 skipped" in done.stdout and done.returncode == 0:
         pytest.skip(done.stdout.strip().splitlines()[-2])

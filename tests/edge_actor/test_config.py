@@ -47,15 +47,15 @@ def test_clashes(settings: dict[str, Any], message: str) -> None:
 def test_the_safe_action_must_fit_the_environment(text: str, good: bool) -> None:
     settings = config.ActorConfig(safe_action=text, rate_hz=10.0)
     if good:
-        assert supervised_env.Plant(env.make("CartPole-v1"), settings, print).safe_action == 1
+        assert supervised_env.SupervisedEnv(env.make("CartPole-v1"), settings).safe_action == 1
         return
     with pytest.raises(errors.ConfigError, match="safe_action"):
-        supervised_env.Plant(env.make("CartPole-v1"), settings, print)
+        supervised_env.SupervisedEnv(env.make("CartPole-v1"), settings)
 
 
 def test_a_continuous_safe_action() -> None:
     settings = config.ActorConfig(safe_action="[0.5, 0]", rate_hz=10.0)
-    made = supervised_env.Plant(env.make(f"{toys.__file__}:Robot"), settings, print)
+    made = supervised_env.SupervisedEnv(env.make(f"{toys.__file__}:Robot"), settings)
     assert made.safe_action.tolist() == [0.5, 0.0]
 
 

@@ -94,10 +94,11 @@ install_test_tools() {
 python_on_board() { on_board PYTHONPATH=/srv/tools PYTHONDONTWRITEBYTECODE=1 "${@:2}" sh -c "cd /srv/checks && exec /opt/actorq/venv/bin/python $1"; }
 
 make_answers() {
-	local options=()
-	[ "$ARCHITECTURE" != armhf ] || options=(--reference)
+	local options=() runs=$PYTHON
+	# Its environment has no TensorFlow, and this machine's own numpy is too new for tflite-runtime.
+	[ "$ARCHITECTURE" != armhf ] || options=(--reference) runs=$(dirname "$PYTHON")/../tflite-runtime/bin/python
 	mkdir "$WORK/models"
-	(cd "$WORK/source" && "$PYTHON" -m tests.pi.answers make "$WORK/models" && "$PYTHON" -m tests.pi.answers give "${options[@]}" \
+	(cd "$WORK/source" && "$PYTHON" -m tests.pi.answers make "$WORK/models" && "$runs" -m tests.pi.answers give "${options[@]}" \
 		"$WORK/models" > "$WORK/here.json") 2> "$WORK/log" || fail "$(tail "$WORK/log")"
 	cp -r "$WORK/models" "$BOARD/srv/models"
 }

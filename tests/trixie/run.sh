@@ -40,7 +40,7 @@ requirements() {
 		print(setup["options"]["install_requires"])
 		for extra in ("actor", "local"):
 		    print(setup["options.extras_require"][extra])
-		print("pytest\npytest-timeout\nhypothesis\nsetuptools")
+		print("pytest\npytest-timeout\nhypothesis\nsafetensors\nsetuptools")
 	END
 }
 
@@ -91,7 +91,7 @@ export CHECK='
 		exit 1
 	}
 	.venv/bin/pip --quiet --disable-pip-version-check install --no-index --find-links wheels \
-		-c source/constraints.txt "./source[actor,local]" pytest pytest-timeout hypothesis
+		-c source/constraints.txt "./source[actor,local]" pytest pytest-timeout hypothesis safetensors
 	# Beside this copy of the tests there is no broker/ or edge_actor/, so the installed ones are imported.
 	mkdir checks
 	cp -r source/tests source/setup.cfg checks

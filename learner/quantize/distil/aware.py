@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from learner.networks import layers, networks
-from learner.quantize import calibrate, convert, input_scaling, ptq
-from learner.quantize.distil import distillation, fake_quant
+from learner.networks import fake_quant, forward, layers
+from learner.quantize import calibrate, fp32, input_scaling, ptq
+from learner.quantize.distil import distillation
+from learner.quantize.tflite import convert
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
@@ -37,15 +38,15 @@ def distil(
         policy: Layers for raw observations.
         observations: Calibration sample [N, *shape]; a quarter of it only chooses among the results.
         steps: Gradient steps.
-        seed: Of the split and the order of observations; the same arguments give the same weights.
+        seed: Determines the split and the order of observations; the same arguments give the same weights.
         outputs: `values` of actions of which the largest is taken, or continuous `actions`.
         weight_bits: 2 to 8, as it will be converted with (`bits`).
 
     Returns:
         The policy whose int8 model does best on that quarter: `policy` itself unless another is clearly better. From
-        values it may have taken what they have in common (`refine.levelled`), which changes no choice.
+        values it may have subtracted what they have in common (`ptq.centre_outputs`), which changes no choice.
     """
-    exact = networks.outputs(policy, observations)
+    exact = fp32.outputs(policy, observations)
     learn, choose = distillation.split(len(observations), seed)
     first = layers.weighted(policy)[0]
     affine = input_scaling.from_ranges(observations) if isinstance(first, layers.Dense) else None
@@ -64,7 +65,7 @@ def distil(
     original = list(layers.arrays(scaled).values())
     rewritten = None
     if outputs == "values":
-        rewritten = list(layers.arrays(ptq.levelled(scaled, networks.outputs(scaled[:-1], x), exact)).values())
+        rewritten = list(layers.arrays(ptq.centre_outputs(scaled, fp32.outputs(scaled[:-1], x), exact)).values())
     best = distillation.train(
         lambda weights, batch: _simulate(scaled, weights, batch, ranges, weight_bits),
         original,
@@ -81,7 +82,7 @@ def distil(
 
 
 class _Ranges:
-    """Limits of the input and of each layer's output before tanh, as variables: tracing happens once."""
+    """The limits of the input and of each layer's output before tanh, as variables, so that tracing happens once."""
 
     def __init__(self, layer_count: int) -> None:
         self.limits = tf.Variable(tf.zeros((layer_count + 1, 2)), trainable=False)
@@ -97,11 +98,11 @@ class _Ranges:
 def _simulate(
     stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, ranges: _Ranges, weight_bits: int
 ) -> Tensor:
-    """`networks.forward` with int8 numbers: kernels rounded, and every tensor between two operations."""
+    """Runs `forward.run` with int8 numbers: kernels rounded, and every tensor between two operations."""
 
     def rounding(what: str, at: int, x: Tensor) -> Tensor:
         if what == "kernel":
             return fake_quant.kernel(x, weight_bits, outputs_first=True)
         return fake_quant.activation(x, ranges[at + 1] if what == "linear" else fake_quant.TANH_RANGE)
 
-    return networks.forward(stack, weights, fake_quant.activation(x, ranges[0]), rounding)
+    return forward.run(stack, weights, fake_quant.activation(x, ranges[0]), rounding)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from learner.networks import optimizer
-from learner.quantize import gate
+from learner.quantize.tflite import interpreter
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
@@ -33,23 +33,23 @@ _BETTER_BY = 1.0  # standard errors: with so many candidates one is the best by 
 
 
 def split(rows: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Shuffled row numbers: three quarters to learn from, a quarter to choose by."""
+    """Returns shuffled indices of observations: three quarters to learn from, a quarter to choose by."""
     order = np.random.default_rng(seed).permutation(rows)
     held_out = max(1, int(rows * _HELD_OUT))
     return order[held_out:], order[:held_out]
 
 
 def spread(exact: FloatArray) -> FloatArray:
-    """The range of each of the outputs [N, n], by which errors are judged; of one that stands still, 1."""
+    """Returns the range of each output of [N, n], the unit of errors; 1 for an output that stands still."""
     ranges = np.ptp(exact, axis=0)
     return np.where(ranges > 0, ranges, 1).astype(np.float32)
 
 
 def failings(answer: FloatArray, exact: FloatArray, outputs: Outputs) -> FloatArray:
-    """How badly int8 outputs [N, n] stand for fp32's, observation by observation [N]; 0 is perfect.
+    """Returns how badly int8 outputs [N, n] stand for fp32's, per observation [N]; 0 is perfect.
 
-    Of values, where the greedy action differs, 1 plus the gap between fp32's best two relative to its mean. Of actions,
-    the mean error relative to each output's range.
+    For values that is 1 plus the gap between fp32's best two relative to its mean, where the greedy action differs. For
+    actions it is the mean error relative to each output's range.
     """
     if outputs == "actions":
         failing: FloatArray = (np.abs(answer - exact) / spread(exact)).mean(1)
@@ -60,21 +60,21 @@ def failings(answer: FloatArray, exact: FloatArray, outputs: Outputs) -> FloatAr
 
 
 def judge(model: bytes, observations: NDArray[Any], exact: FloatArray, outputs: Outputs) -> FloatArray:
-    """The `failings` [N] of a .tflite beside fp32 outputs [N, n]; large ones if the runtime refuses it."""
+    """Returns the `failings` [N] of a .tflite beside fp32 outputs [N, n]; large ones if the runtime refuses it."""
     try:
-        answer, _, _ = gate.run(model, observations)
+        answer, _, _ = interpreter.run(model, observations)
     except RuntimeError:  # XNNPACK takes no rescaling factor beyond its range, as behind a layer that is nearly dead
         return np.full(len(exact), _UNRUNNABLE, np.float32)
     return failings(answer, exact, outputs)
 
 
 def loss(answer: Tensor, exact: Tensor, outputs: Outputs, gap: float) -> Tensor:
-    """Mean squared error relative to the outputs' variance; for values plus what tells how decisions differ.
+    """Returns the mean squared error relative to the outputs' variance; for values plus the divergence of decisions.
 
     Args:
         answer: Simulated int8 outputs [B, n].
         exact: fp32 outputs [B, n].
-        outputs: Of values only differences between actions count: what all have in common is removed first.
+        outputs: Kind of the outputs. Only differences between values count: what all have in common is removed first.
         gap: Typical difference between the best two values: the temperature at which two choices are compared, as
             Kullback-Leibler divergence of softmax(values / gap).
     """
@@ -108,9 +108,9 @@ def train(
         rewritten: Other weights for the same function, to train from if they are clearly better.
         observations: [N, ...] in float32.
         exact: fp32 outputs [N, n] for them.
-        outputs: What the outputs are.
+        outputs: Kind of the outputs.
         steps: Gradient steps.
-        seed: Of the order of observations.
+        seed: Determines the order of observations.
         refresh: Sets the ranges that `simulate` uses to those of the weights given.
         judge: The failings [M] of the real int8 model of the weights given, on observations that are not among those
             above.
@@ -171,7 +171,7 @@ def _typical_gap(exact: FloatArray) -> float:
 
 
 def _sizes(arrays: Sequence[FloatArray]) -> list[float]:
-    """By which each array's steps are scaled: its root mean square; of a small bias a tenth of its layer's sums'."""
+    """Returns the scale of each array's steps: its root mean square; for a small bias a tenth of its layer's sums'."""
     sizes: list[float] = []
     norm: float | None = None
     for array in arrays:

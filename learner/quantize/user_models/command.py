@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import interpreter as litert
 from numpy.typing import NDArray
 
 from broker.contract import errors
 from broker.program import storage
 from learner import config
 from learner.files import run_directory
-from learner.quantize import gate, stderr_filter
+from learner.quantize import gate
 from learner.quantize.distil import distillation
+from learner.quantize.tflite import interpreter
 from learner.quantize.user_models import keras_aware, keras_model, layer_norm, observations, operations
 
 FloatArray = NDArray[np.float32]
@@ -30,7 +30,7 @@ ACTION_ERROR_MAX = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line says."""
+    """The arguments of the command line."""
 
     model: Path
     calibration: Path
@@ -45,6 +45,7 @@ class Request:
 
     @property
     def report(self) -> Path:
+        """The path of the report, beside the model."""
         return self.output.with_suffix(".json")
 
 
@@ -53,10 +54,10 @@ class _Candidate:
     """A converted model and how it was judged.
 
     Attributes:
-        network: What was converted.
-        model: The .tflite.
+        network: Network that was converted.
+        model: Bytes of the .tflite.
         exact: fp32 outputs that it was judged by.
-        verdict: The gate's.
+        verdict: Decision of the gate.
         relative_mean, relative_max: Error per output relative to that output's range.
         failing: Mean of `distillation.failings`.
     """
@@ -70,7 +71,7 @@ class _Candidate:
     failing: float
 
     def measured(self) -> dict[str, Any]:
-        """Its part of the report."""
+        """Returns its part of the report."""
         relative = {"relative_mean": self.relative_mean, "relative_max": self.relative_max}
         return {**dataclasses.asdict(self.verdict), **relative}
 
@@ -132,7 +133,7 @@ def _check_shapes(model: Any, rows: NDArray[Any], request: Request) -> None:
 
 
 def _plain(request: Request, model: Any, calibration: NDArray[Any], judged: NDArray[Any]) -> _Candidate:
-    """The model as it is; of two ways to write layer normalisation the one that fails less on calibration data."""
+    """Converts the model as it is, with the form of layer normalisation that fails less on calibration data."""
     rewrites = request.precision == "int8" and keras_model.has_layer_norm(model)
     exact = keras_model.outputs(model, calibration) if rewrites else None
     tried: list[tuple[float, int, keras_model.Network, bytes]] = []
@@ -152,7 +153,7 @@ def _plain(request: Request, model: Any, calibration: NDArray[Any], judged: NDAr
 def _aware(
     request: Request, model: Any, calibration: NDArray[Any], judged: NDArray[Any], plain: _Candidate
 ) -> _Candidate:
-    network = keras_model.prepare(model, calibration, form=plain.network.form, levelled=request.outputs == "values")
+    network = keras_model.prepare(model, calibration, form=plain.network.form, centred=request.outputs == "values")
     exact = network.outputs(calibration)
     weights = keras_aware.distil(
         network, calibration, exact, outputs=request.outputs, steps=request.steps, seed=request.seed
@@ -165,7 +166,7 @@ def _judge(
     request: Request, network: keras_model.Network, model: bytes, exact: FloatArray, judged: NDArray[Any]
 ) -> _Candidate:
     try:
-        answer, low, high = gate.run(model, judged)
+        answer, low, high = interpreter.run(model, judged)
     except RuntimeError as error:
         raise errors.PolicyError(
             f"the runtime does not run the {request.precision} model: {error}",
@@ -232,7 +233,7 @@ def _report(
         "precision": request.precision,
         "outputs": request.outputs,
         "written": "aware" if chosen is aware else "plain",
-        "levelled": network.levelled,
+        "levelled": network.centred,
         "layer_norm": network.form,
         "per_feature_input": network.affine is not None,
         "sha256": hashlib.sha256(chosen.model).hexdigest(),
@@ -244,18 +245,7 @@ def _report(
         "plain": plain.measured(),
         "aware": aware.measured() if aware else None,
         "runtime": f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}",
-        "delegate": _kernels(chosen.model),
-        "operations": [dataclasses.asdict(operation) for operation in operations.of_model(chosen.model)],
+        "delegate": interpreter.kernels(chosen.model),
+        "operations": [dataclasses.asdict(operation) for operation in operations.list_operations(chosen.model)],
         "versions": run_directory.versions(),
     }
-
-
-def _kernels(model: bytes) -> str:
-    """Which kernels run it: "XNNPACK" only if that took the graph from end to end."""
-    interpreter = litert.Interpreter(model_content=model, num_threads=1)
-    with stderr_filter.hidden():
-        interpreter.allocate_tensors()
-    last = interpreter._get_ops_details()[-1]
-    ends = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
-    whole = last["op_name"] == "DELEGATE" and ends[0] in last["inputs"] and ends[1] in last["outputs"]
-    return "XNNPACK" if whole else "built-in"

@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from learner.quantize.distil import distillation, fake_quant
+from learner.networks import fake_quant
+from learner.quantize.distil import distillation
 from learner.quantize.user_models import keras_model, layer_norm
 
 FloatArray = NDArray[np.float32]
@@ -34,12 +35,12 @@ def distil(
     """Trains a network's weights against its fp32 outputs, through simulated int8.
 
     Args:
-        network: From `keras_model.prepare`.
+        network: Result of `keras_model.prepare`.
         calibration: Raw observations [N, *shape]; a quarter of them only chooses among the results.
         exact: fp32 outputs [N, n] for them.
         outputs: `values` of actions of which the largest is taken, or continuous `actions`.
         steps: Gradient steps.
-        seed: Of the split and the order of observations; the same arguments give the same weights.
+        seed: Determines the split and the order of observations; the same arguments give the same weights.
 
     Returns:
         The weights whose int8 model does best on that quarter: the network's own list unless others are better.
@@ -81,7 +82,7 @@ class _Ranges:
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Within it tensors are measured, not rounded."""
+        """Measures tensors instead of rounding them, as long as the context lasts."""
         self.measures = True
         try:
             yield

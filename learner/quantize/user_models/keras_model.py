@@ -1,7 +1,7 @@
-"""Any Keras model of one input and one output -> .tflite, full-integer or in another precision.
+"""Converts any Keras model of one input and one output to .tflite, full-integer or in another precision.
 
 What is done to it changes nothing in fp32: layer normalisation is written in operations that have int8 kernels
-(`layer_norm`), and where the model begins with a dense layer the input is scaled per feature in front of it (`fold`).
+(`layer_norm`), and the input is scaled per feature in front of a first dense layer (`input_scaling`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from tensorflow.lite.python.convert import ConverterError
 
 from broker.contract import errors
 from learner.networks import layers
-from learner.quantize import convert, input_scaling, ptq, stderr_filter
+from learner.quantize import input_scaling, ptq
+from learner.quantize.tflite import convert, graph_edits, stderr_filter
 from learner.quantize.user_models import layer_norm, operations
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
 _BATCH = 1024
 BYTES_MAX = 1 << 30
-"""Of a model's files, unpacked."""
+"""The limit of a model's files, unpacked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,27 +41,27 @@ class Network:
         weights: Trainable weights, in the order of `model.trainable_variables`; for scaled inputs.
         affine: How inputs are scaled; None where they are not.
         form: How layer normalisation is written; None where it is not rewritten.
-        levelled: Whether what the outputs have in common is taken out of them (`refine.levelled`).
+        centred: Whether what the outputs have in common is taken out of them (`ptq.centre_outputs`).
     """
 
     model: Any
     weights: list[FloatArray]
     affine: input_scaling.Affine | None
     form: layer_norm.Form | None
-    levelled: bool
+    centred: bool
 
     def scale(self, observations: NDArray[Any]) -> FloatArray:
-        """Observations [N, *shape] as the model inside takes them."""
+        """Returns observations [N, *shape] as inputs of the model inside."""
         return self.affine.apply(observations) if self.affine else observations.astype(np.float32)
 
     def outputs(self, observations: NDArray[Any]) -> FloatArray:
-        """fp32 outputs [N, n] for raw observations: those of the user's model, or what is left if levelled."""
+        """Returns fp32 outputs [N, n] for raw observations: those of the user's model, or what is left if centred."""
         constants = [tf.constant(array) for array in self.weights]
         answer: FloatArray = self.forward(constants, tf.constant(self.scale(observations))).numpy()
         return answer
 
     def forward(self, weights: Sequence[Tensor], x: Tensor, model: Any = None) -> Tensor:
-        """Outputs [B, n] for scaled inputs, by the model or by another with the same variables."""
+        """Returns outputs [B, n] for scaled inputs, by the model or by another with the same variables."""
         model = model or self.model
         place = {id(variable): k for k, variable in enumerate(self.model.trainable_variables)}
         own = [weights[place[id(variable)]] for variable in model.trainable_variables]
@@ -141,7 +142,7 @@ def load(path: Path) -> Any:
 
 
 def outputs(model: Any, observations: NDArray[Any]) -> FloatArray:
-    """What the model answers to raw observations [N, *shape], in fp32: [N, n]."""
+    """Returns the model's fp32 outputs [N, n] for raw observations [N, *shape]."""
     chunks = [
         model(observations[at : at + _BATCH].astype(np.float32), training=False).numpy()
         for at in range(0, len(observations), _BATCH)
@@ -151,25 +152,25 @@ def outputs(model: Any, observations: NDArray[Any]) -> FloatArray:
 
 
 def clone(model: Any, replace: Callable[[Any], Any]) -> Any:
-    """A functional model of the same connections, with each layer replaced by what `replace` returns for it."""
+    """Returns a functional model of the same connections, with each layer replaced by what `replace` returns for it."""
     return keras.models.clone_model(model, clone_function=replace)
 
 
 def has_layer_norm(model: Any) -> bool:
-    """True if `prepare` has something to rewrite."""
+    """Returns True if `prepare` has something to rewrite."""
     return any(layer_norm.IntegerLayerNormalization.fits(layer) for layer in model.layers)
 
 
 def prepare(
-    model: Any, calibration: NDArray[Any], *, form: layer_norm.Form | None = None, levelled: bool = False
+    model: Any, calibration: NDArray[Any], *, form: layer_norm.Form | None = None, centred: bool = False
 ) -> Network:
     """Rewrites a loaded model without changing what it answers.
 
     Args:
-        model: From `load`.
+        model: Result of `load`.
         calibration: Observations [N, *shape] whose ranges scale the input.
         form: How to write layer normalisation; None leaves it.
-        levelled: Take out of the outputs what they have in common, if the last layer is a linear dense one. That
+        centred: Take out of the outputs what they have in common, if the last layer is a linear dense one. That
             changes no argmax.
     """
     graph, stand_ins = model, layer_norm.IntegerLayerNormalization
@@ -188,13 +189,13 @@ def prepare(
         _put(first, scaled, weights)
     for dense in before.values():
         _put(dense, layers.centred(_numbers(dense, weights)), weights)
-    levelled = levelled and last is not None
-    if levelled:
+    centred = centred and last is not None
+    if centred:
         entry = next(node.input_tensors[0] for node in _nodes(model) if node.operation is last)
         hidden = outputs(keras.Model(model.inputs[0], entry), calibration)
-        (rewritten,) = ptq.levelled((_numbers(last, weights),), hidden, outputs(model, calibration))
+        (rewritten,) = ptq.centre_outputs((_numbers(last, weights),), hidden, outputs(model, calibration))
         _put(last, rewritten, weights)
-    return Network(graph, list(weights.values()), affine, form, levelled)
+    return Network(graph, list(weights.values()), affine, form, centred)
 
 
 def to_tflite(
@@ -203,8 +204,8 @@ def to_tflite(
     """Converts a network; the result takes raw float32 observations [1, *shape] and gives float32 outputs [1, n].
 
     Args:
-        network: From `prepare`.
-        weights: In its order.
+        network: Result of `prepare`.
+        weights: Weights in the order of the network.
         calibration: Observations whose ranges are what int8 can represent.
         precision: One of config.PRECISIONS.
         verbose: Let the converter print what it likes.
@@ -215,7 +216,7 @@ def to_tflite(
     constants = [tf.constant(array) for array in weights]
     rows = network.scale(calibration)
     try:
-        with stderr_filter.hidden(everything=not verbose):
+        with stderr_filter.filtered(everything=not verbose):
             model = convert.from_function(
                 lambda x: network.forward(constants, x),
                 calibration.shape[1:],
@@ -231,8 +232,8 @@ def to_tflite(
             todo="write the layers they come from in other operations; -v shows all that the converter says",
         ) from error
     if network.affine:
-        model = input_scaling.insert(model, network.affine)
-    if precision == "int8" and (floats := operations.not_integer(operations.of_model(model))):
+        model = graph_edits.insert_scaling(model, network.affine)
+    if precision == "int8" and (floats := operations.not_integer(operations.list_operations(model))):
         raise errors.PolicyError(
             "the model cannot become full-integer; these operations have no int8 kernel: "
             + "; ".join(f"{operation.name} ({operation.tensor})" for operation in floats),
@@ -248,7 +249,7 @@ def _shape(tensor: Any) -> str:
 
 
 def _dense_before_norm(model: Any) -> list[tuple[Any, Any]]:
-    """Layer normalisations with the linear dense layer that feeds nothing else: it can subtract the mean itself."""
+    """Finds layer normalisations, each with the linear dense layer that feeds it alone: that can subtract the mean."""
     nodes, found = _nodes(model), []
     for node in nodes:
         if layer_norm.IntegerLayerNormalization.fits(node.operation):
@@ -265,7 +266,7 @@ def _nodes(model: Any) -> list[Any]:
 
 
 def _first_dense(model: Any) -> Any | None:
-    """The dense layer that alone takes the input, perhaps behind Flatten, and can take its scaling back."""
+    """Finds the dense layer that alone has the input, perhaps behind Flatten, so that it can undo a scaling."""
     tensor, nodes = model.inputs[0], _nodes(model)
     while True:
         taking = [node for node in nodes if any(x is tensor for x in node.input_tensors)]
@@ -284,7 +285,7 @@ def _last_dense(model: Any) -> Any | None:
 
 
 def _is_dense(layer: Any, nodes: list[Any]) -> bool:
-    """True for a dense layer with a bias that the model uses once."""
+    """Returns True for a dense layer with a bias that the model uses once."""
     uses = sum(node.operation is layer for node in nodes)
     return isinstance(layer, keras.layers.Dense) and layer.use_bias and uses == 1
 

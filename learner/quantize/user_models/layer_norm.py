@@ -1,4 +1,4 @@
-"""Layer normalisation out of operations that have int8 kernels.
+"""Layer normalisation made of operations that have int8 kernels.
 
 What TFLiteConverter makes of keras.layers.LayerNormalization is no full-integer graph: NEG (of the mean) has no int8
 kernel and stays float. And the variance goes through one int8 tensor: it varies with the square of the activations, so
@@ -31,7 +31,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from learner.quantize.distil import fake_quant
+from learner.networks import fake_quant
 
 Form = Literal["l2", "rsqrt"]
 FORMS: tuple[Form, ...] = ("l2", "rsqrt")
@@ -42,7 +42,7 @@ class IntegerLayerNormalization(keras.layers.Layer):
     """Does what a LayerNormalization layer over the last axis does, with that layer's weights.
 
     Args:
-        original: The layer to stand in for.
+        original: The layer to replace.
         form: Which operations to use.
         centred: Inputs have mean 0 over the last axis already: the dense layer before it sees to that.
 
@@ -59,7 +59,7 @@ class IntegerLayerNormalization(keras.layers.Layer):
 
     @staticmethod
     def fits(layer: Any) -> bool:
-        """True for layer normalisation over the last axis."""
+        """Returns True for layer normalisation over the last axis."""
         return (
             isinstance(layer, keras.layers.LayerNormalization)
             and list(layer.axis) == [-1]

@@ -1,4 +1,4 @@
-"""Calibration observations out of an .npz file."""
+"""Reads calibration observations from an .npz file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from broker.contract import errors
 
 ROWS_MIN = 64
 BYTES_MAX = 1 << 30
-"""Of observations in memory, four bytes a number at least: networks take them as float32. What a file would become is
-read in its headers, before any more of it is."""
+"""The limit of observations in memory, at four bytes a number or more: networks run on float32. The size that a file
+would have is read in its headers, before anything else of it is."""
 _format: Any = np.lib.format  # without types in numpy 1.26
 _HEADER_BYTES_MAX = 1 << 16  # of arrays of numbers, which numpy writes in version 1.0
 
@@ -27,15 +27,15 @@ _UNREADABLE = (
     OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, OverflowError, SyntaxError,
     struct.error, tokenize.TokenError, zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
-"""What Python's zipfile and numpy raise for archives that were damaged or made to do harm."""
+"""Exceptions of Python's zipfile and numpy for archives that were damaged or made to do harm."""
 
 
 class _TooLarge(Exception):
-    """Says how large."""
+    """The observations are too large; says how large."""
 
 
 def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """One array [N, *shape] of an archive, if its headers say that it fits, and that they agree.
+    """Reads one array [N, *shape] of an archive, if its headers agree with each other and with the limit.
 
     Raises:
         _TooLarge: It would not fit.
@@ -60,7 +60,7 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def load(path: Path) -> NDArray[Any]:
-    """Observations [N, *shape] out of an .npz file: its array `observations`, or its only one.
+    """Reads observations [N, *shape] from an .npz file: its array `observations`, or its only one.
 
     Raises:
         ConfigError: There is no such array, or it is too large, has too few rows, no numbers, or NaN.

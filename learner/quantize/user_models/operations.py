@@ -1,4 +1,4 @@
-"""The operations of a .tflite file, and which of them keep it from being full-integer."""
+"""Lists the operations of a .tflite file, and those that keep it from being full-integer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNKNOWN = (r"'tf\.(\w+)' op is neither", r"(?:Custom|Flex) ops: ([\w, ]+)", r"f
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation.
+    """One operation of a .tflite file.
 
     Attributes:
         name: TFLite's, such as FULLY_CONNECTED.
@@ -29,8 +29,8 @@ class Operation:
     tensor: str
 
 
-def of_model(model: bytes) -> list[Operation]:
-    """All operations in the order in which they run, subgraphs included."""
+def list_operations(model: bytes) -> list[Operation]:
+    """Returns all operations in the order in which they run, subgraphs included."""
     root = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(model, 0))
     found = []
     for graph in root.subgraphs:
@@ -47,7 +47,7 @@ def of_model(model: bytes) -> list[Operation]:
 
 
 def not_integer(operations: list[Operation]) -> list[Operation]:
-    """The operations that calculate in float after the first QUANTIZE, or anywhere if there is none."""
+    """Returns the operations that calculate in float after the first QUANTIZE, or anywhere if there is none."""
     names = [operation.name for operation in operations]
     start = names.index("QUANTIZE") if "QUANTIZE" in names else 0
     return [
@@ -58,6 +58,6 @@ def not_integer(operations: list[Operation]) -> list[Operation]:
 
 
 def unknown(text: str) -> list[str]:
-    """The TensorFlow operations that TFLite lacks, out of the converter's error message."""
+    """Returns the TensorFlow operations that TFLite lacks, from the converter's error message."""
     found = [name.strip() for pattern in _UNKNOWN for names in re.findall(pattern, text) for name in names.split(",")]
     return list(dict.fromkeys(name.removeprefix("tf.") for name in found if name.strip()))

@@ -1,4 +1,4 @@
-"""The report of `actorq-learner quantize` as a table."""
+"""Formats the report of `actorq-learner quantize` for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """Returns the report as a table."""
     sizes, judged = report["bytes"], [("plain", report["plain"])]
     if report["aware"]:
         judged.append(("aware", report["aware"]))

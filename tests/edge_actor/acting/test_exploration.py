@@ -33,7 +33,7 @@ def test_the_share_of_random_steps_follows_the_schedule() -> None:
     made = explorer(lambda: steps, epsilon_start=1.0, epsilon_end=0.1, epsilon_decay_steps=20_000, seed=3)
     explored = []
     while steps < 40_000:
-        explored += [a is not None for a in made.take(made.left)]
+        explored += [a is not None for a in made.draw(made.left)]
         steps = len(explored)
     assert np.mean(explored[:20_000]) == pytest.approx(0.55, abs=0.02)
     assert np.mean(explored[20_000:]) == pytest.approx(0.1, abs=0.02)
@@ -46,43 +46,43 @@ def test_a_row_does_not_depend_on_how_rows_are_grouped(groups: list[int]) -> Non
     total = sum(groups)
     expected: list[Any] = []
     while len(expected) < total:
-        expected += whole.take(whole.left)
+        expected += whole.draw(whole.left)
     seen: list[Any] = []
     for group in groups:
         left = group
         while left:
             rows = min(left, parts.left)
-            seen += parts.take(rows)
+            seen += parts.draw(rows)
             left -= rows
     assert seen == expected[:total]
 
 
 def test_seed_and_slot_decide_and_the_same_assignment_changes_nothing() -> None:
     def rows(**changes: Any) -> list[Any]:
-        return list(explorer(epsilon_start=1.0, epsilon_end=1.0, **changes).take(100))
+        return list(explorer(epsilon_start=1.0, epsilon_end=1.0, **changes).draw(100))
 
     assert rows(seed=1) == rows(seed=1)
     assert rows(seed=1) != rows(seed=2)
     assert rows(seed=1, slot=0) != rows(seed=1, slot=1)
 
     again = explorer(epsilon_start=1.0, epsilon_end=1.0, seed=1)
-    first = list(again.take(40))
+    first = list(again.draw(40))
     again.assign(fake_learner.assignment(1, epsilon_start=1.0, epsilon_end=1.0, seed=1, steps_granted=9))
-    assert first + list(again.take(60)) == rows(seed=1)
+    assert first + list(again.draw(60)) == rows(seed=1)
 
 
 def test_without_an_assignment_nothing_is_explored() -> None:
     made = exploration.Explorer(DISCRETE, 1, 0, lambda: 0)
-    assert set(made.take(made.left)) == {None}
+    assert set(made.draw(made.left)) == {None}
 
 
 def test_random_actions_are_uniform_and_inside_the_bounds() -> None:
     made = explorer()
-    counts = np.bincount([a for _ in range(20) for a in made.take_random(made.left)], minlength=3)
+    counts = np.bincount([a for _ in range(20) for a in made.draw_random(made.left)], minlength=3)
     assert counts / counts.sum() == pytest.approx([1 / 3] * 3, abs=0.03)
 
     several = explorer(n_envs=5, action=CONTINUOUS)
-    values = np.stack(several.take_random(several.left))
+    values = np.stack(several.draw_random(several.left))
     assert values.shape == (exploration.BLOCK, 5, 2)
     assert values.dtype == np.float32
     assert values.min((0, 1)) == pytest.approx([-1, 0], abs=0.1)
@@ -91,7 +91,7 @@ def test_random_actions_are_uniform_and_inside_the_bounds() -> None:
 
 def test_several_environments_explore_in_the_same_steps() -> None:
     made = explorer(n_envs=4, epsilon_start=0.3, epsilon_end=0.3)
-    rows = made.take(made.left)
+    rows = made.draw(made.left)
     drawn = [row for row in rows if row is not None]
     assert 0.2 < len(drawn) / len(rows) < 0.4
     assert all(row.shape == (4,) for row in drawn)
@@ -102,7 +102,7 @@ def noise(correlation_steps: float, rows: int = 20 * exploration.BLOCK, n_envs: 
     made = explorer(n_envs=n_envs, action=CONTINUOUS, noise_std=0.5, noise_correlation_steps=correlation_steps)
     seen: list[Any] = []
     while len(seen) < rows:
-        drawn, block = made.take_perturbed(made.left)
+        drawn, block = made.draw_perturbed(made.left)
         assert set(drawn) == {None}
         seen += block
     return np.stack(seen)
@@ -124,8 +124,8 @@ def test_noise_has_the_deviation_asked_for_and_forgets_itself_in_time(steps: flo
 
 def test_rows_that_explore_anyway_get_no_noise_and_the_others_keep_theirs() -> None:
     changes: dict[str, Any] = {"action": CONTINUOUS, "noise_std": 0.5, "noise_correlation_steps": 3.0, "seed": 2}
-    _, every = explorer(**changes).take_perturbed(200)
-    drawn, kept = explorer(**changes, epsilon_start=0.5, epsilon_end=0.5).take_perturbed(200)
+    _, every = explorer(**changes).draw_perturbed(200)
+    drawn, kept = explorer(**changes, epsilon_start=0.5, epsilon_end=0.5).draw_perturbed(200)
     asked = [n for n, action in zip(every, drawn, strict=True) if action is None]
     assert 60 < len(asked) < 140
     np.testing.assert_array_equal(np.stack(asked), np.stack(kept))

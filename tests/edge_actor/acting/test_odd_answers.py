@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from broker.contract import codec, errors, messages, specs
+from broker.program import logs
 from edge_actor import config
 from edge_actor.acting import evaluate, rollout, supervised_env
 from edge_actor.board import board
@@ -132,23 +133,27 @@ def test_arrays_of_every_kind_are_observations() -> None:
 
 
 @pytest.mark.fault(7)
-def test_the_heartbeat_survives_what_goes_wrong_in_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_heartbeat_survives_what_goes_wrong_in_it(
+    site: Site,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     calls = [0]
-    take = vitals.take
+    merge = vitals.merge
 
     def failing(*arguments: Any) -> messages.Vitals:
         calls[0] += 1
         if 1 < calls[0] < 6:
             raise ValueError("Out of range float values are not JSON compliant")
-        return take(*arguments)
+        return merge(*arguments)
 
-    monkeypatch.setattr(vitals, "take", failing)
+    monkeypatch.setattr(vitals, "merge", failing)
     running = site.start()
     conftest.wait_until(lambda: len(site.learner.states) > 8, "it beats on")
-    assert [line for line in running.lines if "Out of range" in line] == [
+    assert [line for line in caplog.messages if "Out of range" in line] == [
         "heartbeat, trouble number 1: ValueError: Out of range float values are not JSON compliant"
     ]
-    assert running.actor._link.connections == 1
+    assert running.actor.connection.link.connections == 1
 
 
 @pytest.mark.fault(7)
@@ -165,8 +170,8 @@ def test_an_actor_meets_every_oddity_and_goes_on(site: Site) -> None:  # noqa: F
     site.assign(steps_granted=1 << 40, message_steps=64)
     site.await_vitals(lambda v: v.env_failures >= len(toys.ODD), "all are met")
     assert running.error is None
-    assert running.actor._heartbeat.failures == 0
-    assert running.actor._heartbeat._thread.is_alive()
+    assert test_acting_loop.acting(running).status.heartbeat.failures == 0
+    assert test_acting_loop.acting(running).status.heartbeat._thread.is_alive()
     running.stop()
     assert running.error is None
     for message in site.learner.experience:
@@ -205,27 +210,30 @@ def test_a_failure_is_one_printable_line() -> None:
     assert text.startswith("AssertionError: no message, at ") and "toys.py" in text
 
 
-def test_pauses_grow_only_while_it_fails_at_once() -> None:
+def test_pauses_grow_only_while_it_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
     made = env.make(f"{HERE}:Odd")
-    lines: list[str] = []
-    tried = supervised_env.Plant(made, config.ActorConfig(env=made.name), lines.append)
+    tried = supervised_env.SupervisedEnv(made, config.ActorConfig(env=made.name))
     wake = threading.Event()
     pauses = []
-    for steps in (0, 0, 0, 5, 9, 9):
-        tried.rebuild(OSError("the wheel came off"), steps, lambda: False, wake)
-        pauses.append(tried._pause_s / supervised_env._RETRY_FIRST_S)
+    with caplog.filtering(logs.Once()):
+        for steps in (0, 0, 0, 5, 9, 9):
+            tried.rebuild(OSError("the wheel came off"), steps, lambda: False, wake)
+            pauses.append(tried._pause_s / supervised_env._RETRY_FIRST_S)
     assert pauses == [2, 4, 8, 2, 2, 4]
     assert tried.failures == 6
     assert tried.failure == "step 10: OSError: the wheel came off"
-    assert len(lines) < 6, "and not all of them are said"
+    assert 1 <= len(caplog.messages) < 6, "and not all of them are said"
 
 
 @pytest.mark.fault(7)
-def test_an_environment_that_does_not_close_is_made_anew_all_the_same(site: Site) -> None:  # noqa: F811
-    running = site.start(env=f"{HERE}:Stuck", env_kwargs='{"what": "reward huge", "at": 40}')
+def test_an_environment_that_does_not_close_is_made_anew_all_the_same(
+    site: Site,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site.start(env=f"{HERE}:Stuck", env_kwargs='{"what": "reward huge", "at": 40}')
     site.assign(steps_granted=100, message_steps=10)
     site.learner.await_steps(100)
-    assert any("did not close" in line for line in running.lines)
+    assert "did not close" in caplog.text
 
 
 @pytest.mark.fault(7)

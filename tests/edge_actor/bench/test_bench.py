@@ -21,9 +21,8 @@ from broker.contract import errors
 from edge_actor.bench import cell, chart, child, command, latency, models, page, rows, verdict, windows
 from edge_actor.bench.config import BenchConfig
 from edge_actor.board import board, energy_meter
-from tests import conftest
+from tests import conftest, runtimes
 from tests.edge_actor.board.boards import trees
-from tests.edge_actor.policies import test_interpreter
 
 COMMAND = [
     sys.executable,
@@ -47,7 +46,7 @@ def run(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.system
 def test_it_measures_everything_and_needs_nothing(tmp_path: Path) -> None:
-    test_interpreter.need("ai-edge-litert")
+    runtimes.python("ai-edge-litert")
     done = run(directory=tmp_path)
     assert done.returncode == 0, done.stderr
     found = command.read([tmp_path / command.ROWS])

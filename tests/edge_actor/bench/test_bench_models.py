@@ -17,7 +17,6 @@ SHAPES = (models.Shape(64, 2), models.Shape(256, 3), models.CNN)
 @pytest.mark.parametrize("delegated", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_every_precision_computes_the_same_policy(runtime: str, delegated: bool, shape: models.Shape) -> None:
-    test_interpreter.need(runtime)
     policy = models.make(shape)
     rows = models.observations(shape, 8 if shape.cnn else models.CALIBRATION_ROWS)  # emulated, a convolution is dear
     expected = policy(rows)

@@ -272,14 +272,14 @@ def test_a_model_may_stand_still(meter: power.Meter, says: Says, clock: Clock) -
 def test_energy_per_step_of_the_heartbeat(meter: power.Meter, says: Says, clock: Clock) -> None:
     energy = vitals.Energy(meter)
     clock.now_s += 1.0
-    energy.take(1000)
+    energy.update(1000)
     assert energy.power_w == pytest.approx(3.0)
     assert energy.step_energy_j == pytest.approx(0.003)
     clock.now_s += 0.1  # a beat out of turn
-    energy.take(1001)
+    energy.update(1001)
     assert energy.step_energy_j == pytest.approx(0.003)
     clock.now_s += 0.9
-    energy.take(1000)
+    energy.update(1000)
     assert energy.power_w == pytest.approx(3.0)
     assert energy.step_energy_j is None  # it stood still
     assert (energy.source, energy.modelled) == ("test", False)
@@ -287,7 +287,7 @@ def test_energy_per_step_of_the_heartbeat(meter: power.Meter, says: Says, clock:
 
 def test_without_a_source_there_is_no_energy() -> None:
     energy = vitals.Energy(None)
-    energy.take(1000)
+    energy.update(1000)
     assert (energy.power_w, energy.step_energy_j, energy.source, energy.modelled) == (None, None, "", False)
 
 

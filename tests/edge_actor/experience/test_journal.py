@@ -14,7 +14,7 @@ from edge_actor.experience import journal
 
 
 def opened(directory: Path, limit_bytes: int = 10**6) -> journal.Journal:
-    return journal.Journal(directory, limit_bytes, lambda line: None)
+    return journal.Journal.open(directory, limit_bytes)
 
 
 def filled(directory: Path, count: int, limit_bytes: int = 10**6) -> journal.Journal:
@@ -111,8 +111,9 @@ def test_is_closed_to_others(tmp_path: Path) -> None:
 
 def test_two_processes_never_share_it(tmp_path: Path) -> None:
     files = opened(tmp_path)
-    code = f"from edge_actor.experience import journal; import pathlib; journal.Journal(pathlib.Path({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", f"{code}, 1, print)"], capture_output=True, text=True, check=False)
+    code = "import pathlib; from edge_actor.experience import journal; "
+    code += f"journal.Journal.open(pathlib.Path({str(tmp_path)!r}), 1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "another process is using the spool" in done.stderr
     assert "--spool-dir" in done.stderr
     files.close()

@@ -95,12 +95,14 @@ def test_screens_flat_out_arrive_over_one_connection(site: Site) -> None:  # noq
     running = site.start(env=f"{toys.__file__}:Frames", heartbeat_s=1.0)
     site.assign(steps_granted=450, message_steps=1 << 20, message_period_s=1000.0)
     site.learner.await_steps(450)
-    assert running.actor._link.connections == 1
+    assert running.actor.connection.link.connections == 1
     assert running.error is None
 
 
-def test_what_an_earlier_release_left_and_no_broker_takes_is_dropped_and_counted(tmp_path: Path) -> None:
-    files = journal.Journal(tmp_path, 64_000_000, print)
+def test_what_an_earlier_release_left_and_no_broker_takes_is_dropped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = journal.Journal.open(tmp_path, 64_000_000)
     small = codec.encode(
         messages.Experience(
             boot=1, seq=2, oldest=1, step=70, fingerprint="f" * 16, assigned_epoch=1, epoch=1, version=1,
@@ -111,16 +113,15 @@ def test_what_an_earlier_release_left_and_no_broker_takes_is_dropped_and_counted
     files.append(1, 1, 1, 70, bytes(LIMIT_BYTES + 1))
     files.append(1, 2, 1, 10, small)
     files.close()
-    lines: list[str] = []
     broker = test_spool.Broker()
-    files = journal.Journal(tmp_path, 64_000_000, print)
-    outbox = spool.Spool(2, "f" * 16, lambda body: b"sealed" + body, files, lines.append)
+    files = journal.Journal.open(tmp_path, 64_000_000)
+    outbox = spool.Spool(2, "f" * 16, lambda body: b"sealed" + body, files)
     outbox.pump(broker.publish)
     assert [(message.seq, message.oldest) for message in broker.messages] == [(2, 2)], (
         "it says that the gap is for good"
     )
     assert outbox.steps_dropped == 70
-    assert any("1 messages of the spool have more than 8000000 bytes" in line for line in lines)
+    assert "1 messages of the spool have more than 8000000 bytes" in caplog.text
     outbox.acknowledge(messages.Receipt("ledger", 1, 2))
     assert len(outbox) == 0
     outbox.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -62,18 +63,12 @@ class Clock:
 
 
 @pytest.fixture
-def said() -> list[str]:
-    """What the spool told people."""
-    return []
-
-
-@pytest.fixture
-def boot(tmp_path: Path, said: list[str]) -> Callable[..., spool.Spool]:
+def boot(tmp_path: Path) -> Callable[..., spool.Spool]:
     """Makes the spool of one boot, with so many messages added to what is there."""
 
     def make(count: int, number: int = 7, limit_bytes: int = 10**6, clock: Any = None) -> spool.Spool:
-        files = journal.Journal(tmp_path / "spool", limit_bytes, lambda line: None)
-        made = spool.Spool(number, "f", lambda body: b"sealed" + body, files, said.append, clock or Clock())
+        files = journal.Journal.open(tmp_path / "spool", limit_bytes)
+        made = spool.Spool(number, "f", lambda body: b"sealed" + body, files, clock or Clock())
         for _ in range(count):
             made.add(taken(), assigned_epoch=4, epoch=3, version=9)
         return made
@@ -175,14 +170,14 @@ def test_what_is_dropped_is_on_its_way_all_the_same(boot: Boot) -> None:
 def test_to_a_silent_learner_nothing_is_sent_again_and_to_one_that_lives_one_by_one(boot: Boot) -> None:
     clock, broker = Clock(), Broker()
     made = boot(8, clock=clock)
-    made.hear("one")
+    made.follow_learner("one")
     made.pump(broker.publish)
     assert broker.got == list(range(1, 9))
     broker.messages.clear()
     clock.now = 100.0
     made.pump(broker.publish)
     assert broker.got == [], "it stands still"
-    made.hear("one")
+    made.follow_learner("one")
     made.pump(broker.publish)
     made.pump(broker.publish)
     assert broker.got == [1]
@@ -196,9 +191,9 @@ def test_to_a_silent_learner_nothing_is_sent_again_and_to_one_that_lives_one_by_
 
 def test_a_new_learner_is_sent_everything_at_once(boot: Boot) -> None:
     made, broker = boot(3), Broker()
-    made.hear("one")
+    made.follow_learner("one")
     made.pump(broker.publish)
-    made.hear("two")
+    made.follow_learner("two")
     made.pump(broker.publish)
     assert broker.got == [1, 2, 3, 1, 2, 3]
 
@@ -279,7 +274,7 @@ class Disk:
 
 
 def test_a_full_disk_drops_the_oldest_goes_on_and_says_so_once(
-    boot: Boot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    boot: Boot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(monkeypatch, tmp_path / "spool")
     disk.free = 6 * BODY
@@ -292,13 +287,14 @@ def test_a_full_disk_drops_the_oldest_goes_on_and_says_so_once(
     disk.free = 10**6
     again = boot(window.LIMIT + 2, number=8, limit_bytes=10**6)
     assert len(again) == len(broker.got) + window.LIMIT + 2, "all of it is in files"
-    assert len([line for line in said if "cannot be written" in line]) == 1
+    assert len([line for line in caplog.messages if "cannot be written" in line]) == 1
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_takes_nothing_leaves_memory(
-    boot: Boot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str], code: int
+    boot: Boot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
+    caplog.set_level(logging.INFO)
     disk = Disk(monkeypatch, tmp_path / "spool")
     disk.code = code
     made, broker = boot(20, limit_bytes=5 * BODY), Broker()
@@ -314,6 +310,7 @@ def test_a_disk_that_takes_nothing_leaves_memory(
     made.acknowledge(messages.Receipt("a", 7, 20 + window.LIMIT + 1))
     made.close()
     assert len(boot(0, number=8)) == 1
+    said = [record.getMessage() for record in caplog.records if record.name == spool.__name__]
     assert len(said) == 3
     assert "cannot be written" in said[0]
     assert "can be written again" in said[1]

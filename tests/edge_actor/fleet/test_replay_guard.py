@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import pytest
@@ -14,17 +15,16 @@ from tests.fakes import fake_learner
 
 
 class Actor:
-    """An authority with a clock that is turned by hand."""
+    """A replay guard with a clock that is turned by hand."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.lines: list[str] = []
-        self.authority = replay_guard.Authority(self.lines.append, lambda: self.now_s)
+        self.guard = replay_guard.ReplayGuard(lambda: self.now_s)
 
     def hears(self, message: messages.LearnerState | messages.Assignment) -> str:
         """The reason of the refusal, if it is refused."""
         try:
-            self.authority.check(message, boot=5)
+            self.guard.check(message, boot=5)
         except errors.MessageError as error:
             return error.reason
         return ""
@@ -51,7 +51,7 @@ def test_what_was_heard_already_is_no_sign_of_life() -> None:
     """A broker may repeat the last state for ever: it reaches nobody a second time, the spool's window included."""
     sealer = identity.Fleet.open("f").sealer
     heard: list[messages.LearnerState] = []
-    opened = inbox.Inbox(signing.LearnerVerifier(sealer.public_key), 5, lambda line: None)
+    opened = inbox.Inbox(signing.LearnerVerifier(sealer.public_key), 5)
     handle = opened.opener(messages.LearnerState, lambda message, sealed: heard.append(message))
     for heartbeat in (7, 7, 8, 7, 8, 8):
         handle("t", sealer.seal("t", codec.encode(state(2, heartbeat))), True)
@@ -84,19 +84,20 @@ def test_an_assignment_of_another_life_says_nothing_about_this_one() -> None:
     assert not actor.hears(fake_learner.assignment(5, epoch=2, steps_granted=10))
 
 
-def test_silence_is_counted_once_and_so_is_its_end() -> None:
+def test_silence_is_counted_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     actor = Actor()
     actor.hears(state(2, 7))
     for _ in range(5):  # frozen: the same old state for ever
         actor.now_s += replay_guard.SILENCE_S
         actor.hears(state(2, 7))
         actor.hears(state(2, 0, online=False))
-        actor.authority.listen()
-    assert actor.authority.silences == 1
-    assert len(actor.lines) == 1 and "someone holds it back" in actor.lines[0]
+        actor.guard.check_silence()
+    assert actor.guard.silences == 1
+    assert len(caplog.messages) == 1 and "someone holds it back" in caplog.messages[0]
     actor.hears(state(2, 8))
-    actor.authority.listen()
-    assert "heard again" in actor.lines[1]
+    actor.guard.check_silence()
+    assert "heard again" in caplog.messages[1]
     actor.now_s += replay_guard.SILENCE_S + 1
-    actor.authority.listen()
-    assert actor.authority.silences == 2
+    actor.guard.check_silence()
+    assert actor.guard.silences == 2

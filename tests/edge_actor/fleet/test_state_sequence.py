@@ -14,7 +14,7 @@ def test_a_will_ends_its_own_connection_and_no_later_one() -> None:
         said.append(state)
         return b""
 
-    made = state_sequence.Presence(7, seal)
+    made = state_sequence.StateSequence(7, seal)
     made.will()
     for _ in range(3):
         made.online(fleet_examples.birth(), messages.Vitals())

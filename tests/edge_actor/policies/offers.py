@@ -53,14 +53,12 @@ class Swap(swap.Swap):
 
     def __init__(self, store: Path, *, patience_s: float = 1.0) -> None:
         self.event = threading.Event()
-        self.lines: list[str] = []
         super().__init__(
             build,
             CARTPOLE,
             policy_store.PolicyStore(store, VERIFIER.public_key),
             patience_s=patience_s,
             on_ready=self.event.set,
-            on_log=self.lines.append,
         )
 
     @property

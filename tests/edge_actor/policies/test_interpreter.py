@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import sys
 
 import numpy as np
@@ -10,19 +10,11 @@ import pytest
 
 from broker.contract import errors
 from edge_actor.policies import interpreter
+from tests import runtimes
 from tests.edge_actor.policies.models import files
 
 FLOAT32_ON_TFLITE_RUNTIME = "XNNPACK" if sys.maxsize > 2**32 else "built-in"
 """Its wheel for 32-bit ARM was built without XNNPACK."""
-
-
-def need(runtime: str) -> None:
-    try:
-        interpreter.find(runtime)
-    except errors.RuntimeMissing as error:
-        if importlib.util.find_spec({"ai-edge-litert": "ai_edge_litert", "tflite-runtime": "tflite_runtime"}[runtime]):
-            raise
-        pytest.skip(f"{runtime} has no wheel for this Python: {error.where}")
 
 
 @pytest.mark.isolated
@@ -36,14 +28,13 @@ def need(runtime: str) -> None:
     ],
 )
 def test_says_which_kernels_run(runtime: str, model: object, delegate: str) -> None:
-    need(runtime)
     built = interpreter.Interpreter(model.read_bytes(), 1, runtime=runtime)  # type: ignore[attr-defined]
     assert built.delegate == delegate
     assert str(built.runtime).startswith(f"{runtime} ")
 
 
 def test_auto_prefers_the_runtime_that_delegates_int8() -> None:
-    need("ai-edge-litert")
+    runtimes.python("ai-edge-litert")
     assert interpreter.find().name == "ai-edge-litert"
 
 
@@ -58,10 +49,9 @@ def test_a_batch_answers_like_its_rows() -> None:
         np.testing.assert_array_equal(one.output[0], five.output[k])
 
 
-@pytest.mark.isolated
+@pytest.mark.isolated("tflite-runtime")
 def test_both_runtimes_agree_to_a_quantization_step() -> None:
-    need("tflite-runtime")
-    need("ai-edge-litert")
+    runtimes.python("ai-edge-litert")
     answers = []
     for runtime in ("ai-edge-litert", "tflite-runtime"):
         built = interpreter.Interpreter(files.INT8.read_bytes(), 64, runtime=runtime)
@@ -78,7 +68,6 @@ def test_both_runtimes_agree_to_a_quantization_step() -> None:
 @pytest.mark.parametrize("runtime", ["ai-edge-litert", "tflite-runtime"])
 def test_junk_is_refused(runtime: str) -> None:
     """By tflite-runtime too, which left to itself ends the process on most of the files that were cut."""
-    need(runtime)
     sound = files.INT8.read_bytes()
     cuts = [sound[:length] for length in (16, 64, 700, len(sound) // 2, len(sound) - 100, len(sound) - 4)]
     for junk in (b"", b"junk", bytes(4096), b"\0\0\0\0TFL3" + b"\xff" * 200, *cuts):
@@ -90,3 +79,12 @@ def test_junk_is_refused(runtime: str) -> None:
 def test_a_runtime_that_is_not_there() -> None:
     with pytest.raises(errors.RuntimeMissing, match="no TFLite runtime can be loaded"):
         interpreter.find("tensorflow-serving")
+
+
+def test_tflite_runtime_beside_numpy_2_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It loads there, and would end with a SystemError at the first model."""
+    monkeypatch.setattr(np, "__version__", "2.4.6")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.14.0")
+    find = interpreter.find.__wrapped__  # without its cache
+    with pytest.raises(errors.RuntimeMissing, match="built against numpy 1, and numpy 2.4.6 is installed"):
+        find("tflite-runtime")

@@ -19,7 +19,7 @@ from broker.fleet import identity
 from edge_actor import config
 from edge_actor.experience import journal
 from edge_actor.policies import policy_store
-from edge_actor.run import acting_loop
+from edge_actor.run import build
 from tests.edge_actor.policies import offers
 
 pytestmark = [pytest.mark.usefixtures("synchronised"), pytest.mark.fault(20)]
@@ -129,10 +129,8 @@ def boot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[
 
     def start() -> tuple[int, list[str]]:
         caplog.clear()
-        made = acting_loop.Actor(settings, bundle, lambda line: None)
-        made._load.close()
-        made._commander.close()
-        return made._boot, caplog.messages
+        made = build.build(settings, bundle)
+        return made.connection.boot, caplog.messages
 
     (tmp_path / "state").mkdir()
     with not_blocking():
@@ -217,7 +215,7 @@ def test_no_stored_policy_at_all(store: Path, node: str, name: str) -> None:
 
 def test_a_spool(tmp_path: Path) -> None:
     bodies = [bytes([n]) * 100 for n in range(20)]
-    written = journal.Journal(tmp_path / "spool", 1 << 20, lambda line: None)
+    written = journal.Journal.open(tmp_path / "spool", 1 << 20)
     for seq, body in enumerate(bodies):
         written.append(7, seq, 0, 1, body)
     (segment,) = (tmp_path / "spool").iterdir()
@@ -227,7 +225,7 @@ def test_a_spool(tmp_path: Path) -> None:
         for content in (*ODD_TEXTS, *damaged(sound, 100)):
             segment.parent.mkdir(exist_ok=True)
             segment.write_bytes(content)
-            opened = journal.Journal(segment.parent, 1 << 20, lambda line: None)
+            opened = journal.Journal.open(segment.parent, 1 << 20)
             for record in opened.records:
                 assert opened.read(record) == bodies[record.seq], "as it was, or not at all"
             opened.close()
@@ -241,7 +239,7 @@ def test_no_file_of_a_spool(tmp_path: Path, node: str) -> None:
     (tmp_path / "spool").mkdir()
     NODES[node](tmp_path / "spool" / "x.segment")
     with not_blocking():
-        opened = journal.Journal(tmp_path / "spool", 1 << 20, lambda line: None)
+        opened = journal.Journal.open(tmp_path / "spool", 1 << 20)
     assert (len(opened.records), opened.damaged) == (0, 1)
     opened.append(7, 1, 1, 1, b"new")
     opened.close()

@@ -20,9 +20,8 @@ from edge_actor import config
 from edge_actor.experience import journal
 from edge_actor.policies import interpreter
 from edge_actor.run import check
-from tests import conftest
+from tests import conftest, runtimes
 from tests.edge_actor.board.boards import trees
-from tests.edge_actor.policies import test_interpreter
 from tests.fakes import stranger
 
 
@@ -37,7 +36,7 @@ def settings(tmp_path: Path, **changes: str) -> config.ActorConfig:
 
 
 def test_a_board_without_a_bundle(tmp_path: Path) -> None:
-    test_interpreter.need("ai-edge-litert")
+    runtimes.python("ai-edge-litert")
     root = trees.plant("4b", tmp_path / "root")
     trees.put(root, "proc/meminfo", "MemTotal: 3883348 kB\nMemFree: 1 kB\nMemAvailable:    3407460 kB\n")
     report = found(settings(tmp_path), root)
@@ -158,3 +157,10 @@ def test_the_command_against_a_broker(mosquitto: conftest.BrokerProcess, tmp_pat
     done = subprocess.run(command[:-1], capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == errors.BrokerUnreachable.exit_code
     assert "fail  broker" in done.stdout and "to do: " in done.stdout
+
+
+def test_offline_no_broker_is_looked_for(tmp_path: Path) -> None:
+    bundle = tmp_path / "pi.json"
+    identity.Fleet.open("lab", tmp_path / "fleet").enroll("pi", ["127.0.0.1:1"]).write(bundle)
+    report = {one.name: one for one in check.run(settings(tmp_path, bundle=str(bundle)), tmp_path, offline=True)}
+    assert report["bundle"].state == "ok" and "broker" not in report

@@ -13,7 +13,9 @@ from learner import config
 from learner.algorithms import Algorithm, d4pg, ddpg
 from learner.experience import replay
 from learner.networks import actor_critic, networks, optimizer
-from learner.quantize import compare, gate, ptq, quantizer
+from learner.quantize import compare, ptq
+from learner.quantize.tflite import interpreter, quantizer
+from tests.learner import reference
 
 LOW, HIGH = (-3.0, 2.0), (1.0, 2.5)
 """Bounds whose middle is not 0, and whose ranges differ."""
@@ -55,10 +57,10 @@ def test_finds_the_best_action_within_any_bounds_and_goes_on_bit_for_bit(name: s
     resumed.update(batches(16, 32, seed=99))
     assert all((resumed.state()[key] == value).all() for key, value in agent.state().items())
 
-    action = networks.outputs(agent.policy_layers(), np.array([[-1.0], [1.0]], np.float32))
+    action = reference.outputs(agent.policy_layers(), np.array([[-1.0], [1.0]], np.float32))
     assert action[0] == pytest.approx([-2.0, 2.125], abs=0.35)
     assert action[1] == pytest.approx([0.0, 2.375], abs=0.35)
-    far = networks.outputs(agent.policy_layers(), np.array([[-1e6], [1e6]], np.float32))
+    far = reference.outputs(agent.policy_layers(), np.array([[-1e6], [1e6]], np.float32))
     assert (np.abs(far - np.array([-1.0, 2.25], np.float32)) <= np.array([2.0, 0.25], np.float32)).all()
 
 
@@ -214,8 +216,8 @@ def test_rounding_cost_makes_policies_that_int8_holds() -> None:
         assert np.abs(net.act(state[0], x) - before).mean() < 0.08
         weights = [w.numpy() for w in (*state[0], *critic)]
         policy = net.policy_layers(weights, networks.Normalizer.identity(spec.observation))
-        refined, ranges, exact = ptq.Refiner(ptq.ACTION_STEPS).measure(policy, x.numpy(), 1024)
-        int8, _, _ = gate.run(quantizer.Quantizer().quantize(refined, ranges, x.numpy()), x.numpy())
+        refined, ranges, exact = ptq.Calibrator(ptq.ACTION_STEPS).prepare(policy, x.numpy(), 1024)
+        int8, _, _ = interpreter.run(quantizer.Quantizer().quantize(refined, ranges, x.numpy()), x.numpy())
         return compare.actions(exact, int8, spec.action)
 
     free, dear = trained(0.0), trained(100.0)
@@ -239,7 +241,7 @@ def test_frames_have_an_encoder_of_their_own_for_the_critic() -> None:
     actor, critic = net.split(weights)
     x = np.random.default_rng(0).random((3, 36, 36, 1)).astype(np.float32)
     action = net.act(actor, x)
-    assert (action.shape, net.judge(critic, x, action).shape) == ((3, 2), (3, 1))
+    assert (action.shape, net.critic(critic, x, action).shape) == ((3, 2), (3, 1))
     assert net.act_rounded(actor, x).numpy() == pytest.approx(action.numpy(), abs=0.01)
     assert (net.act_rounded(actor, x).numpy() != action.numpy()).all()
     assert len(actor) + len(critic) == len(weights)

@@ -12,7 +12,7 @@ import pytest
 from broker.contract import codec, errors, messages, signing
 from learner.experience import dead_letters, ingest, ledger, replay, validate
 from learner.files import run_directory
-from tests.fakes import fleet_examples
+from tests.fakes import fleet_examples, log_reader
 
 MAC = signing.ActorMac(b"k" * 32)
 TOPIC = "actorq/lab/actor/pi/experience"
@@ -25,21 +25,23 @@ class Learner:
         self.replay = replay.Replay(fleet_examples.SPEC, capacity, n_step=2, gamma=0.9)
         self.book = ledger.Ledger(run / run_directory.LEDGER)
         letters = dead_letters.DeadLetters(run / dead_letters.NAME)
-        checks = validate.Ingest({"pi": MAC}, fleet_examples.SPEC, (1, 1), self.book.marks(), letters, self.replay.fits)
+        checks = validate.Validator(
+            {"pi": MAC}, fleet_examples.SPEC, (1, 1), self.book.marks(), letters, self.replay.fits
+        )
         self.refused = checks.refused
-        self.said: list[str] = []
-        self.intake = ingest.Intake(checks, self.book, self.replay, self.said.append)
+        self.ingest = ingest.Ingest(checks, self.book, self.replay)
+        self.ingest.rebuild_replay()
 
     def take(self, *seqs: int, oldest: int = 1, reward: float = 1.0) -> None:
         for seq in seqs:
             values: dict[str, Any] = {"observation": np.full((5, 4), seq, np.float32)}
             values |= {"reward": np.full(3, reward, np.float32), "seq": seq, "oldest": oldest, "step": 3 * (seq - 1)}
             sent = fleet_examples.experience(**values)
-            self.intake.take("pi", TOPIC, MAC.seal(TOPIC, codec.encode(sent)), 5)
+            self.ingest.receive("pi", TOPIC, MAC.seal(TOPIC, codec.encode(sent)), 5)
 
     @property
     def receipts(self) -> list[int]:
-        return [receipt.seq for _, receipt in self.intake.receipts()]
+        return [receipt.seq for _, receipt in self.ingest.receipts()]
 
     @property
     def contents(self) -> list[float]:
@@ -53,69 +55,69 @@ def test_a_receipt_comes_after_ledger_and_replay(tmp_path: Path) -> None:
     learner.take(1, 2)
     assert learner.receipts == []
     assert len(learner.replay) == 0
-    fed = learner.intake.settle(wait=True)
+    fed = learner.ingest.commit(wait=True)
     assert [m.seq for m in fed] == [1, 2]
     assert len(learner.replay) == 6
     assert learner.receipts == [2]
-    assert not learner.intake.pending
-    learner.intake.close()
+    assert not learner.ingest.pending
+    learner.ingest.close()
 
 
 def test_without_waiting_a_commit_goes_on_and_its_messages_come_later(tmp_path: Path) -> None:
     learner = Learner(tmp_path)
     learner.take(1)
-    assert learner.intake.settle(wait=False) == []
-    assert learner.intake.pending
+    assert learner.ingest.commit(wait=False) == []
+    assert learner.ingest.pending
     learner.take(2)
-    assert [m.seq for m in learner.intake.settle(wait=True)] == [1, 2]
+    assert [m.seq for m in learner.ingest.commit(wait=True)] == [1, 2]
     assert learner.receipts == [2]
-    learner.intake.close()
+    learner.ingest.close()
 
 
 def test_it_is_full_until_the_commit_under_way_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "LIMIT_BYTES", 3000)
     learner = Learner(tmp_path)
     learner.take(1, 2)
-    full = [learner.intake.is_full]
+    full = [learner.ingest.is_full]
     learner.take(3, 4, 5)
-    full.append(learner.intake.is_full)
-    learner.intake.settle(wait=False)
-    full.append(learner.intake.is_full)
+    full.append(learner.ingest.is_full)
+    learner.ingest.commit(wait=False)
+    full.append(learner.ingest.is_full)
     assert full == [False, True, False], "while they are written, others may wait"
-    learner.intake.settle(wait=True)
-    learner.intake.close()
+    learner.ingest.commit(wait=True)
+    learner.ingest.close()
 
 
 @pytest.mark.parametrize("killed", ["before the commit", "before replay", "before the receipt"])
 def test_a_kill_between_any_two_steps_loses_and_doubles_nothing(tmp_path: Path, killed: str) -> None:
     first = Learner(tmp_path)
     first.take(1, 2)
-    first.intake.settle(wait=True)
+    first.ingest.commit(wait=True)
     first.take(3)
     if killed == "before replay":
-        while first.intake.rest_s < math.inf:  # until a commit is due
-            first.intake.settle(wait=False)
+        while first.ingest.due_in_s < math.inf:  # until a commit is due
+            first.ingest.commit(wait=False)
         first.book.wait()
     elif killed == "before the receipt":
-        first.intake.settle(wait=True)
+        first.ingest.commit(wait=True)
     first.book.close()
 
     second = Learner(tmp_path)
     assert len(second.replay) == (6 if killed == "before the commit" else 9)
     second.take(3)  # it got no receipt
     second.take(4)
-    second.intake.settle(wait=True)
+    second.ingest.commit(wait=True)
     assert second.contents == [float(seq) for seq in (1, 2, 3, 4) for _ in range(5)]
     assert second.receipts == [4]
     assert second.book.totals() == (12, 8)
-    second.intake.close()
+    second.ingest.close()
 
 
-def test_replay_is_rebuilt_as_it_was_and_draws_alike(tmp_path: Path) -> None:
+def test_replay_is_rebuilt_as_it_was_and_draws_alike(tmp_path: Path, log: log_reader.LogReader) -> None:
     first = Learner(tmp_path, capacity=20)
     for seq in range(1, 30):
         first.take(seq)
-        first.intake.settle(wait=True)
+        first.ingest.commit(wait=True)
     first.book.close()
     second = Learner(tmp_path, capacity=20)
     assert len(first.replay) == len(second.replay)
@@ -124,20 +126,20 @@ def test_replay_is_rebuilt_as_it_was_and_draws_alike(tmp_path: Path) -> None:
     for name in ("observation", "action", "reward", "discount", "bootstrap"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
     assert len(list(second.book.newest(10**6))) <= 9, "what left replay is forgotten"
-    assert "20 transitions" in second.said[0] or f"{len(second.replay)} transitions" in second.said[0]
-    second.intake.close()
+    assert "20 transitions" in log.lines[0] or f"{len(second.replay)} transitions" in log.lines[0]
+    second.ingest.close()
 
 
-def test_a_message_of_another_release_is_passed_over(tmp_path: Path) -> None:
+def test_a_message_of_another_release_is_passed_over(tmp_path: Path, log: log_reader.LogReader) -> None:
     first = Learner(tmp_path)
     first.take(1, 2)
-    first.intake.settle(wait=True)
+    first.ingest.commit(wait=True)
     first.book._db.execute("UPDATE payloads SET body = x'00' WHERE id = 1")
-    first.intake.close()
+    first.ingest.close()
     second = Learner(tmp_path)
     assert len(second.replay) == 3
-    assert "1 messages of the ledger do not fit" in second.said[-1]
-    second.intake.close()
+    assert "1 messages of the ledger do not fit" in log.lines[-1]
+    second.ingest.close()
 
 
 def test_what_cannot_be_committed_is_never_receipted_nor_fed(tmp_path: Path) -> None:
@@ -146,48 +148,50 @@ def test_what_cannot_be_committed_is_never_receipted_nor_fed(tmp_path: Path) -> 
     learner.book._db.execute("DROP TABLE payloads")
     for _ in range(2):
         with pytest.raises(errors.RunError, match="cannot be written"):
-            learner.intake.settle(wait=True)
+            learner.ingest.commit(wait=True)
     assert learner.receipts == []
     assert len(learner.replay) == 0
-    learner.intake.close()
+    learner.ingest.close()
 
 
 def test_refused_messages_are_receipted_but_not_fed(tmp_path: Path) -> None:
     learner = Learner(tmp_path)
     bad: messages.Experience = fleet_examples.experience(fingerprint="0" * 16)
-    assert learner.intake.take("pi", TOPIC, MAC.seal(TOPIC, codec.encode(bad)), 5) is not None
-    assert learner.intake.settle(wait=True) == []
+    assert learner.ingest.receive("pi", TOPIC, MAC.seal(TOPIC, codec.encode(bad)), 5) is not None
+    assert learner.ingest.commit(wait=True) == []
     assert learner.receipts == [1]
     assert learner.book.totals() == (0, 0)
-    learner.intake.close()
+    learner.ingest.close()
 
 
 @pytest.mark.fault(4)
 @pytest.mark.parametrize("when", ["under way", "settled", "after a restart"])
-def test_what_came_with_another_content_is_never_receipted(tmp_path: Path, when: str) -> None:
+def test_what_came_with_another_content_is_never_receipted(
+    tmp_path: Path, when: str, log: log_reader.LogReader
+) -> None:
     """Two machines that number their messages alike: the second still holds its own 2 and 3."""
     learner = Learner(tmp_path)
     learner.take(1, 2, 3)
     if when != "under way":
-        learner.intake.settle(wait=True)
+        learner.ingest.commit(wait=True)
     if when == "after a restart":
-        learner.intake.close()
+        learner.ingest.close()
         learner = Learner(tmp_path)
     learner.take(3, reward=2.0)
     learner.take(2, reward=2.0)
     learner.take(4)
-    learner.intake.settle(wait=True)
+    learner.ingest.commit(wait=True)
     assert learner.receipts == [1]
-    said = [line for line in learner.said if "two contents" in line]
+    said = [line for line in log.lines if "two contents" in line]
     assert len(said) == 2 and "actor pi" in said[0] and "actorq-broker enroll" in said[0]
     assert (learner.refused["conflict"], learner.refused["duplicate"]) == (2, 0)
     assert "conflict" in (tmp_path / dead_letters.NAME).read_text()
-    learner.intake.close()
+    learner.ingest.close()
     again = Learner(tmp_path)
     again.take(5)
-    again.intake.settle(wait=True)
+    again.ingest.commit(wait=True)
     assert again.receipts == [1], "not by the learner's next life either"
-    again.intake.close()
+    again.ingest.close()
 
 
 @pytest.mark.parametrize("when", ["under way", "settled", "refused"])
@@ -196,8 +200,8 @@ def test_what_is_sent_again_is_the_same_though_less_is_held_by_now(tmp_path: Pat
     reward = math.nan if when == "refused" else 1.0
     learner.take(1, 2, reward=reward)
     if when != "under way":
-        learner.intake.settle(wait=True)
+        learner.ingest.commit(wait=True)
     learner.take(2, oldest=2, reward=reward)
-    learner.intake.settle(wait=True)
+    learner.ingest.commit(wait=True)
     assert learner.receipts == [2] and learner.refused["conflict"] == 0 and learner.refused["duplicate"] == 1
-    learner.intake.close()
+    learner.ingest.close()

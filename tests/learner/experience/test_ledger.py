@@ -15,6 +15,7 @@ import pytest
 from broker.contract import errors
 from learner.experience import ledger
 from learner.files import run_directory
+from tests.fakes import log_reader
 
 
 def entry(seq: int, boot: int = 1, verdict: str = ledger.OK, steps: int = 10) -> ledger.Entry:
@@ -31,12 +32,13 @@ def seqs(book: ledger.Ledger, steps: int = 10**6) -> list[int]:
     return [body[0] for _, body in book.newest(steps)]
 
 
-def test_remembers_over_a_restart(tmp_path: Path) -> None:
+def test_remembers_over_a_restart(tmp_path: Path, log: log_reader.LogReader) -> None:
     book = ledger.Ledger(tmp_path / run_directory.LEDGER)
     commit(book, entry(1), entry(2, verdict="shape"), entry(1, boot=2))
     commit(book, entry(3))
     book.close()
-    again = ledger.resume(tmp_path / run_directory.LEDGER, keep=False, before=(9, 9), about={}, say=pytest.fail)
+    again = ledger.resume(tmp_path / run_directory.LEDGER, keep=False, before=(9, 9), about={})
+    assert not log.lines
     assert again.id == book.id
     assert again.last_id == 4
     assert again.marks() == {("pi", 1): ledger.Mark(3, 113), ("pi", 2): ledger.Mark(1, 111)}
@@ -103,7 +105,9 @@ def test_what_is_forgotten_is_not_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["lost", "junk", "cut", "empty"])
-def test_a_lost_or_broken_ledger_is_named_and_a_new_one_begins(tmp_path: Path, damage: str) -> None:
+def test_a_lost_or_broken_ledger_is_named_and_a_new_one_begins(
+    tmp_path: Path, damage: str, log: log_reader.LogReader
+) -> None:
     path = tmp_path / run_directory.LEDGER
     book = ledger.Ledger(path)
     commit(book, *(entry(seq) for seq in range(1, 100)))
@@ -113,13 +117,12 @@ def test_a_lost_or_broken_ledger_is_named_and_a_new_one_begins(tmp_path: Path, d
         path.unlink()
     else:
         path.write_bytes({"junk": b"junk" * 5000, "cut": data[: len(data) // 2], "empty": b""}[damage])
-    said: list[str] = []
-    again = ledger.resume(path, keep=False, before=(500, 7), about={"env_id": "x"}, say=said.append)
+    again = ledger.resume(path, keep=False, before=(500, 7), about={"env_id": "x"})
     assert again.id != book.id
     assert again.marks() == {}
     assert again.totals() == (500, 7), "the run goes on counting where its checkpoint was"
-    assert ("is lost" if damage == "lost" else "is broken") in said[0]
-    assert "a new ledger begins" in said[-1]
+    assert ("is lost" if damage == "lost" else "is broken") in log.lines[0]
+    assert "a new ledger begins" in log.lines[-1]
     assert (damage == "lost") == (not list(tmp_path.glob("*.broken-*")))
     assert ledger.about(path)["env_id"] == "x"
     commit(again, entry(1))
@@ -172,7 +175,9 @@ def no_room(size_bytes: int) -> Iterator[None]:
 
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("left_behind", ["closed", "killed"])
-def test_a_sound_ledger_that_cannot_be_opened_now_is_not_called_broken(tmp_path: Path, left_behind: str) -> None:
+def test_a_sound_ledger_that_cannot_be_opened_now_is_not_called_broken(
+    tmp_path: Path, left_behind: str, log: log_reader.LogReader
+) -> None:
     path = tmp_path / run_directory.LEDGER
     book = ledger.Ledger(path)
     commit(book, *(entry(seq) for seq in range(1, 100)))
@@ -186,19 +191,22 @@ def test_a_sound_ledger_that_cannot_be_opened_now_is_not_called_broken(tmp_path:
     for size_bytes in (0, 4096, 16384):
         with no_room(size_bytes):
             try:
-                ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail).close()
+                ledger.resume(path, keep=False, before=(0, 0), about={}).close()
             except errors.ActorqError as error:
                 refused.append(error)
     assert refused, "else this shows nothing"
     assert all("cannot be" in one.what and "make room" in one.todo and "--resume" in one.todo for one in refused)
     assert not list(path.parent.glob("*.broken-*"))
-    again = ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    again = ledger.resume(path, keep=False, before=(0, 0), about={})
+    assert not log.lines
     assert again.id == book.id and again.totals() == (990, 198)
     again.close()
 
 
 @pytest.mark.fault(10)
-def test_a_ledger_that_somebody_holds_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_somebody_holds_is_not_called_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
+) -> None:
     path = tmp_path / run_directory.LEDGER
     ledger.Ledger(path).close()
     monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0.05))
@@ -206,24 +214,26 @@ def test_a_ledger_that_somebody_holds_is_not_called_broken(tmp_path: Path, monke
     other.execute("PRAGMA locking_mode = EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(errors.ActorqError, match="locked"):
-        ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+        ledger.resume(path, keep=False, before=(0, 0), about={})
     other.close()
+    assert not log.lines
     assert not list(tmp_path.glob("*.broken-*"))
     with pytest.raises(errors.ActorqError, match="cannot be opened"):
         ledger.Ledger(tmp_path / "nowhere" / run_directory.LEDGER)
 
 
-def test_a_ledger_of_another_release_is_not_called_broken(tmp_path: Path) -> None:
+def test_a_ledger_of_another_release_is_not_called_broken(tmp_path: Path, log: log_reader.LogReader) -> None:
     path = tmp_path / run_directory.LEDGER
     book = ledger.Ledger(path)
     book._db.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
     book.close()
     with pytest.raises(errors.RunError, match="schema is 99"):
-        ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+        ledger.resume(path, keep=False, before=(0, 0), about={})
+    assert not log.lines
     assert not list(tmp_path.glob("*.broken-*"))
 
 
-def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path) -> None:
+def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path, log: log_reader.LogReader) -> None:
     path = tmp_path / run_directory.LEDGER
     book = ledger.Ledger(path)
     commit(book, entry(1))
@@ -232,7 +242,8 @@ def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path) -> None
         old.executescript("ALTER TABLE messages DROP COLUMN digest; DROP TABLE sessions; DROP TABLE conflicts;")
         old.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
         old.commit()
-    again = ledger.resume(path, keep=False, before=(0, 0), about={}, say=pytest.fail)
+    again = ledger.resume(path, keep=False, before=(0, 0), about={})
+    assert not log.lines
     commit(again, entry(2))
     assert again.id == book.id and again.totals() == (20, 4)
     assert again.digest("pi", 1, 1) is None and again.digest("pi", 1, 2) == ledger.digest(bytes([2]) * 20)

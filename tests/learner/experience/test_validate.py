@@ -24,7 +24,7 @@ class Desk:
         self, directory: Path, max_policy_lag: int = 0, epochs: tuple[int, ...] = (1, 2), **marks: Any
     ) -> None:
         self.letters = directory / "letters.jsonl"
-        self.ingest = validate.Ingest(
+        self.ingest = validate.Validator(
             {"pi": MAC},
             fleet_examples.SPEC,
             epochs,
@@ -35,13 +35,13 @@ class Desk:
             **({"may_send": marks["may_send"]} if "may_send" in marks else {}),
         )
 
-    def offer(self, experience: messages.Experience, version: int = 5) -> validate.Taken | None:
+    def offer(self, experience: messages.Experience, version: int = 5) -> validate.Validated | None:
         return self.offer_body(codec.encode(experience), version)
 
-    def offer_body(self, body: bytes, version: int = 5) -> validate.Taken | None:
-        taken = self.ingest.take("pi", TOPIC, MAC.seal(TOPIC, body), version)
+    def offer_body(self, body: bytes, version: int = 5) -> validate.Validated | None:
+        taken = self.ingest.validate("pi", TOPIC, MAC.seal(TOPIC, body), version)
         if taken is not None:
-            self.ingest.settle([taken.entry])
+            self.ingest.note_committed([taken.entry])
         return taken
 
     def accepts(self, **changes: Any) -> bool:
@@ -80,11 +80,11 @@ def test_accepts_a_genuine_message_and_receipts_it(desk: Desk) -> None:
 
 def test_receipts_only_what_the_ledger_has(desk: Desk) -> None:
     payloads = [MAC.seal(TOPIC, codec.encode(fleet_examples.experience(seq=seq))) for seq in (1, 2)]
-    taken = [desk.ingest.take("pi", TOPIC, payload, 5) for payload in payloads]
-    assert desk.ingest.take("pi", TOPIC, payloads[1], 5) is None, "a duplicate of what is not durable yet"
+    taken = [desk.ingest.validate("pi", TOPIC, payload, 5) for payload in payloads]
+    assert desk.ingest.validate("pi", TOPIC, payloads[1], 5) is None, "a duplicate of what is not durable yet"
     assert desk.receipts == []
     assert taken[0] is not None
-    desk.ingest.settle([taken[0].entry])
+    desk.ingest.note_committed([taken[0].entry])
     assert desk.receipts == [messages.Receipt("ledger", 1, 1)]
 
 
@@ -286,8 +286,8 @@ def test_refuses_what_is_not_sealed_by_the_actor_without_reading_it(desk: Desk) 
     forged = signing.ActorMac(b"x" * 32).seal(TOPIC, body)
     elsewhere = MAC.seal("actorq/lab/actor/other/experience", body)
     for payload in (forged, elsewhere, body, b""):
-        assert desk.ingest.take("pi", TOPIC, payload, 5) is None
-    assert desk.ingest.take("stranger", TOPIC, MAC.seal(TOPIC, body), 5) is None
+        assert desk.ingest.validate("pi", TOPIC, payload, 5) is None
+    assert desk.ingest.validate("stranger", TOPIC, MAC.seal(TOPIC, body), 5) is None
     assert desk.ingest.refused == {"signature": 4, "unknown_actor": 1}
     assert desk.receipts == []
     assert desk.reasons == ["signature"] * 4 + ["unknown_actor"]

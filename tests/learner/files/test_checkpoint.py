@@ -13,7 +13,7 @@ from broker.contract import errors
 from learner import config
 from learner.algorithms import dqn
 from learner.files import checkpoint
-from tests.fakes import fleet_examples
+from tests.fakes import fleet_examples, log_reader
 
 
 def save(directory: Path, updates: int) -> Path:
@@ -21,62 +21,67 @@ def save(directory: Path, updates: int) -> Path:
     return checkpoint.save(directory, updates, {"updates": updates, "big": 2**100}, {"algorithm": state, "replay": {}})
 
 
-def test_restores_what_was_saved(tmp_path: Path) -> None:
+def test_restores_what_was_saved(tmp_path: Path, log: log_reader.LogReader) -> None:
     save(tmp_path, 7)
-    found = checkpoint.load_newest(tmp_path, pytest.fail)
+    found = checkpoint.load_newest(tmp_path)
+    assert not log.lines
     assert found is not None
     assert found.meta == {"updates": 7, "big": 2**100}
     np.testing.assert_array_equal(found.parts["algorithm"]["w"], np.full((2, 3), 7, np.float32))
     assert found.parts["algorithm"]["w"].dtype == np.float32
 
 
-def test_keeps_the_newest_few(tmp_path: Path) -> None:
+def test_keeps_the_newest_few(tmp_path: Path, log: log_reader.LogReader) -> None:
     for updates in range(5, 105, 10):
         save(tmp_path, updates)
-    found = checkpoint.load_newest(tmp_path, pytest.fail)
+    found = checkpoint.load_newest(tmp_path)
+    assert not log.lines
     assert found is not None
     assert found.meta["updates"] == 95
     assert len(list(tmp_path.iterdir())) == checkpoint.KEEP
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_falls_back_loudly(tmp_path: Path, damage: str) -> None:
+def test_falls_back_loudly(tmp_path: Path, damage: str, log: log_reader.LogReader) -> None:
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     data = bytearray(newest.read_bytes())
     if damage == "flip":
         data[data.index(np.full(6, 2, np.float32).tobytes())] ^= 1
     newest.write_bytes({"cut": bytes(data[:-40]), "flip": bytes(data), "empty": b""}[damage])
-    said: list[str] = []
-    found = checkpoint.load_newest(tmp_path, said.append)
+    found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.meta["updates"] == 1
-    assert len(said) == 1
-    assert newest.name in said[0]
+    assert len(log.lines) == 1
+    assert newest.name in log.lines[0]
 
 
 def test_says_so_when_all_are_broken(tmp_path: Path) -> None:
     save(tmp_path, 1).write_bytes(b"junk")
     with pytest.raises(errors.RunError, match="no checkpoint"):
-        checkpoint.load_newest(tmp_path, lambda line: None)
+        checkpoint.load_newest(tmp_path)
 
 
-def test_a_checkpoint_of_another_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_refused_and_not_passed_over(
+    tmp_path: Path, log: log_reader.LogReader
+) -> None:
     """Before format 2 kernels lay the other way: between layers of one width they would fit, and say nothing."""
     save(tmp_path, 1)
     np.savez(tmp_path / "0000000002.npz", __meta__=np.frombuffer(b'{"updates": 2}', np.uint8))
     with pytest.raises(errors.RunError, match="format 2 or less, and this release of actorq-fleet reads format 3"):
-        checkpoint.load_newest(tmp_path, pytest.fail)
+        checkpoint.load_newest(tmp_path)
+    assert not log.lines
 
 
-def test_none_where_there_is_none(tmp_path: Path) -> None:
-    assert checkpoint.load_newest(tmp_path, pytest.fail) is None
+def test_none_where_there_is_none(tmp_path: Path, log: log_reader.LogReader) -> None:
+    assert checkpoint.load_newest(tmp_path) is None
+    assert not log.lines
 
 
 def test_never_unpickles(tmp_path: Path) -> None:
     np.savez(tmp_path / "0000000001.npz", __meta__=np.array([{"a": 1}], dtype=object))
     with pytest.raises(errors.RunError):
-        checkpoint.load_newest(tmp_path, lambda line: None)
+        checkpoint.load_newest(tmp_path)
 
 
 def damaged(data: bytes, others: bytes, rng: np.random.Generator) -> bytes:
@@ -109,7 +114,7 @@ def damaged(data: bytes, others: bytes, rng: np.random.Generator) -> bytes:
 
 
 @pytest.mark.fault(18)
-def test_whatever_became_of_a_file_the_one_before_is_taken(tmp_path: Path) -> None:
+def test_whatever_became_of_a_file_the_one_before_is_taken(tmp_path: Path, log: log_reader.LogReader) -> None:
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     data, others = newest.read_bytes(), (tmp_path / "0000000001.npz").read_bytes()
@@ -120,14 +125,15 @@ def test_whatever_became_of_a_file_the_one_before_is_taken(tmp_path: Path) -> No
         if changed == data:
             continue
         newest.write_bytes(changed)
-        said: list[str] = []
+        before = len(log.lines)
         try:
-            found = checkpoint.load_newest(tmp_path, said.append)
+            found = checkpoint.load_newest(tmp_path)
         except errors.RunError:  # as of an older release
             continue
         except Exception as error:
             odd.append(repr(error))
             continue
+        said = log.lines[before:]
         if found is None or found.meta["updates"] != 1 or len(said) != 1:
             odd.append(f"found {found}, said {said}")
     assert not odd, f"{len(odd)} of 4000: {odd[:5]}"
@@ -135,7 +141,9 @@ def test_whatever_became_of_a_file_the_one_before_is_taken(tmp_path: Path) -> No
 
 @pytest.mark.fault(18)
 @pytest.mark.parametrize("content", ["nan", "infinite", "no text", "no checkpoint", "compressed", "pickle"])
-def test_what_is_whole_and_of_no_use_is_passed_over_too(tmp_path: Path, content: str) -> None:
+def test_what_is_whole_and_of_no_use_is_passed_over_too(
+    tmp_path: Path, content: str, log: log_reader.LogReader
+) -> None:
     save(tmp_path, 1)
     number = {"nan": np.nan, "infinite": -np.inf}.get(content)
     if number is not None:
@@ -147,11 +155,10 @@ def test_what_is_whole_and_of_no_use_is_passed_over_too(tmp_path: Path, content:
             buffer, __meta__=np.array([{}], object) if content == "pickle" else meta, zeros=np.zeros(9999)
         )
         (tmp_path / "0000000002.npz").write_bytes(buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())
-    said: list[str] = []
-    found = checkpoint.load_newest(tmp_path, said.append)
+    found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.meta["updates"] == 1
-    assert "0000000002.npz is broken" in said[0]
+    assert "0000000002.npz is broken" in log.lines[0]
 
 
 @pytest.mark.fault(18)
@@ -163,7 +170,7 @@ def test_what_was_passed_over_pushes_nothing_good_out(tmp_path: Path) -> None:
     (tmp_path / "0000000009.npz").mkdir()
     for updates in (2, 3, 4):
         save(tmp_path, updates)
-        found = checkpoint.load_newest(tmp_path, lambda line: None)
+        found = checkpoint.load_newest(tmp_path)
         assert found is not None
         assert found.meta["updates"] == updates
     kept = sorted(path.name for path in tmp_path.iterdir() if path.is_file())

@@ -68,10 +68,10 @@ def test_who_floods_is_left_out_and_takes_nobody_s_place() -> None:
     assert burst > 64 + 8_000_000 / inbox.BYTES_PER_TOKEN, "all that an honest actor has on its way fits"
     assert burst - 1 <= tap.offer("liar", 10 * burst) <= burst
     assert tap.offer("pi", 64) == 64
-    assert sum(tap.inbox.take_left_out().values()) >= 9 * burst and not tap.inbox.take_left_out()
+    assert sum(tap.inbox.pop_left_out().values()) >= 9 * burst and not tap.inbox.pop_left_out()
     tap.now_s += 1.0
     assert tap.offer("liar", 10 * burst) <= inbox.LIMITS["experience"].per_s + 1
-    assert set(tap.inbox.take_left_out()) == {("liar", "experience")}
+    assert set(tap.inbox.pop_left_out()) == {("liar", "experience")}
 
 
 @pytest.mark.fault(16)
@@ -80,20 +80,20 @@ def test_what_is_refused_costs_more_and_what_is_taken_comes_back() -> None:
     refused = taken = 0
     for _ in range(10_000):  # in no time at all
         taken += tap.offer("pi", 1, 27_000)
-        tap.inbox.judge("pi", 27_000, 1024)
+        tap.inbox.note_outcome("pi", 27_000, 1024)
     assert taken == 10_000, "an honest actor is as fast as it can be"
     for _ in range(6000):
         tap.now_s += 0.01
         if tap.offer("liar", 1):
             refused += 1
-            tap.inbox.judge("liar", 100, None)
+            tap.inbox.note_outcome("liar", 100, None)
     per_s = inbox.LIMITS["experience"].per_s
     assert refused <= (inbox.LIMITS["experience"].burst + 60 * per_s) / inbox.REFUSED_TOKENS + 1
     small = 0
     for _ in range(60 * 300):  # accepted, of a step each: where grants are small
         tap.now_s += 1 / 300
         small += tap.offer("small", 1)
-        tap.inbox.judge("small", 100, 1)
+        tap.inbox.note_outcome("small", 100, 1)
     assert small == 60 * 300
 
 

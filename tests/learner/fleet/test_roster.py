@@ -10,19 +10,18 @@ import pytest
 from broker.contract import errors, messages
 from learner import config
 from learner.fleet import roster
-from tests.fakes import fleet_examples
+from tests.fakes import fleet_examples, log_reader
 
 SETTINGS = config.TrainConfig(seed=3)
 EXPLORATION = config.DqnConfig(epsilon_decay_steps=1000)
 
 
-def make(env_id: str = "") -> tuple[roster.Roster, list[str]]:
-    said: list[str] = []
-    return roster.Roster("session", 4, env_id, said.append), said
+def make(env_id: str = "") -> roster.Roster:
+    return roster.Roster("session", 4, env_id)
 
 
 def test_a_retained_birth_alone_makes_nobody_live() -> None:
-    found, _ = make()
+    found = make()
     found.observe("a", fleet_examples.state(), retained=True, now_s=0.0)
     assert found.working() == []
     with pytest.raises(errors.SpecError, match="no actor"):
@@ -33,15 +32,15 @@ def test_a_retained_birth_alone_makes_nobody_live() -> None:
     assert found.env_id == "CartPole-v1"
 
 
-def test_a_second_spec_is_refused_with_both_named() -> None:
-    found, said = make()
+def test_a_second_spec_is_refused_with_both_named(log: log_reader.LogReader) -> None:
+    found = make()
     found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     other = fleet_examples.state(birth=fleet_examples.birth("Acrobot-v1", fleet_examples.OTHER_SPEC))
     actor = found.observe("b", other, retained=False, now_s=0.0)
     assert [a.actor_id for a in found.working()] == ["a"]
     assert "float32[4] -> 2 actions" in actor.refused
     assert "Acrobot-v1 has obs float32[6] -> 3 actions" in actor.refused
-    assert any("refused" in line for line in said)
+    assert any("refused" in line for line in log.lines)
     assignment = found.assign(
         actor, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=0.0
     )
@@ -49,19 +48,19 @@ def test_a_second_spec_is_refused_with_both_named() -> None:
     assert assignment.refused == actor.refused
 
 
-def test_silence_and_goodbye_end_an_actor() -> None:
-    found, said = make()
+def test_silence_and_goodbye_end_an_actor(log: log_reader.LogReader) -> None:
+    found = make()
     found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     found.observe("b", fleet_examples.state(session="b"), retained=False, now_s=5.0)
     found.expire(roster.SILENCE_S + 1.0)
     assert [actor.actor_id for actor in found.working()] == ["b"]
     found.observe("b", fleet_examples.state(session="b", heartbeat=2, online=False), retained=False, now_s=6.0)
     assert found.working() == []
-    assert said[-2:] == ["actor a fell silent", "actor b went offline"]
+    assert log.lines[-2:] == ["actor a fell silent", "actor b went offline"]
 
 
 def test_what_is_late_changes_nothing() -> None:
-    found, _ = make()
+    found = make()
     found.observe("a", fleet_examples.state(boot=2, heartbeat=9), retained=False, now_s=0.0)
     late = [
         fleet_examples.state(boot=1, heartbeat=99, online=False),  # the will of a process that is gone
@@ -79,7 +78,7 @@ def test_what_is_late_changes_nothing() -> None:
 
 
 def test_the_pace_is_shared_equally_and_never_taken_back() -> None:
-    found, _ = make()
+    found = make()
     a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     found.observe("b", fleet_examples.state(session="b"), retained=False, now_s=0.0)
     first = found.assign(
@@ -103,7 +102,7 @@ def test_the_pace_is_shared_equally_and_never_taken_back() -> None:
 
 
 def test_assignments_that_differ_in_pace_alone_are_spaced() -> None:
-    found, _ = make()
+    found = make()
     a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     found.assign(
         a, steps_left=10, env_steps=0, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=1.0
@@ -124,7 +123,7 @@ def test_assignments_that_differ_in_pace_alone_are_spaced() -> None:
 
 
 def test_a_new_boot_starts_a_new_account() -> None:
-    found, _ = make()
+    found = make()
     a = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     a.recorded = 100
     found.assign(
@@ -139,7 +138,7 @@ def test_a_new_boot_starts_a_new_account() -> None:
 
 
 def test_a_process_that_is_replaced_unnoticed_is_checked_anew() -> None:
-    found, _ = make()
+    found = make()
     found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     found.observe("b", fleet_examples.state(session="b"), retained=False, now_s=0.0)
     other = fleet_examples.birth("Acrobot-v1", fleet_examples.OTHER_SPEC)
@@ -149,7 +148,7 @@ def test_a_process_that_is_replaced_unnoticed_is_checked_anew() -> None:
 
 def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     """A message a quarter of a second from each of 1000 actors would leave the learner no time to learn."""
-    found, _ = make()
+    found = make()
     n = int(roster.MESSAGES_PER_S * 5)
     actors = [found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0) for i in range(n)]
     assert found.period_s == 5.0 and found.policy_s == n / roster.POLICIES_PER_S and found.gather_s == roster.GATHER_S
@@ -158,10 +157,10 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     )
     assert given is not None and given.message_period_s == 5.0
     assert given.message_steps == roster.LONGER * SETTINGS.message_steps, "or it would be full before that"
-    assert found.look(1.0) and not found.look(1.09) and found.look(1.11)
+    assert found.may_assign(1.0) and not found.may_assign(1.09) and found.may_assign(1.11)
     assert found.receipt_s == roster.LOOK_PERIOD_S
     found.observe("late", fleet_examples.state(session="late"), retained=False, now_s=2.3)
-    assert found.look(1.12), "who has just come waits for nothing"
+    assert found.may_assign(1.12), "who has just come waits for nothing"
     found.expire(roster.SILENCE_S + 9.0)
     assert len(found.working()) == n + 1, "nor is anybody taken for dead who was told to speak seldom"
     found.expire(roster.SILENCE_S + 11.0)
@@ -171,13 +170,13 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
 
 def told(n: int, every_s: float, looks: int) -> list[set[str]]:
     """Who of n actors is given an assignment at each of a loop's looks, while the pace goes on rising."""
-    found, _ = make()
+    found = make()
     for i in range(n):
         found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0)
     given = []
     for look in range(looks):
         now_s = look * every_s
-        assert found.look(now_s)
+        assert found.may_assign(now_s)
         assignments = found.assign_due(
             steps_left=n * (look + 1),
             env_steps=0,
@@ -210,7 +209,7 @@ def test_a_loop_that_seldom_looks_passes_nobody_over(n: int) -> None:
 
 def test_who_can_be_granted_no_more_is_not_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner that falls behind grants nothing to anybody for a while, and has better things to do."""
-    found, _ = make()
+    found = make()
     n = int(roster.MESSAGES_PER_S * 2)
     for i in range(n):
         found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0)
@@ -224,7 +223,7 @@ def test_who_can_be_granted_no_more_is_not_looked_at_each_time(monkeypatch: pyte
     monkeypatch.setattr(found, "assign", counted)
 
     def given(now_s: float, steps_left: int) -> set[str]:
-        found.look(now_s)
+        found.may_assign(now_s)
         rest: dict[str, Any] = {"env_steps": 0, "lockstep_version": 0, "settings": SETTINGS, "exploration": EXPLORATION}
         return {actor_id for actor_id, _ in found.assign_due(steps_left=steps_left, now_s=now_s, **rest)}
 
@@ -239,7 +238,7 @@ def test_who_can_be_granted_no_more_is_not_looked_at_each_time(monkeypatch: pyte
 
 
 def test_who_was_told_to_send_seldom_is_not_taken_for_silent() -> None:
-    found, _ = make()
+    found = make()
     actor = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
     seldom = dataclasses.replace(SETTINGS, message_period_s=20.0)
     found.assign(
@@ -255,7 +254,7 @@ class Clock:
     """Tells a roster of two processes of one name, each of which counts its own heartbeats."""
 
     def __init__(self) -> None:
-        self.roster, self.said = make()
+        self.roster = make()
         self.now_s = 0.0
         self._beats: dict[int, int] = {}
 
@@ -312,7 +311,7 @@ def test_what_a_socket_held_back_is_no_proof_of_life() -> None:
 
 @pytest.mark.fault(4)
 @pytest.mark.parametrize("second", [1, 9])
-def test_of_two_that_live_the_later_is_refused_whatever_its_number(second: int) -> None:
+def test_of_two_that_live_the_later_is_refused_whatever_its_number(second: int, log: log_reader.LogReader) -> None:
     clock = Clock()
     clock.beat(5)
     first = clock.assigned()
@@ -321,12 +320,12 @@ def test_of_two_that_live_the_later_is_refused_whatever_its_number(second: int) 
     for _ in range(6):
         clock.beat(second, 5)
     assert clock.actor.boot == 5 and clock.actor.live and clock.actor.recorded == 77
-    told = list(clock.roster.rebuffs())
+    told = list(clock.roster.rejections())
     assert [(actor_id, refusal.boot) for actor_id, refusal in told] == [("a", second)]
     assert "another machine goes by the name 'a'" in told[0][1].refused and "actorq-broker enroll" in told[0][1].refused
-    assert sum("two machines" in line for line in clock.said) == 1, "said once"
+    assert sum("two machines" in line for line in log.lines) == 1, "said once"
     clock.beat(second, 5)
-    assert list(clock.roster.rebuffs()), "told again, as long as it speaks"
+    assert list(clock.roster.rejections()), "told again, as long as it speaks"
     later = clock.assigned()
     assert later is None or (later.boot == 5 and later.steps_granted >= first.steps_granted)
     clock.beat(11, 5, 11)
@@ -347,7 +346,7 @@ def test_a_crashed_process_is_replaced_at_once_and_its_last_words_change_nothing
     clock.beat(5, online=False)
     for _ in range(5):
         clock.beat(6)
-    assert clock.actor.boot == 6 and not list(clock.roster.rebuffs())
+    assert clock.actor.boot == 6 and not list(clock.roster.rejections())
 
 
 def test_experience_counts_for_the_process_that_sent_it() -> None:
@@ -374,39 +373,39 @@ def grant(found: roster.Roster, actor_id: str, steps_left: int, now_s: float) ->
 
 
 @pytest.mark.fault(13)
-def test_a_grant_is_used_once_and_by_the_boot_that_got_it() -> None:
-    found, said = make()
+def test_a_grant_is_used_once_and_by_the_boot_that_got_it(log: log_reader.LogReader) -> None:
+    found = make()
     found.observe("a", fleet_examples.state(birth=dataclasses.replace(fleet_examples.birth(), n_envs=16)), **NOW)
     assert not found.may_send("a", 1, 4, 1), "it was granted nothing"
     assert grant(found, "a", 1000, 0.0) == 1000
     assert found.may_send("a", 1, 4, 1015), "whole rows of 16 environments"
     assert not found.may_send("a", 1, 4, 1016) and not found.may_send("a", 2, 4, 1)
     assert not found.may_send("stranger", 1, 4, 1)
-    found.take("a", 1, 4, 600)
+    found.count_received("a", 1, 4, 600)
     assert found.actors["a"].recorded == 600
     assert found.may_send("a", 1, 4, 415) and not found.may_send("a", 1, 4, 416)
-    found.take("a", 1, 4, 416)
+    found.count_received("a", 1, 4, 416)
     assert found.actors["a"].recorded == 600, "what goes beyond a grant brings no new one"
-    assert sum("more than it was granted" in line for line in said) == 1, "said once"
+    assert sum("more than it was granted" in line for line in log.lines) == 1, "said once"
 
 
 @pytest.mark.fault(13)
 def test_what_boots_before_were_granted_may_still_come() -> None:
-    found, _ = make()
+    found = make()
     for boot in range(1, roster.BOOTS_AT_ONCE + 1):
         found.observe("a", fleet_examples.state(boot=boot), **NOW)
         assert grant(found, "a", 500, 0.0) == 500, "as if each began after a crash"
     for boot in range(1, roster.BOOTS_AT_ONCE + 1):
         for _ in range(5):
             assert found.may_send("a", boot, 4, 100), "oldest first, as spools do"
-            found.take("a", boot, 4, 100)
+            found.count_received("a", boot, 4, 100)
         assert not found.may_send("a", boot, 4, 1)
 
 
 @pytest.mark.fault(13)
 def test_a_liar_that_begins_anew_for_ever_gathers_no_grants() -> None:
     """Each boot is granted a share; what earlier ones did not use must not add up."""
-    found, _ = make()
+    found = make()
     seconds = 600
     for tick in range(10 * seconds):  # a new boot ten times a second
         found.observe("a", fleet_examples.state(boot=tick + 1), retained=False, now_s=tick / 10)
@@ -417,18 +416,18 @@ def test_a_liar_that_begins_anew_for_ever_gathers_no_grants() -> None:
         newest += 1
         found.observe("a", fleet_examples.state(boot=newest), retained=False, now_s=1e6 + newest * 1e3)
         grant(found, "a", 100_000, 1e6 + newest * 1e3)
-        found.take("a", newest, 4, 1)
+        found.count_received("a", newest, 4, 1)
     assert len(found.actors["a"].credits) <= roster.BOOTS_AT_ONCE + 1
     assert found.owed_steps("a") <= (roster.BOOTS_AT_ONCE + 1) * 100_000
 
 
 @pytest.mark.fault(13)
 def test_of_sessions_before_this_one_only_what_they_granted_may_come() -> None:
-    found, _ = make()
-    found.expect_earlier(1000)
+    found = make()
+    found.set_earlier_steps(1000)
     for _ in range(10):
         assert found.may_send("a", 7, 3, 100), "before its state was heard, too"
-        found.take("a", 7, 3, 100)
+        found.count_received("a", 7, 3, 100)
     assert not found.may_send("a", 8, 2, 1)
     assert found.may_send("b", 7, 3, 1000), "each for itself"
 
@@ -439,8 +438,7 @@ OTHER = fleet_examples.birth("Acrobot-v1", fleet_examples.OTHER_SPEC)
 
 @pytest.mark.fault(14)
 def test_one_actor_alone_does_not_decide_the_spec_of_two() -> None:
-    said: list[str] = []
-    found = roster.Roster("session", 4, "", said.append, quorum=2)
+    found = roster.Roster("session", 4, "", quorum=2)
     found.observe("liar", fleet_examples.state(birth=OTHER), **NOW)
     found.observe("a", fleet_examples.state(), **NOW)
     assert not found.decided and len(found.working()) == 1
@@ -451,10 +449,10 @@ def test_one_actor_alone_does_not_decide_the_spec_of_two() -> None:
 
 
 @pytest.mark.fault(14)
-def test_where_the_task_is_named_only_who_runs_it_decides() -> None:
-    found, said = make("CartPole-v1")
+def test_where_the_task_is_named_only_who_runs_it_decides(log: log_reader.LogReader) -> None:
+    found = make("CartPole-v1")
     found.observe("liar", fleet_examples.state(birth=OTHER), **NOW)
-    assert not found.decided and found.working() == [] and "has to wait" in said[-1]
+    assert not found.decided and found.working() == [] and "has to wait" in log.lines[-1]
     found.observe("a", fleet_examples.state(), **NOW)
     assert [actor.actor_id for actor in found.working()] == ["a"]
     assert found.actors["liar"].refused
@@ -464,7 +462,7 @@ def test_where_the_task_is_named_only_who_runs_it_decides() -> None:
 def test_nobody_decides_what_the_learner_cannot_train_on_or_the_run_was_not_made_for() -> None:
     too_large = lambda birth: "too large" if birth.spec == fleet_examples.OTHER_SPEC else ""  # noqa: E731
     for options in ({"unfit": too_large}, {"fingerprint": fleet_examples.SPEC.fingerprint}):
-        found = roster.Roster("session", 4, "", lambda line: None, **options)
+        found = roster.Roster("session", 4, "", **options)
         found.observe("liar", fleet_examples.state(birth=OTHER), **NOW)
         assert not found.decided and found.actors["liar"].refused and "liar" in found.refusals
         found.observe("a", fleet_examples.state(), **NOW)

@@ -13,7 +13,7 @@ from broker.fleet import identity
 from learner import config
 from learner.fleet import roster, session
 from tests.conftest import BrokerProcess, wait_until
-from tests.fakes import fleet_examples, plain_client, stranger
+from tests.fakes import fleet_examples, log_reader, plain_client, stranger
 
 TOPICS = topics.Topics("lab")
 
@@ -43,7 +43,7 @@ def test_a_second_learner_is_refused_while_the_first_lives(
     broker_address: str, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "HEARTBEAT_S", 0.2)
-    first = session.Session(settings(broker_address), print)
+    first = session.Session.open(settings(broker_address))
     first.join()
     stop = threading.Event()
 
@@ -53,7 +53,7 @@ def test_a_second_learner_is_refused_while_the_first_lives(
 
     heart = threading.Thread(target=live)
     heart.start()
-    second = session.Session(settings(broker_address), print)
+    second = session.Session.open(settings(broker_address))
     try:
         with pytest.raises(errors.FleetBusy, match="another learner is live"):
             second.join()
@@ -72,13 +72,13 @@ def test_what_a_dead_learner_left_behind_does_not_block(
     state = messages.LearnerState(True, "dead", 1, 9)
     with plain_client.PlainClient(mosquitto.port, "ghost") as client:
         client.publish(TOPICS.learner_state, fleet.sealer.seal(TOPICS.learner_state, codec.encode(state)), retain=True)
-    found = session.Session(settings(mosquitto.address), print)
+    found = session.Session.open(settings(mosquitto.address))
     found.join()
     found.close()
 
 
 def test_hands_on_what_enrolled_actors_say_and_counts_the_rest(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
-    found = session.Session(settings(mosquitto.address), print)
+    found = session.Session.open(settings(mosquitto.address))
     found.join()
     mac = signing.ActorMac(fleet.bundle("pi").mac_key)
     state_topic, report_topic = TOPICS.actor_state("pi"), TOPICS.report("pi")
@@ -106,7 +106,7 @@ def test_hands_on_what_enrolled_actors_say_and_counts_the_rest(mosquitto: Broker
 def test_a_drained_session_leaves_its_sockets_to_the_network_threads(
     mosquitto: BrokerProcess, fleet: identity.Fleet
 ) -> None:
-    found = session.Session(settings(mosquitto.address), print)
+    found = session.Session.open(settings(mosquitto.address))
     found.join()
     with plain_client.PlainClient(mosquitto.port, "pi") as client:
         client.publish(TOPICS.experience("pi"), b"whatever")
@@ -116,7 +116,7 @@ def test_a_drained_session_leaves_its_sockets_to_the_network_threads(
 
 
 def test_follows_who_is_enrolled_renewed_and_revoked(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
-    found = session.Session(settings(mosquitto.address), print)
+    found = session.Session.open(settings(mosquitto.address))
     found.join()
     topic, body = TOPICS.actor_state("pi"), codec.encode(fleet_examples.state())
     old = signing.ActorMac(fleet.bundle("pi").mac_key)
@@ -147,17 +147,17 @@ def test_follows_who_is_enrolled_renewed_and_revoked(mosquitto: BrokerProcess, f
 
 
 def test_gathering_ends_when_nobody_comes(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
-    found = session.Session(settings(mosquitto.address, wait_s=0.1, actors=2), print)
+    found = session.Session.open(settings(mosquitto.address, wait_s=0.1, actors=2))
     try:
         with pytest.raises(errors.EnvironmentFailure, match="0 of 2 actors"):
-            found.gather(roster.Roster(found.id, found.epoch, "", print), threading.Event())
+            found.gather(roster.Roster(found.id, found.epoch, ""), threading.Event())
     finally:
         found.close()
 
 
 def test_no_broker_is_a_named_error(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.mqtt.network_thread.CONNECT_TIMEOUT_S", 0.1)
-    found = session.Session(settings("127.0.0.1:1"), print)
+    found = session.Session.open(settings("127.0.0.1:1"))
     with pytest.raises(errors.BrokerUnreachable, match="no broker answered") as caught:
         found.join()
     assert "actorq-broker up" in caught.value.todo
@@ -171,7 +171,7 @@ def test_a_stranger_on_the_broker_s_port_is_a_named_error(
     """Not one of keys and bundles: those of this learner are in order."""
     monkeypatch.setattr("broker.mqtt.network_thread.CONNECT_TIMEOUT_S", 0.2)
     with stranger.Stranger(fleet, tmp_path, "self-signed") as other:
-        found = session.Session(settings(other.address), print)
+        found = session.Session.open(settings(other.address))
         with pytest.raises(errors.BrokerUnreachable, match="not one of this fleet") as caught:
             found.join()
         found.close()
@@ -179,7 +179,7 @@ def test_a_stranger_on_the_broker_s_port_is_a_named_error(
 
 
 def test_leaves_offline_behind_when_it_goes(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
-    found = session.Session(settings(mosquitto.address), print)
+    found = session.Session.open(settings(mosquitto.address))
     found.join()
     found.close()
     with plain_client.PlainClient(mosquitto.port, "reader") as client:
@@ -208,13 +208,16 @@ def said_at(fleet: identity.Fleet, client: plain_client.PlainClient) -> messages
 @pytest.mark.fault(17)
 @pytest.mark.parametrize("online", [False, True], ids=["goodbye", "left over"])
 def test_a_lost_epoch_is_found_again(
-    online: bool, mosquitto: BrokerProcess, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+    online: bool,
+    mosquitto: BrokerProcess,
+    fleet: identity.Fleet,
+    monkeypatch: pytest.MonkeyPatch,
+    log: log_reader.LogReader,
 ) -> None:
     monkeypatch.setattr(session, "_SILENCE_S", 0.3)
     said_before(mosquitto.port, fleet, online=online)
-    said: list[str] = []
-    found = session.Session(settings(mosquitto.address, wait_s=0.1), said.append)
-    actors = roster.Roster(found.id, found.epoch, "", print)
+    found = session.Session.open(settings(mosquitto.address, wait_s=0.1))
+    actors = roster.Roster(found.id, found.epoch, "")
     with pytest.raises(errors.EnvironmentFailure):
         found.gather(actors, threading.Event())
     assert found.epoch == 8 and int((fleet.directory / "epoch").read_text()) == 8
@@ -230,7 +233,7 @@ def test_a_lost_epoch_is_found_again(
         now_s=0.0,
     )
     assert assignment is not None and assignment.epoch == 8
-    assert any("heard epoch 7" in line for line in said)
+    assert any("heard epoch 7" in line for line in log.lines)
     with plain_client.PlainClient(mosquitto.port, "reader") as client:
         client.subscribe(TOPICS.learner_state)
         assert said_at(fleet, client).epoch == 8
@@ -248,7 +251,7 @@ def test_a_live_learner_has_the_fleet_though_the_epoch_was_lost(
 ) -> None:
     monkeypatch.setattr(session, "HEARTBEAT_S", 0.2)
     (fleet.directory / "epoch").write_text("41\n")
-    first = session.Session(settings(broker_address), print)
+    first = session.Session.open(settings(broker_address))
     first.join()
     (fleet.directory / "epoch").unlink()
     stop = threading.Event()
@@ -259,7 +262,7 @@ def test_a_live_learner_has_the_fleet_though_the_epoch_was_lost(
 
     heart = threading.Thread(target=live)
     heart.start()
-    second = session.Session(settings(broker_address), print)
+    second = session.Session.open(settings(broker_address))
     try:
         with pytest.raises(errors.FleetBusy, match="another learner is live"):
             second.join()
@@ -267,7 +270,7 @@ def test_a_live_learner_has_the_fleet_though_the_epoch_was_lost(
         stop.set()
         heart.join()
         second.close()
-    third = session.Session(settings(broker_address), print, take_over=True)
+    third = session.Session.open(settings(broker_address), take_over=True)
     third.join()
     assert third.epoch > first.epoch == 42, "what was heard is remembered"
     with pytest.raises(errors.FleetBusy, match="taken this fleet over"):
@@ -279,7 +282,7 @@ def test_a_live_learner_has_the_fleet_though_the_epoch_was_lost(
 @pytest.mark.fault(17)
 def test_a_learner_whose_successor_has_left_ends_too(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
     """Actors heard a higher epoch meanwhile, and would take nothing more of it: it would stand still for ever."""
-    found = session.Session(settings(mosquitto.address), print)
+    found = session.Session.open(settings(mosquitto.address))
     found.join()
     said_before(mosquitto.port, fleet, epoch=found.epoch + 1, heartbeat=0, retain=False)  # the will of one that waited
     said_before(mosquitto.port, fleet, epoch=found.epoch + 1)
@@ -289,9 +292,10 @@ def test_a_learner_whose_successor_has_left_ends_too(mosquitto: BrokerProcess, f
 
 
 @pytest.mark.fault(17)
-def test_an_actor_that_is_ahead_is_named_once_and_not_believed(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
-    said: list[str] = []
-    found = session.Session(settings(mosquitto.address, wait_s=0.5), said.append)
+def test_an_actor_that_is_ahead_is_named_once_and_not_believed(
+    mosquitto: BrokerProcess, fleet: identity.Fleet, log: log_reader.LogReader
+) -> None:
+    found = session.Session.open(settings(mosquitto.address, wait_s=0.5))
     mac = signing.ActorMac(fleet.bundle("pi").mac_key)
     with plain_client.PlainClient(mosquitto.port, "pi") as client:
         for heartbeat in (1, 2):
@@ -299,19 +303,20 @@ def test_an_actor_that_is_ahead_is_named_once_and_not_believed(mosquitto: Broker
             topic = TOPICS.actor_state("pi")
             client.publish(topic, mac.seal(topic, codec.encode(state)), retain=True)
         with pytest.raises(errors.EnvironmentFailure):
-            found.gather(roster.Roster(found.id, found.epoch, "", print), threading.Event())
+            found.gather(roster.Roster(found.id, found.epoch, ""), threading.Event())
     assert found.epoch == 1
-    (line,) = [line for line in said if "epoch" in line]
+    (line,) = [line for line in log.lines if "epoch" in line]
     assert "actor pi" in line and str(10**15) in line and str(fleet.directory / "epoch") in line
     found.close()
 
 
 @pytest.mark.fault(16)
-def test_who_floods_is_not_listened_to_for_a_while(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_floods_is_not_listened_to_for_a_while(
+    fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
+) -> None:
     """Where the broker vouches for topics; each time for longer, and whoever is enrolled meanwhile is listened to."""
     monkeypatch.setattr(session, "_DEAF_S", 0.2)
-    said: list[str] = []
-    found = session.Session(settings("mqtts://127.0.0.1:1"), said.append)
+    found = session.Session.open(settings("mqtts://127.0.0.1:1"))
     followed: list[set[str]] = []
     monkeypatch.setattr(
         found.brokers, "follow", lambda wanted: followed.append({topic.split("/")[3] for topic in wanted})
@@ -331,11 +336,11 @@ def test_who_floods_is_not_listened_to_for_a_while(fleet: identity.Fleet, monkey
     wait_until(lambda: list(found.drain(0.0)) or {"late", "pi"} in followed, "and the other one again")
     flood()
     list(found.drain(0.0))
-    assert followed[-1] == {"late"} and "for 0.4 s" in said[-1]
+    assert followed[-1] == {"late"} and "for 0.4 s" in log.lines[-1]
 
 
 def test_where_anybody_may_write_at_any_topic_nobody_pays_for_it(fleet: identity.Fleet) -> None:
-    found = session.Session(settings("127.0.0.1:1"), print)
+    found = session.Session.open(settings("127.0.0.1:1"))
     for _ in range(5000):
         found._inbox.put(TOPICS.experience("pi"), b"junk", False)
     assert len(list(found.drain(0.0))) == 5000

@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.networks import layers, networks
+from learner.networks import forward, layers, networks
 
 
 def spec_of(shape: tuple[int, ...], dtype: str = "float32", actions: int = 3) -> specs.EnvSpec:
@@ -42,10 +42,10 @@ def test_exported_policy_is_the_network_up_to_the_mean_over_actions(
     q = network.q_values(weights, tf.constant(flat.astype(np.float32) * normalizer.gain + normalizer.offset)).numpy()
     assert q.shape == (5, 3)
     policy = network.q_layers(weights, normalizer)
-    merged = networks.forward(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
+    merged = forward.run(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
     assert merged == pytest.approx(q, abs=1e-4 * np.abs(q).max() + 1e-6)
     policy = network.policy_layers(weights, normalizer)
-    advantages = networks.forward(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
+    advantages = forward.run(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
     assert advantages == pytest.approx(q - q.mean(1, keepdims=True), abs=1e-4 * np.abs(q).max() + 1e-6)
     assert np.ptp(advantages) > 1e-3
 
@@ -62,7 +62,7 @@ def test_forward_by_hand() -> None:
     hidden = layers.Dense(np.array([[1.0, 2.0], [-1.0, 0.0]], np.float32), np.array([0.0, 1.0], np.float32), "relu")
     last = layers.Dense(np.array([[0.5, 3.0]], np.float32), np.array([-0.25], np.float32), "tanh")
     stack = (layers.Flatten(), hidden, last)
-    out = networks.forward(stack, list(layers.arrays(stack).values()), tf.constant([[[1.0], [1.0]], [[-3.0], [1.0]]]))
+    out = forward.run(stack, list(layers.arrays(stack).values()), tf.constant([[[1.0], [1.0]], [[-3.0], [1.0]]]))
     # relu(1 + 2, -1 + 1) = (3, 0);   relu(-3 + 2, 3 + 1) = (0, 4)
     assert out.numpy()[:, 0] == pytest.approx(np.tanh([1.25, 11.75]))
 

@@ -117,8 +117,8 @@ def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made
     policy = _policy(0)
     moved = layers.with_arrays(policy, [a * np.float32(1.01) for a in layers.arrays(policy).values()])
     grown = layers.with_arrays(policy, [a * np.float32(8.0) for a in layers.arrays(policy).values()])
-    passes = mock.Mock(wraps=publisher._refiner.fit)
-    monkeypatch.setattr(publisher._refiner, "fit", passes)
+    passes = mock.Mock(wraps=publisher._refiner.calibrate)
+    monkeypatch.setattr(publisher._refiner, "calibrate", passes)
     counts = []
     for each in (policy, moved, grown):
         verdict = publisher.publish(each, x[:64], x[64:])

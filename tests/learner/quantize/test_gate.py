@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from broker.contract import specs
 from learner import config
 from learner.networks import layers
-from learner.quantize import calibrate, convert, gate, quantizer
+from learner.quantize import calibrate, gate
+from learner.quantize.tflite import convert, interpreter, quantizer
 
 SETTINGS = config.GateConfig()
 X = np.random.default_rng(0).uniform(-1, 1, (500, 2)).astype(np.float32)
@@ -41,7 +42,7 @@ def clipped(policy: layers.PolicyLayers, limit: float) -> bytes:
 def judge(
     int8: bytes, float32: bytes, x: NDArray[np.float32], settings: config.GateConfig, previous: bytes | None = None
 ) -> gate.ChoiceVerdict:
-    exact, _, _ = gate.run(float32, x)
+    exact, _, _ = interpreter.run(float32, x)
     return gate.judge(int8, exact, x, settings, previous)
 
 
@@ -156,7 +157,7 @@ ACTION = specs.ActionSpec("continuous", shape=(2,), low=(0.0, -4.0), high=(4.0, 
 def test_errors_of_actions_are_relative_to_their_bounds() -> None:
     """fp32 beside fp32 with other biases: the first element is off by 0.2 of 4, the second by 0.08 of 8."""
     exact, other = linear([[1.0, 0.0], [0.0, 1.0]], [2.0, 0.0]), linear([[1.0, 0.0], [0.0, 1.0]], [2.2, -0.08])
-    outputs, _, _ = gate.run(model(exact), X)
+    outputs, _, _ = interpreter.run(model(exact), X)
     verdict = gate.judge_actions(model(other), outputs, X, ACTION, SETTINGS)
     assert verdict.action_error_mean == pytest.approx(0.05, rel=1e-4)
     assert verdict.action_error_p99 == pytest.approx(0.05, rel=1e-4)
@@ -167,7 +168,7 @@ def test_errors_of_actions_are_relative_to_their_bounds() -> None:
 
 def test_a_policy_that_always_acts_alike_may_be_published() -> None:
     constant = linear([[0.0, 0.0], [0.0, 0.0]], [1.0, -1.0])
-    outputs, _, _ = gate.run(model(constant), X)
+    outputs, _, _ = interpreter.run(model(constant), X)
     assert gate.judge_actions(model(constant), outputs, X, ACTION, SETTINGS).passed
     previous = model(constant)
     assert gate.judge_actions(previous, outputs, X, ACTION, SETTINGS, previous).reason == "identical"
@@ -179,7 +180,7 @@ def test_a_policy_that_always_acts_alike_may_be_published() -> None:
 
 @pytest.mark.parametrize("action", [specs.ActionSpec("discrete", n=2), ACTION])
 def test_fp32_may_still_be_computing_while_int8_runs(action: specs.ActionSpec) -> None:
-    int8, exact = model(SOUND, "int8"), gate.run(model(SOUND), X)[0]
+    int8, exact = model(SOUND, "int8"), interpreter.run(model(SOUND), X)[0]
     later: futures.Future[NDArray[np.float32]] = futures.Future()
     timer = threading.Timer(0.05, later.set_result, [exact])
     timer.start()

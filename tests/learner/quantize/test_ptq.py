@@ -9,8 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from broker.contract import errors
-from learner.networks import layers, networks
-from learner.quantize import calibrate, compare, gate, input_scaling, ptq, quantizer
+from learner.networks import layers
+from learner.quantize import calibrate, compare, input_scaling, ptq
+from learner.quantize.tflite import interpreter, quantizer
+from tests.learner import reference
 
 FloatArray = NDArray[np.float32]
 
@@ -45,13 +47,13 @@ def test_the_rewritten_policy_chooses_as_before(activation: layers.Activation) -
     rng = np.random.default_rng(0)
     policy = network(rng, activation)
     x = rng.normal(size=(600, 5)).astype(np.float32)
-    rewritten, ranges, exact = ptq.Refiner().measure(policy, x, 400)
-    before = networks.outputs(policy, x)
+    rewritten, ranges, exact = ptq.Calibrator().prepare(policy, x, 400)
+    before = reference.outputs(policy, x)
     assert exact.shape == before.shape
     decided = np.ptp(np.partition(before, -2, axis=1)[:, -2:], axis=1) > 1e-3
     assert (exact.argmax(1) == before.argmax(1))[decided].all()
     assert exact - exact.mean(1, keepdims=True) == pytest.approx(before - before.mean(1, keepdims=True), abs=2e-3)
-    assert networks.outputs(rewritten, x) == pytest.approx(exact, abs=1e-4 * float(np.ptp(before)))
+    assert reference.outputs(rewritten, x) == pytest.approx(exact, abs=1e-4 * float(np.ptp(before)))
     assert ranges.outputs[-1][1] - ranges.outputs[-1][0] < 0.2 * np.ptp(before)
 
 
@@ -59,24 +61,24 @@ def test_without_levelling_outputs_stay_what_they_are() -> None:
     rng = np.random.default_rng(1)
     policy = network(rng)
     x = rng.normal(size=(500, 5)).astype(np.float32)
-    rewritten, ranges, exact = ptq.Refiner(("equalise", "correct")).measure(policy, x, 500)
-    before = networks.outputs(policy, x)
+    rewritten, ranges, exact = ptq.Calibrator(("cross_layer_equalization", "bias_correction")).prepare(policy, x, 500)
+    before = reference.outputs(policy, x)
     assert exact == pytest.approx(before, abs=1e-2)
     assert ranges.outputs[-1] == pytest.approx((before.min(), before.max()), abs=1e-2)
-    assert networks.outputs(rewritten, x) == pytest.approx(before, rel=0.02)
+    assert reference.outputs(rewritten, x) == pytest.approx(before, rel=0.02)
 
 
 def test_what_all_outputs_have_in_common_is_taken_out() -> None:
     """Outputs (3 x + 7 + 1, 3 x + 7 - 1): the middle is 3 x + 7, and what remains is +1 and -1."""
     x = np.linspace(-1, 1, 101, dtype=np.float32)[:, None]
     policy = (dense([[3.0, 3.0]], [8.0, 6.0]),)
-    (level,) = ptq.levelled(policy, x, networks.outputs(policy, x))
+    (level,) = ptq.centre_outputs(policy, x, reference.outputs(policy, x))
     assert isinstance(level, layers.Dense)
     # The ridge is a hundredth of the sum of squares of the one input
     assert level.kernel[:, 0].tolist() == pytest.approx([3 - 3 / 1.01] * 2, rel=1e-3)
     assert level.bias.tolist() == pytest.approx([1, -1], abs=1e-5)
     tanh = (dense([[3.0, 1.0]], [0.0, 0.0], "tanh"),)
-    _, ranges, exact = ptq.Refiner().measure(tanh, x, 101)
+    _, ranges, exact = ptq.Calibrator().prepare(tanh, x, 101)
     assert exact == pytest.approx(np.tanh(x * [3, 1]), abs=1e-5)
     (output,) = ranges.outputs
     assert output == pytest.approx((-3.0, 3.0))  # in front of tanh, as TFLite wants it
@@ -86,7 +88,7 @@ def test_channels_get_the_same_size() -> None:
     """Activations reach 8 and 1, weights 1 and 8: factors 8^0.75 and 8^-0.25, as powers of two 4 and 1/2."""
     policy = (dense([[8.0, 4.0]], [16.0, 0.5], "relu"), dense([[1.0, -0.5], [2.0, 8.0]], [0.0, 1.0]))
     seen = [channels([-1], [1], [0]), channels([0, 0], [8, 1], [4, 0.5]), channels([0, 0], [1, 1], [0, 0])]
-    exponents = ptq.exponents(policy, seen)
+    exponents = ptq.equalization_exponents(policy, seen)
     assert exponents[0].tolist() == [2, -1]
 
 
@@ -94,9 +96,9 @@ def test_a_channel_that_was_never_active_gets_a_factor_too_and_tanh_gets_none() 
     policy = (dense([[1.0, 1.0]], [0.0, 0.0], "relu"), dense([[1.0], [1.0]], [0.0]))
     seen = [channels([-1], [1], [0]), channels([0, 0], [10, 0], [1, 0]), channels([0], [1], [0])]
     # 10^0.75 = 2^2.5; the second channel counts as a tenth of the first, so 1
-    assert ptq.exponents(policy, seen)[0].tolist() == [2, 0]
+    assert ptq.equalization_exponents(policy, seen)[0].tolist() == [2, 0]
     bounded = (dense([[1.0, 1.0]], [0.0, 0.0], "tanh"), policy[1])
-    assert ptq.exponents(bounded, seen)[0].tolist() == [0, 0]
+    assert ptq.equalization_exponents(bounded, seen)[0].tolist() == [0, 0]
 
 
 def test_factors_stay_until_they_are_off_by_more_than_two() -> None:
@@ -105,7 +107,7 @@ def test_factors_stay_until_they_are_off_by_more_than_two() -> None:
     def exponents(*peaks: float, kept: list[FloatArray]) -> list[FloatArray]:
         zeros = [0.0] * len(peaks)
         seen = [channels([-1], [1], [0]), channels(zeros, [2 ** (p / 0.75) for p in peaks], zeros), None]
-        return ptq.exponents(policy, seen, kept)  # type: ignore[arg-type]
+        return ptq.equalization_exponents(policy, seen, kept)  # type: ignore[arg-type]
 
     first = exponents(1.0, 2.0, 3.0, kept=[])
     assert first[0].tolist() == [1, 2, 3]
@@ -118,25 +120,25 @@ def test_steady_ranges_stay_while_they_fit() -> None:
     policy = network(rng)
     x = rng.normal(size=(500, 5)).astype(np.float32)
     x[:, 4] = x[:, 4] > 0  # a switch, whose ends must stay exact
-    refiner = ptq.Refiner(steady=True)
-    first = refiner.measure(policy, x, 500)[1]
-    fresh = ptq.Refiner().measure(policy, x, 500)[1]
-    assert first.steady
+    calibrator = ptq.Calibrator(hysteresis=True)
+    first = calibrator.prepare(policy, x, 500)[1]
+    fresh = ptq.Calibrator().prepare(policy, x, 500)[1]
+    assert first.hysteresis
     for wide, exact in zip(first.outputs, fresh.outputs, strict=True):
         scale = (wide[1] - wide[0]) / 255
         assert 1.06 <= scale * 255 / (exact[1] - min(0, exact[0])) <= 1.06 * 1.126
         assert float(np.frexp(np.float32(scale))[0] * 16).is_integer(), "four significant bits"
     inner = x[np.abs(x[:, :4]).max(1) < np.abs(x[:, :4]).max(1).max()]  # without the row that reaches farthest
-    again = refiner.measure(policy, inner, len(inner))[1]
+    again = calibrator.prepare(policy, inner, len(inner))[1]
     assert again.outputs == first.outputs
     assert first.affine is not None
     assert again.affine is not None
     assert again.affine.gain.tolist() == first.affine.gain.tolist()
-    wider = refiner.measure(policy, 1.2 * x, 500)[1]
+    wider = calibrator.prepare(policy, 1.2 * x, 500)[1]
     assert wider.outputs[0][1] > first.outputs[0][1]
     assert wider.affine is not None
     assert (wider.affine.gain < first.affine.gain).all()
-    narrow = refiner.measure(policy, 0.1 * x, 500)[1]  # far too wide for that
+    narrow = calibrator.prepare(policy, 0.1 * x, 500)[1]  # far too wide for that
     assert narrow.outputs[0][1] < 0.5 * wider.outputs[0][1]
     assert narrow.affine is not None
     assert (narrow.affine.gain > 5 * first.affine.gain).all()
@@ -145,9 +147,12 @@ def test_steady_ranges_stay_while_they_fit() -> None:
 def test_a_split_feature_may_go_an_eighth_beyond_what_was_seen() -> None:
     x = np.linspace(-1, 3, 101, dtype=np.float32)[:, None]
     wider, seen = [-1.5, 3.5], [-1.0, 3.0]
-    cases: tuple[tuple[tuple[ptq.Step, ...], list[float]], ...] = ((ptq.STEPS, wider), (("equalise",), seen))
+    cases: tuple[tuple[tuple[ptq.Step, ...], list[float]], ...] = (
+        (ptq.STEPS, wider),
+        (("cross_layer_equalization",), seen),
+    )
     for steps, ends in cases:
-        affine = ptq.Refiner(steps).measure((dense([[0.5, -0.2]], [0.0, 0.1]),), x, len(x))[1].affine
+        affine = ptq.Calibrator(steps).prepare((dense([[0.5, -0.2]], [0.0, 0.1]),), x, len(x))[1].affine
         assert affine is not None
         assert np.array(ends) * affine.gain + affine.offset == pytest.approx(input_scaling.ENDS, abs=1e-6)
 
@@ -171,12 +176,12 @@ def test_convolutions_choose_as_before_too() -> None:
     )
     policy = (conv, layers.Flatten(), dense(rng.normal(size=(4 * 4 * 8, 3)), rng.normal(size=3)))
     frames = rng.integers(0, 256, (200, 9, 9, 2)).astype(np.uint8)
-    rewritten, ranges, exact = ptq.Refiner().measure(policy, frames, 100)
-    before = networks.outputs(policy, frames)
+    rewritten, ranges, exact = ptq.Calibrator().prepare(policy, frames, 100)
+    before = reference.outputs(policy, frames)
     assert (exact.argmax(1) == before.argmax(1)).mean() > 0.99
     assert ranges.affine is None
     assert ranges.input[1] > 250
-    assert (networks.outputs(rewritten, frames).argmax(1) == before.argmax(1)).mean() > 0.95
+    assert (reference.outputs(rewritten, frames).argmax(1) == before.argmax(1)).mean() > 0.95
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -184,13 +189,13 @@ def test_odd_policies_break_nothing() -> None:
     x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
     hidden, zero = dense([[1, -2, 0], [3, 1, 0]], [0, 0, 0], "relu"), dense(np.zeros((3, 2)), [0, 0])
     for policy in ((hidden, zero), (dense(hidden.kernel.T, [-99] * 3, "relu"), zero), (dense(np.eye(2), [5, 5]),)):
-        rewritten, _, exact = ptq.Refiner().measure(policy, x, 50)
+        rewritten, _, exact = ptq.Calibrator().prepare(policy, x, 50)
         assert layers.finite(rewritten)
         assert np.abs(exact).max() < 10
     huge = (dense(hidden.kernel.T * 1e10, [0, 0, 0], "relu"), dense(np.eye(3, 2) * 1e15, [0, 0]))
-    assert layers.finite(ptq.Refiner().measure(huge, x, 50)[0])
+    assert layers.finite(ptq.Calibrator().prepare(huge, x, 50)[0])
     broken = (dense([[1, np.inf, 0], [3, 1, 0]], [0, 0, 0], "relu"), dense(np.eye(3, 2), [0, 0]))
-    rewritten, ranges, _ = ptq.Refiner().measure(broken, x, 50)
+    rewritten, ranges, _ = ptq.Calibrator().prepare(broken, x, 50)
     with pytest.raises(errors.PolicyError, match="NaN or infinite"):
         quantizer.Quantizer().quantize(rewritten, ranges, x)
 
@@ -203,9 +208,9 @@ def test_int8_gets_closer_to_fp32() -> None:
     policy = layers.absorb(policy, 1 / x.std(0), np.zeros(5))
     quantize = quantizer.Quantizer().quantize
     plain, exact = calibrate.measure(policy, x, 1000)
-    rewritten, ranges, _ = ptq.Refiner().measure(policy, x, 1000)
-    before = compare.states(exact[1000:], gate.run(quantize(policy, plain, x[:1000]), x[1000:])[0])
-    after = compare.states(exact[1000:], gate.run(quantize(rewritten, ranges, x[:1000]), x[1000:])[0])
+    rewritten, ranges, _ = ptq.Calibrator().prepare(policy, x, 1000)
+    before = compare.states(exact[1000:], interpreter.run(quantize(policy, plain, x[:1000]), x[1000:])[0])
+    after = compare.states(exact[1000:], interpreter.run(quantize(rewritten, ranges, x[:1000]), x[1000:])[0])
     assert before.ties > 0.3
     assert after.ties < 0.05
     assert before.agreement < 0.8

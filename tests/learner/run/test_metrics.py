@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_a_terminal_gets_one_line_that_renews_itself() -> None:
     found = console.Console(stream)
     found.show(1.0, {"updates": 1})
     found.show(2.0, {"updates": 2})
-    found.say("an actor joined")
+    found.handle(logging.makeLogRecord({"msg": "an actor %s", "args": ("joined",)}))
     found.show(3.0, {"updates": 3})
     found.close()
     assert stream.getvalue().count("\r") == 3

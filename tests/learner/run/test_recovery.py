@@ -19,7 +19,7 @@ from learner.experience import dead_letters, ledger, replay, validate
 from learner.files import checkpoint, run_directory
 from learner.networks import optimizer
 from tests.conftest import BrokerProcess
-from tests.fakes import fleet_examples
+from tests.fakes import fleet_examples, log_reader
 from tests.learner.run import test_training_loop as loops
 
 pytestmark = pytest.mark.fault(8)
@@ -52,7 +52,7 @@ def is_finite(state: dict[str, Any]) -> bool:
 
 
 def saved_state(run: Path) -> dict[str, Any]:
-    found = checkpoint.load_newest(run / "checkpoints", print)
+    found = checkpoint.load_newest(run / "checkpoints")
     assert found is not None
     return found.parts["algorithm"]
 
@@ -60,7 +60,12 @@ def saved_state(run: Path) -> dict[str, Any]:
 @pytest.mark.mosquitto
 @pytest.mark.parametrize("kind", ["observation", "reward"])
 def test_one_odd_number_spoils_no_weights(
-    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    mosquitto: BrokerProcess,
+    actorq_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    log: log_reader.LogReader,
 ) -> None:
     """A lidar's FLT_MAX, or two such rewards: the message is refused, kept as a dead letter, and its actor named."""
     spoil(monkeypatch, 2, kind, LARGEST)
@@ -75,20 +80,24 @@ def test_one_odd_number_spoils_no_weights(
 
         monkeypatch.setattr(loop.algorithm, "update", counted)
         loop.train()
-        state, said = loop.algorithm.state(), loop._screen._stream.getvalue()  # type: ignore[attr-defined]
+        state = loop.algorithm.state()
     run = tmp_path / "run"
     assert is_finite(state)
     assert is_finite(saved_state(run))
     assert loop.ingest.refused["value"] == 1
     assert loop.ingest.steps_refused == 12
     assert "value" in (run / dead_letters.NAME).read_text()
-    assert said.count("what pi sends is refused (value)") == 1
+    assert sum("what pi sends is refused (value)" in line for line in log.lines) == 1
     assert loop.recovery.recoveries == 0
 
 
 @pytest.mark.mosquitto
 def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
-    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mosquitto: BrokerProcess,
+    actorq_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: log_reader.LogReader,
 ) -> None:
     """Here the network cannot take what the bound still lets pass: weights and errors are NaN after such a batch."""
     spoil(monkeypatch, 3, "observation", MAX)
@@ -112,13 +121,13 @@ def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
 
         monkeypatch.setattr(loop.algorithm, "update", brittle)
         loop.train()
-        state, said = loop.algorithm.state(), loop._screen._stream.getvalue()  # type: ignore[attr-defined]
+        state = loop.algorithm.state()
     run = tmp_path / "run"
     assert is_finite(state)
     assert is_finite(saved_state(run))
     assert loop.recovery.recoveries == spoilt[0] == 1, "what is put aside is never drawn again"
     assert loop.recovery.steps_quarantined == 12
-    assert "pi (boot 1, message 3, 12 steps)" in said
+    assert any("pi (boot 1, message 3, 12 steps)" in line for line in log.lines)
     with closing(sqlite3.connect(run / run_directory.LEDGER)) as book:
         assert book.execute("SELECT seq FROM messages WHERE verdict = 'quarantined'").fetchall() == [(3,)]
     again = ledger.Ledger(run / run_directory.LEDGER)
@@ -194,16 +203,14 @@ def test_large_gradients_are_scaled_down_and_not_lost() -> None:
     np.testing.assert_allclose(gradients[0], [6.0, 8.0], rtol=1e-6)
 
 
-def test_the_bound_is_1e9_and_the_console_names_an_actor_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    checks = validate.Ingest(
+def test_the_bound_is_1e9_and_the_console_names_an_actor_once(tmp_path: Path, log: log_reader.LogReader) -> None:
+    checks = validate.Validator(
         {"pi": MAC},
         fleet_examples.SPEC,
         (1, 2),
         {},
         dead_letters.DeadLetters(tmp_path / "letters"),
         lambda steps, segments: True,
-        say=said.append,
     )
     odd = np.nextafter(MAX, LARGEST)
     verdicts = []
@@ -217,11 +224,11 @@ def test_the_bound_is_1e9_and_the_console_names_an_actor_once(tmp_path: Path) ->
     ]
     for seq, changes in enumerate(odd_ones, 1):
         sealed = MAC.seal(TOPIC, codec.encode(fleet_examples.experience(seq=seq, **changes)))
-        taken = checks.take("pi", TOPIC, sealed, 5)
+        taken = checks.validate("pi", TOPIC, sealed, 5)
         assert taken is not None
         verdicts.append(taken.entry.verdict)
     assert verdicts == ["ok", "value", "value", "value", "value", "ok"]
-    assert len(said) == 1 and "pi" in said[0] and "1e+09" in said[0]
+    assert len(log.lines) == 1 and "pi" in log.lines[0] and "1e+09" in log.lines[0]
 
 
 @pytest.mark.parametrize("prioritized", [False, True])

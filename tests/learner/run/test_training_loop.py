@@ -25,7 +25,7 @@ from learner.networks import layers
 from learner.run import console, summary, training_loop
 from tests import conftest
 from tests.conftest import BrokerProcess
-from tests.fakes import fleet_examples, plain_client
+from tests.fakes import fleet_examples, log_reader, plain_client
 
 TOPICS = topics.Topics("lab")
 WAIT_S = 60.0
@@ -107,7 +107,6 @@ def training(
     port: int,
     tmp_path: Path,
     stop: threading.Event,
-    screen_text: io.StringIO | None = None,
     *,
     resume: bool = False,
     **changes: Any,
@@ -117,19 +116,19 @@ def training(
     fleet.enroll("pi")
     train = config.TrainConfig(fleet="lab", broker=(f"127.0.0.1:{port}",), **({"learning_starts": 24} | changes))
     settings = config.Settings(train, config.DqnConfig(hidden=(8,), batch_size=4), ANY_POLICY)
-    here = session.Session(train, print)
+    here = session.Session.open(train)
     with plain_client.PlainClient(port, "pi") as client, plain_client.PlainClient(port, "judge") as other:
         actor, judge = Actor(fleet, client), Judge(fleet, other)
         acting = threading.Thread(target=actor.run)
         acting.start()
         try:
-            actors = here.gather(roster.Roster(here.id, here.epoch, "", print), stop)
+            actors = here.gather(roster.Roster(here.id, here.epoch, ""), stop)
             directory = run_directory.RunDirectory(tmp_path / "run", resume=resume)
             directory.describe(settings)
-            saved = checkpoint.load_newest(directory.checkpoints, print)
-            screen, now_s = console.Console(screen_text or io.StringIO()), time.monotonic()
+            saved = checkpoint.load_newest(directory.checkpoints)
+            display, now_s = console.Console(io.StringIO()), time.monotonic()
             yield (
-                training_loop.TrainingLoop(settings, directory, here, actors, saved, screen, now_s, stop),
+                training_loop.TrainingLoop(settings, directory, here, actors, saved, display, now_s, stop),
                 actor,
                 judge,
             )
@@ -184,15 +183,16 @@ def test_a_run_ends_with_the_network_that_was_found_good(
     assert all(np.array_equal(good[name], left[name]) for name in good)
     assert loop.publisher.newest is not None
     assert loop.publisher.newest.model == loop.solved.policy.model
-    saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints", print)
+    saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints")
     assert saved is not None
     assert saved.meta["published"] == run_directory.policy_name(loop.publisher.newest.manifest)
 
 
 @pytest.mark.fault(24)
-def test_says_whose_environment_fails_and_how(mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path) -> None:
-    text = io.StringIO()
-    with training(mosquitto.port, tmp_path, threading.Event(), text, evaluate_episodes=0, max_env_steps=48) as (
+def test_says_whose_environment_fails_and_how(
+    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, log: log_reader.LogReader
+) -> None:
+    with training(mosquitto.port, tmp_path, threading.Event(), evaluate_episodes=0, max_env_steps=48) as (
         loop,
         actor,
         _,
@@ -200,18 +200,22 @@ def test_says_whose_environment_fails_and_how(mosquitto: BrokerProcess, actorq_h
         actor.vitals = messages.Vitals(env_failures=3, env_failure="TypeError: the old API")
         loop.train()
         made = summary.make(loop, None, "")
-    assert "actor pi failed 3 times: TypeError: the old API" in text.getvalue()
+    assert any("actor pi failed 3 times: TypeError: the old API" in line for line in log.lines)
     assert made["env_failures"] == {"pi": {"count": 3, "message": "TypeError: the old API"}}
     assert "failed 3 times: TypeError: the old API" in summary.table(made)
 
 
 @pytest.mark.fault(28)
 def test_a_slow_environment_begins_with_fewer_steps(
-    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mosquitto: BrokerProcess,
+    actorq_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: log_reader.LogReader,
 ) -> None:
-    text, stop = io.StringIO(), threading.Event()
+    stop = threading.Event()
     slow: dict[str, Any] = {"learning_starts": 10_000, "learning_starts_s": 0.01, "evaluate_episodes": 0}
-    with training(mosquitto.port, tmp_path, stop, text, **slow) as (loop, _, _):
+    with training(mosquitto.port, tmp_path, stop, **slow) as (loop, _, _):
         update = loop.algorithm.update
 
         def only(batch: replay.Batch) -> Update:
@@ -222,25 +226,28 @@ def test_a_slow_environment_begins_with_fewer_steps(
         loop.train()
         assert loop.algorithm.updates > 0
         assert loop.env_steps < 10_000
-    assert f"learning begins with {loop.limiter.min_size} steps instead of 10,000" in text.getvalue()
-    saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints", print)
+    assert f"learning begins with {loop.limiter.min_size} steps instead of 10,000" in "\n".join(log.lines)
+    saved = checkpoint.load_newest(tmp_path / "run" / "checkpoints")
     assert saved is not None
     assert saved.meta["limiter"]["min_size"] == loop.limiter.min_size, "a resumed run does not wait again"
 
 
 @pytest.mark.fault(2)
 def test_says_that_there_is_no_score_and_trains_on(
-    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mosquitto: BrokerProcess,
+    actorq_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: log_reader.LogReader,
 ) -> None:
-    text = io.StringIO()
-    with training(mosquitto.port, tmp_path, threading.Event(), text, publish_period_updates=1) as (loop, _, judge):
+    with training(mosquitto.port, tmp_path, threading.Event(), publish_period_updates=1) as (loop, _, judge):
         threading.Thread(target=judge.gives_up, daemon=True).start()
         update, asked_after = loop.algorithm.update, []
 
         def trained(batch: replay.Batch) -> Update:
             if judge.asked.is_set():
                 asked_after.append(loop.scoring.busy)
-                if "gave up" in text.getvalue() and len(asked_after) > 20:
+                if "gave up" in "\n".join(log.lines) and len(asked_after) > 20:
                     loop._stop.set()
             return update(batch)
 
@@ -249,7 +256,9 @@ def test_says_that_there_is_no_score_and_trains_on(
         assert judge.order is not None
         assert judge.order.max_steps > 0
         assert judge.order.max_s > 0
-    assert text.getvalue().count("actor pi gave no score: gave up after 9 steps") == 1, "once, and not with each policy"
+    assert "\n".join(log.lines).count("actor pi gave no score: gave up after 9 steps") == 1, (
+        "once, and not with each policy"
+    )
 
 
 @pytest.mark.fault(15)
@@ -262,7 +271,7 @@ def test_a_resumed_run_takes_nothing_that_was_recorded_for_another_in_between(
     def takes(loop: training_loop.TrainingLoop, epoch: int) -> bool:
         sent = fleet_examples.experience((8, 4), boot=epoch, assigned_epoch=epoch, epoch=0, version=0)
         before = loop.ingest.refused["epoch"]
-        loop.intake.take("po", topic, mac.seal(topic, codec.encode(sent)), 0)
+        loop.intake.receive("po", topic, mac.seal(topic, codec.encode(sent)), 0)
         return loop.ingest.refused["epoch"] == before
 
     with training(mosquitto.port, tmp_path, threading.Event()) as (loop, _, _):
@@ -273,5 +282,5 @@ def test_a_resumed_run_takes_nothing_that_was_recorded_for_another_in_between(
     with training(mosquitto.port, tmp_path, threading.Event(), resume=True) as (loop, _, _):
         assert [takes(loop, epoch) for epoch in (1, 2, 3, 4)] == [True, False, True, False]
         assert loop.ingest.refused["epoch"] == 2
-        loop.intake.settle(wait=True)
+        loop.intake.commit(wait=True)
         loop.intake.close()

@@ -7,7 +7,7 @@ import pytest
 
 from edge_actor.bench import models
 from learner.networks import layers
-from learner.quantize import convert, template
+from learner.quantize.tflite import convert, template
 
 
 @pytest.mark.parametrize("shape", [models.Shape(32, 2), models.CNN], ids=lambda shape: shape.name)

@@ -18,9 +18,9 @@ from learner import config
 from learner.algorithms import d4pg, dqn
 from learner.experience import ledger
 from learner.files import checkpoint, run_directory
-from learner.quantize import gate
+from learner.quantize.tflite import interpreter
 from learner.study import fidelity, play, recipes, trained
-from tests.fakes import fleet_examples
+from tests.fakes import fleet_examples, log_reader
 
 SPEC = fleet_examples.SPEC  # CartPole's
 
@@ -75,14 +75,9 @@ def make_pendulum_run(path: Path) -> Path:
     return path
 
 
-def silent(line: str) -> None:
-    pass
-
-
-def test_every_row_is_compared_with_fp32_on_held_back_states(tmp_path: Path) -> None:
+def test_every_row_is_compared_with_fp32_on_held_back_states(tmp_path: Path, log: log_reader.LogReader) -> None:
     run = make_run(tmp_path / "run")
-    said: list[str] = []
-    study = fidelity.study(run, episodes=0, say=said.append)
+    study = fidelity.study(run, episodes=0)
     assert json.loads((run / "fidelity.json").read_text()) == study
     rows = {row["recipe"]: row for row in study["rows"]}
     assert list(rows) == [recipe.name for recipe in recipes.CHOICES]
@@ -92,7 +87,7 @@ def test_every_row_is_compared_with_fp32_on_held_back_states(tmp_path: Path) -> 
     assert rows["all together (ships)"]["agreement"] > 0.95
     measures = ("fp32", "plain int8", "+ advantages", "+ dueling export", "+ per-feature input", "all together (ships)")
     assert len({rows[name]["sha256"] for name in measures}) == len(measures)
-    assert f"making {rows['fp32']['recipe']}" in said
+    assert f"making {rows['fp32']['recipe']}" in log.lines
     text = fidelity.table(study)
     assert all(len(line) <= 120 for line in text.splitlines())
     assert all(name in text for name in rows)
@@ -103,10 +98,10 @@ def test_the_file_that_was_published_has_a_row_of_its_own(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", published="v000003.int8")
     assert command_line.main(["fidelity", str(run)]) == 17  # it was removed
     (run / "policies").mkdir()
-    network = trained.load(make_run(tmp_path / "like"), silent)
+    network = trained.load(make_run(tmp_path / "like"))
     model = recipes.make(recipes.SHIPPED, network, network.observations[:32])
     (run / "policies" / "v000003.int8.tflite").write_bytes(model)
-    study = fidelity.study(run, episodes=0, rows=["plain int8"], say=silent)
+    study = fidelity.study(run, episodes=0, rows=["plain int8"])
     assert [row["recipe"] for row in study["rows"]] == ["fp32", "as published", "plain int8"]
     assert study["rows"][1]["sha256"] == hashlib.sha256(model).hexdigest()
     assert study["rows"][1]["agreement"] > 0.9
@@ -115,10 +110,10 @@ def test_the_file_that_was_published_has_a_row_of_its_own(tmp_path: Path) -> Non
 def test_actors_play_the_policies_in_the_same_episodes(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     names = ["all together (ships)", "plain int8"]
-    study = fidelity.study(run, episodes=3, seed=5, rows=names, say=silent)
+    study = fidelity.study(run, episodes=3, seed=5, rows=names)
     rows = {row["recipe"]: row for row in study["rows"]}
     assert set(rows) == {"fp32", *names}
-    chance = play.play({}, "CartPole-v1", 3, 5, silent)[play.RANDOM]
+    chance = play.play({}, "CartPole-v1", 3, 5)[play.RANDOM]
     assert study["random_return"] == pytest.approx(chance.episode_return.mean())
     assert rows["fp32"]["return_difference"] == rows["fp32"]["return_low"] == 0.0
     for row in rows.values():
@@ -133,7 +128,7 @@ def test_actors_play_the_policies_in_the_same_episodes(tmp_path: Path) -> None:
 
 def test_continuous_actions_are_compared_by_their_error_and_played(tmp_path: Path) -> None:
     run = make_pendulum_run(tmp_path / "run")
-    study = fidelity.study(run, episodes=2, say=silent)
+    study = fidelity.study(run, episodes=2)
     rows = {row["recipe"]: row for row in study["rows"]}
     assert list(rows) == [recipe.name for recipe in recipes.ACTIONS]
     assert rows["fp32"]["error_mean"] == 0.0
@@ -151,7 +146,7 @@ def test_continuous_actions_are_compared_by_their_error_and_played(tmp_path: Pat
 
 def test_where_the_environment_is_not_here_the_rest_is_still_said(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", env_id="NoSuchThing-v0")
-    study = fidelity.study(run, episodes=2, rows=["plain int8"], say=silent)
+    study = fidelity.study(run, episodes=2, rows=["plain int8"])
     assert "NoSuchThing" in study["not_played"]
     assert (study["random_return"], study["fp32_return"]) == (None, None)
     assert study["rows"][1]["agreement"] > 0.5
@@ -160,11 +155,11 @@ def test_where_the_environment_is_not_here_the_rest_is_still_said(tmp_path: Path
 
 
 def test_models_are_what_their_names_say(tmp_path: Path) -> None:
-    run = trained.load(make_run(tmp_path / "run"), silent)
+    run = trained.load(make_run(tmp_path / "run"))
     x = run.observations
     by_name = {recipe.name: recipe for recipe in recipes.CHOICES}
     outputs = {
-        name: gate.run(recipes.make(by_name[name], run, x), x)[0]
+        name: interpreter.run(recipes.make(by_name[name], run, x), x)[0]
         for name in ("fp32", "plain int8", "+ advantages", "only dueling export", "all together (ships)")
     }
     centred = outputs["fp32"]
@@ -177,7 +172,7 @@ def test_models_are_what_their_names_say(tmp_path: Path) -> None:
 
 
 def test_a_network_without_value_stream_has_no_dueling_rows(tmp_path: Path) -> None:
-    study = fidelity.study(make_run(tmp_path / "run", dueling=False), episodes=0, say=silent)
+    study = fidelity.study(make_run(tmp_path / "run", dueling=False), episodes=0)
     names = [row["recipe"] for row in study["rows"]]
     assert "+ advantages" in names
     assert not [name for name in names if "dueling" in name]
@@ -232,4 +227,4 @@ def test_the_command_prints_the_study(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_policy_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "junk.tflite").write_bytes(b"\1" * 100)
     with pytest.raises(errors.ActorqError, match="not a TFLite model"):
-        play.play({"junk": tmp_path / "junk.tflite"}, "CartPole-v1", 1, 0, silent)
+        play.play({"junk": tmp_path / "junk.tflite"}, "CartPole-v1", 1, 0)

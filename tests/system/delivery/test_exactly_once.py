@@ -36,13 +36,12 @@ class Actor:
 
     def start(self) -> None:
         self._boot += 1
-        self._files = journal.Journal(self._directory, self._spool_bytes, lambda line: None)
+        self._files = journal.Journal.open(self._directory, self._spool_bytes)
         self.spool = spool.Spool(
             self._boot,
             fleet_examples.SPEC.fingerprint,
             lambda body: MAC.seal(TOPIC, body),
             self._files,
-            lambda line: None,
             lambda: self.now,
         )
 
@@ -95,10 +94,11 @@ class Learner:
         self._book = ledger.Ledger(self._directory / run_directory.LEDGER, keep=True)
         self.replay = replay.Replay(fleet_examples.SPEC, 100_000, n_step=1, gamma=0.9)
         letters = dead_letters.DeadLetters(self._directory / dead_letters.NAME)
-        self.checks = validate.Ingest(
+        self.checks = validate.Validator(
             {"pi": MAC}, fleet_examples.SPEC, (1, 1), self._book.marks(), letters, self.replay.fits
         )
-        self.intake = ingest.Intake(self.checks, self._book, self.replay, lambda line: None)
+        self.ingest = ingest.Ingest(self.checks, self._book, self.replay)
+        self.ingest.rebuild_replay()
 
     def kill(self) -> None:
         """A commit under way is durable or is not, as it happens; nothing else remains."""
@@ -129,11 +129,11 @@ def test_each_accepted_step_once_but_for_counted_drops(tmp_path: Path, seed: int
         if on_the_way:
             index = order.randrange(len(on_the_way)) if order else 0
             payload = on_the_way[index] if order and order.random() < 0.2 else on_the_way.pop(index)
-            learner.intake.take("pi", TOPIC, payload, 0)
+            learner.ingest.receive("pi", TOPIC, payload, 0)
 
     def settle(*, wait: bool) -> None:
-        learner.intake.settle(wait=wait)
-        receipts.extend(receipt for _, receipt in learner.intake.receipts())
+        learner.ingest.commit(wait=wait)
+        receipts.extend(receipt for _, receipt in learner.ingest.receipts())
 
     kills: Counter[str] = Counter()
     for _ in range(1000):
@@ -150,7 +150,7 @@ def test_each_accepted_step_once_but_for_counted_drops(tmp_path: Path, seed: int
         elif draw < 0.93 and on_the_way:
             del on_the_way[rng.randrange(len(on_the_way))]
         elif draw < 0.94:
-            actor.spool.hear(learner.session)
+            actor.spool.follow_learner(learner.session)
         elif draw < 0.945:
             on_the_way.clear()  # a broker is killed
             actor.spool.rewind()
@@ -166,7 +166,7 @@ def test_each_accepted_step_once_but_for_counted_drops(tmp_path: Path, seed: int
 
     while len(actor.spool):  # the network is well again
         actor.now += window.RESEND_S
-        actor.spool.hear(learner.session)
+        actor.spool.follow_learner(learner.session)
         actor.spool.pump(lambda payload: not on_the_way.append(payload))  # type: ignore[func-returns-value]
         while on_the_way:
             deliver(None)

@@ -16,12 +16,13 @@ import pytest
 
 from broker.contract import errors
 from broker.fleet import identity
-from broker.program import cli, storage
+from broker.program import cli, logs, storage
 from learner.algorithms import Update
 from learner.experience import dead_letters, replay
 from learner.files import checkpoint, records
 from learner.run import console, metrics
 from tests.conftest import BrokerProcess
+from tests.fakes import log_reader
 from tests.learner.run import test_training_loop as loops
 
 pytestmark = pytest.mark.fault(19)
@@ -82,12 +83,13 @@ def test_a_socket_that_is_denied_is_no_matter_of_the_disk(capfd: pytest.CaptureF
     assert cli.run(fail, []) == errors.EXIT_UNEXPECTED
 
 
-def test_records_are_not_worth_a_run(tmp_path: Path) -> None:
+def test_records_are_not_worth_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """/dev/full gives the very error that a full disk gives."""
     for name in ("metrics.jsonl", dead_letters.NAME):
         (tmp_path / name).symlink_to("/dev/full")
-    said: list[str] = []
-    kept = records.Records(said.append)
+    log, once = log_reader.LogReader(caplog, "learner"), logs.Once()
+    caplog.handler.addFilter(once)
+    kept = records.Records()
     letters = dead_letters.DeadLetters(tmp_path / dead_letters.NAME, kept=kept)
     found = metrics.Metrics(tmp_path, console.Console(io.StringIO()), 0.0, kept)
     for step in range(3):
@@ -95,7 +97,8 @@ def test_records_are_not_worth_a_run(tmp_path: Path) -> None:
         letters.add("topic", "shape", "does not fit", b"x")
     found.close()
     assert kept.failed == {"metrics": 3, "dead letters": 3}
-    assert len(said) == 2 and "No space left on device" in said[0], "once a minute of each kind"
+    caplog.handler.removeFilter(once)
+    assert len(log.lines) == 2 and "No space left on device" in log.lines[0], "once a minute of each kind"
     (tmp_path / dead_letters.NAME).unlink()
     letters.add("topic", "shape", "there is room again", b"x")
     assert json.loads((tmp_path / dead_letters.NAME).read_text())["left_out"] == 3

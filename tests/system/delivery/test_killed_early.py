@@ -17,6 +17,7 @@ from learner.experience import ledger
 from learner.files import run_directory
 from learner.run import local_fleet
 from tests import conftest as brokers
+from tests.fakes import log_reader
 from tests.learner.files import test_run_directory as examples
 from tests.system.conftest import QUICK
 
@@ -85,15 +86,15 @@ def test_a_ledger_without_its_settings_is_not_written_into(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("left", ["nothing", "a header"])
-def test_a_ledger_that_was_not_made_yet_is_made(tmp_path: Path, left: str) -> None:
+def test_a_ledger_that_was_not_made_yet_is_made(tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / run_directory.LEDGER
     path.write_bytes(b"")
     if left == "a header":
         with closing(sqlite3.connect(path)) as book:
             book.execute("PRAGMA journal_mode = WAL")
-    said: list[str] = []
-    made = ledger.resume(path, keep=False, before=(0, 0), about={"env_id": "x"}, say=said.append)
+    log = log_reader.LogReader(caplog, "learner")
+    made = ledger.resume(path, keep=False, before=(0, 0), about={"env_id": "x"})
     assert made.totals() == (0, 0)
     assert ledger.about(path)["env_id"] == "x"
-    assert "a new ledger begins" in said[-1]
+    assert "a new ledger begins" in log.lines[-1]
     made.close()

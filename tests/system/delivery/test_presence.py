@@ -77,7 +77,7 @@ class Simulated(Actor):
     def start(self) -> None:
         self._boot += 1
         topic, mac = NAMES.actor_state(self.name), signing.ActorMac(self.bundle.mac_key)
-        self._presence = state_sequence.Presence(self._boot, lambda state: mac.seal(topic, codec.encode(state)))
+        self._presence = state_sequence.StateSequence(self._boot, lambda state: mac.seal(topic, codec.encode(state)))
         self._link = link.Link(self.bundle.brokers, self.name, will=(topic, self._presence.will))
         born = fleet_examples.birth()
 
@@ -85,7 +85,7 @@ class Simulated(Actor):
             return self._presence.online(born, messages.Vitals())
 
         self._link.retain(topic, state)
-        self._heartbeat = heartbeat.Heartbeat(lambda: self._link.retain(topic, state), BEAT_S, print)
+        self._heartbeat = heartbeat.Heartbeat(lambda: self._link.retain(topic, state), BEAT_S)
         for relay in self.relays:
             relay.mend()
         self._link.start()
@@ -179,8 +179,8 @@ def test_nobody_is_stuck_after_a_thousand_reconnects(site: Site, tmp_path: Path)
     actors: list[Simulated | Real] = [*simulated, *real]
     own = site.relays()
     settings = config.TrainConfig(fleet="lab", broker=tuple(f"127.0.0.1:{relay.port}" for relay in own))
-    here = session.Session(settings, lambda line: None)
-    found = roster.Roster(here.id, here.epoch, "", lambda line: None)
+    here = session.Session.open(settings)
+    found = roster.Roster(here.id, here.epoch, "")
 
     def listen(wait_s: float) -> None:
         for arrival in here.drain(wait_s):

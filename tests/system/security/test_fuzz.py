@@ -24,7 +24,7 @@ from broker.fleet import identity
 from broker.mqtt import link
 from edge_actor import config
 from edge_actor.environment import env
-from edge_actor.run import acting_loop
+from edge_actor.run import build, sender
 from learner import config as learner_config
 from learner.experience import dead_letters, ledger, validate
 from learner.fleet import roster, session
@@ -79,7 +79,7 @@ class Link:
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     Link.made = []
     monkeypatch.setattr(link, "Link", Link)
-    monkeypatch.setattr(acting_loop, "_IDLE_S", 0.0)  # nothing comes while it sleeps
+    monkeypatch.setattr(sender, "IDLE_S", 0.0)  # nothing comes while it sleeps
 
 
 def genuine(kind: str, **changes: Any) -> bytes:
@@ -101,9 +101,9 @@ class Learner:
     def __init__(self, directory: Path) -> None:
         fleet = identity.Fleet.open("lab")
         self.macs = {name: signing.ActorMac(fleet.enroll(name).mac_key) for name in ("pi", "rogue")}
-        self.session = session.Session(learner_config.TrainConfig(fleet="lab", env="CartPole-v1"), lambda line: None)
-        self.roster = roster.Roster(self.session.id, self.session.epoch, "CartPole-v1", lambda line: None)
-        self.ingest = validate.Ingest(
+        self.session = session.Session.open(learner_config.TrainConfig(fleet="lab", env="CartPole-v1"))
+        self.roster = roster.Roster(self.session.id, self.session.epoch, "CartPole-v1")
+        self.ingest = validate.Validator(
             self.session.macs,
             fleet_examples.SPEC,
             (1, self.session.epoch),
@@ -124,9 +124,9 @@ class Learner:
             elif isinstance(arrival.message, messages.Report):
                 self.taken["report"] += 1
             else:
-                taken = self.ingest.take(arrival.actor_id, arrival.topic, arrival.message, 5)
+                taken = self.ingest.validate(arrival.actor_id, arrival.topic, arrival.message, 5)
                 if taken is not None:
-                    self.ingest.settle([taken.entry])
+                    self.ingest.note_committed([taken.entry])
                     self.taken["experience"] += taken.entry.verdict == ledger.OK
                 list(self.ingest.receipts("ledger"))
 
@@ -180,12 +180,13 @@ class Actor:
 
     def __init__(self, directory: Path) -> None:
         self.fleet = identity.Fleet.open("lab")
-        self.lines: list[str] = []
         settings = config.ActorConfig(
             env="CartPole-v1", state_dir=str(directory / "state"), spool_dir=str(directory / "spool"), heartbeat_s=60.0
         )
-        self.actor = acting_loop.Actor(settings, self.fleet.enroll("pi"), self.lines.append)
-        self.actor.start()
+        self.actor = build.build(settings, self.fleet.enroll("pi"))
+        loop = self.actor.start()
+        assert loop is not None
+        self.loop = loop
         self.mac = signing.ActorMac(self.fleet.bundle("pi").mac_key)
         self.link = Link.made[-1]
         self.boot = self.state.boot
@@ -193,7 +194,7 @@ class Actor:
     @property
     def state(self) -> messages.ActorState:
         topic = LAB.actor_state("pi")
-        self.actor._beat()
+        self.loop.status.publish()
         return codec.decode(messages.ActorState, self.mac.open(topic, self.link.said[topic]))
 
     @property
@@ -205,7 +206,7 @@ class Actor:
 
     def turn(self) -> None:
         with contextlib.suppress(errors.ActorRefused):  # as a learner may say, with a signature
-            self.actor.turn()
+            self.loop.run_once()
 
 
 CARTPOLE = env.make("CartPole-v1").spec
@@ -255,7 +256,7 @@ def _unlike(sealed: bytes, source: random.Random) -> bytes:
             return payload
 
 
-def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None) -> None:
+def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None, caplog: pytest.LogCaptureFixture) -> None:
     """With the learner's signature: what can be obeyed is, the rest is refused, and none of it ends the actor."""
     fuzzed, source = Actor(tmp_path), random.Random(3)
     try:
@@ -278,8 +279,8 @@ def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None) -> N
                 fuzzed.hears(topic, fuzzed.fleet.sealer.seal(topic, mutations.any_of(body, source)))
             if index % 10 == 0:
                 fuzzed.turn()
-        assert not [line for line in fuzzed.lines if "failed" in line]
-        assert "fault" not in fuzzed.state.vitals.refused, fuzzed.lines
+        assert not [line for line in caplog.messages if "failed" in line]
+        assert "fault" not in fuzzed.state.vitals.refused, caplog.text
         assert fuzzed.refused >= PAYLOADS // 4
     finally:
         fuzzed.actor.close()

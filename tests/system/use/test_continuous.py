@@ -24,7 +24,7 @@ SMALL = ("--algorithm", "d4pg", "--hidden", "32", "--critic-hidden", "32", "--le
 
 
 def newest(run: Path) -> checkpoint.Checkpoint | None:
-    return checkpoint.load_newest(run / "checkpoints", lambda line: None)
+    return checkpoint.load_newest(run / "checkpoints")
 
 
 def test_a_killed_run_goes_on_with_targets_moments_and_noise(

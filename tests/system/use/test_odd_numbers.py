@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -15,8 +16,9 @@ import pytest
 
 from broker.contract import codec, errors, messages, specs
 from broker.fleet import identity
+from broker.program import logs
 from edge_actor import config
-from edge_actor.run import acting_loop
+from edge_actor.run import build
 from learner.experience import ledger
 from learner.files import checkpoint, run_directory
 from learner.run import local_fleet
@@ -33,11 +35,10 @@ class InAThread:
     """An actor of this process, so that its threads can be looked at."""
 
     def __init__(self, fleet: local_fleet.LocalFleet, env: str, state: Path) -> None:
-        self.lines: list[str] = []
         self.error: BaseException | None = None
         keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
         settings = config.ActorConfig(env=env, state_dir=str(state), spool_dir=str(state / "spool"), heartbeat_s=0.2)
-        self.actor = acting_loop.Actor(settings, keys.enroll("odd", fleet.addresses), self.lines.append)
+        self.actor = build.build(settings, keys.enroll("odd", fleet.addresses))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -60,6 +61,14 @@ def tally() -> Iterator[odd_numbers.Tally]:
     odd_numbers.tally = before
 
 
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What people are told, without what is said once and was said already."""
+    caplog.set_level(logging.INFO, "edge_actor")
+    with caplog.filtering(logs.Once()):
+        yield caplog
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
 @pytest.mark.parametrize(("world", "flags"), [("Choices", QUICK), ("Levers", SMALL)])
 def test_odd_answers_by_the_thousand(
@@ -68,6 +77,7 @@ def test_odd_answers_by_the_thousand(
     tally: odd_numbers.Tally,
     world: str,
     flags: tuple[str, ...],
+    said: pytest.LogCaptureFixture,
 ) -> None:
     file = run_root / "odd.py"
     file.write_text(f"from tests.system.use.odd_numbers import {world}\n")
@@ -97,15 +107,15 @@ def test_odd_answers_by_the_thousand(
     assert {"heartbeat", "mqtt"} <= threads
     assert tally.answers >= ANSWERS
 
-    plant = odd.actor._plant
-    assert plant is not None
-    assert plant.failures == sum(tally.failed.values()), "each is counted, and nothing else"
+    loop = odd.actor.loop
+    assert loop is not None
+    assert loop.environment.failures == sum(tally.failed.values()), "each is counted, and nothing else"
     assert len(tally.failed) > 20 and len(tally.carried) > 15, "of every kind"
-    assert odd.actor._heartbeat.failures == 0
-    assert len(odd.lines) < 200, "it is not said each time"
-    assert all(line.isprintable() for line in odd.lines)
+    assert loop.status.heartbeat.failures == 0
+    assert 0 < len(said.messages) < 200, "it is not said each time"
+    assert all(line.isprintable() for line in said.messages)
 
-    saved = checkpoint.load_newest(run / "checkpoints", lambda line: None)
+    saved = checkpoint.load_newest(run / "checkpoints")
     assert saved is not None and saved.parts["algorithm"]["updates"] > 0
     for name, array in saved.parts["algorithm"].items():
         assert np.isfinite(array).all(), name

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from learner.networks import layers
-from learner.quantize import convert
+from learner.quantize.tflite import convert
 
 
 def balancing(width: int, precision: str) -> bytes:

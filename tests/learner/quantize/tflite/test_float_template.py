@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from broker.contract import errors
+from broker.program import logs
 from learner.networks import layers
-from learner.quantize import convert, quantizer
-from tests.learner.quantize import test_requantize as examples
+from learner.quantize.tflite import convert, quantizer
+from tests.learner.quantize.tflite import test_requantize as examples
 
 PRECISIONS = ("float32", "float16", "dynamic")
 
@@ -27,7 +28,7 @@ def test_the_same_numbers_give_the_converters_bytes(case: str, draws: int, preci
         bounds = np.linspace(1, 2, 6, dtype=np.float32)
         architecture = (*architecture, layers.Rescale(bounds, bounds))
     rng = np.random.default_rng(1)
-    quantize = quantizer.Quantizer(say=pytest.fail)
+    quantize = quantizer.Quantizer()
     for draw in range(draws):
         policy = examples._draw(architecture, rng)
         observations = examples._observations(spec, rng, 64)
@@ -49,7 +50,7 @@ def test_fewer_bits_are_the_converters_too(precision: str, bits: int) -> None:
 def test_pieces_make_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     architecture, spec = examples._policy("256x2")
     rng = np.random.default_rng(3)
-    monkeypatch.setattr("learner.quantize.requantize.PIECE_BYTES", 100_000)
+    monkeypatch.setattr("learner.quantize.tflite.requantize.PIECE_BYTES", 100_000)
     given: list[bytes] = []
     model = quantizer.Quantizer().convert(
         examples._draw(architecture, rng),
@@ -66,22 +67,23 @@ def test_pieces_make_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     [("float16", 1e5, "beyond what float16 holds"), ("dynamic", 0.0, "nothing but zeros")],
 )
 def test_what_the_template_cannot_hold_goes_to_the_converter_and_is_said_once(
-    precision: str, weight: float, said: str
+    precision: str, weight: float, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     architecture, spec = examples._policy("256x2")
     rng = np.random.default_rng(4)
-    observations, lines = examples._observations(spec, rng, 64), list[str]()
-    quantize = quantizer.Quantizer(say=lines.append)
+    observations = examples._observations(spec, rng, 64)
+    quantize = quantizer.Quantizer()
     drawn = list(examples._draw(architecture, rng))
     middle = drawn[1]
     assert isinstance(middle, layers.Dense)
     drawn[1] = dataclasses.replace(middle, kernel=np.full_like(middle.kernel, weight))
-    for _ in range(2):
-        expected = convert.convert(tuple(drawn), observations, precision)
-        assert quantize.convert(tuple(drawn), observations, precision) == expected
+    with caplog.filtering(logs.Once()):
+        for _ in range(2):
+            expected = convert.convert(tuple(drawn), observations, precision)
+            assert quantize.convert(tuple(drawn), observations, precision) == expected
     assert quantize.fallbacks == 2
-    assert len(lines) == 1
-    assert said in lines[0]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == quantizer.__name__]
+    assert said in line
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -1,7 +1,7 @@
-"""Models whose activations are floats (float32, float16, dynamic): converted once per architecture, then overwritten.
+"""Templates of models whose activations are floats (float32, float16, dynamic): converted once, then overwritten.
 
-As in `template`, a place is a numpy view into the converted model's bytes. There are no activation ranges to write: of
-a policy only weights, biases and the scaling of its input are in such a file. With the same numbers it is the
+As in `template`, a place is a numpy view into the converted model's bytes. There are no activation ranges to write:
+only the weights, biases and input scaling of a policy are in such a file. With the same numbers it is the
 converter's file, byte by byte.
 """
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
 from learner.networks import layers
-from learner.quantize import bits, convert, input_scaling, requantize, template
+from learner.quantize import bits, input_scaling, kernels, scales
+from learner.quantize.tflite import convert, requantize, template
 
 _DTYPES = {
     schema.TensorType.FLOAT32: np.float32,
@@ -32,9 +33,9 @@ _BAND = 1 << 15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Views of one layer's numbers: weights [outputs, inputs] in any of `_DTYPES`, biases [outputs].
+    """Views of one layer's numbers, with weights [outputs, inputs] in any of `_DTYPES`, biases [outputs].
 
-    `weight_scale` is float32 of weights that are int8, [1] or of a convolution [outputs]; empty of others.
+    `weight_scale` is float32 for weights that are int8, [1] or for a convolution [outputs]; else empty.
     """
 
     weights: NDArray[Any]
@@ -46,8 +47,8 @@ class Template:
     """A model of one architecture and precision, to be overwritten with one policy after another.
 
     Args:
-        policy: Of which only the architecture counts.
-        shape: Of one observation.
+        policy: A policy of the architecture; its numbers do not matter.
+        shape: Shape of one observation.
         precision: 'float32', 'float16' or 'dynamic'.
 
     Raises:
@@ -65,7 +66,7 @@ class Template:
             self.write(stand_in, input_scaling.from_ranges(observations) if self._gain is not None else None)
             != expected
         ):
-            raise template.Unmapped(f"the converted {precision} model is not what it should be")
+            raise scales.Unmapped(f"the converted {precision} model is not what it should be")
 
     def write(
         self,
@@ -80,8 +81,8 @@ class Template:
         Args:
             policy: Layers for raw observations.
             affine: Scaling of the input; None in front of a convolution.
-            on_written: As of `requantize`.
-            weight_bits: As of `convert.convert`.
+            on_written: See `requantize`.
+            weight_bits: See `convert.convert`.
 
         Raises:
             PolicyError: A weight is NaN or infinite.
@@ -96,9 +97,9 @@ class Template:
         for layer, place in zip(layers.weighted(policy), self._places, strict=True):
             kernel = np.ascontiguousarray(layer.kernel.reshape(len(layer.kernel), -1))
             largest = max(float(np.abs(kernel).max()), float(np.abs(layer.bias).max()))
-            requantize.check_finite(largest, "weights")
+            scales.check_finite(largest, "weights")
             if largest > _LARGEST and np.float16 in (place.weights.dtype, place.bias.dtype):
-                raise template.Unmapped("a weight is beyond what float16 holds")
+                raise scales.Unmapped("a weight is beyond what float16 holds")
             if place.weights.dtype == np.int8:
                 _write_int8(place, kernel)
             else:
@@ -111,22 +112,22 @@ class Template:
 
 
 def _write_int8(place: _Place, kernel: NDArray[np.float32]) -> None:
-    """As the converter rounds weights of dynamic range: in float64, halves away from zero."""
+    """Rounds weights of dynamic range as the converter does: in float64, halves away from zero."""
     per_channel = len(place.weight_scale) > 1
     largest = np.abs(kernel).max(axis=1 if per_channel else None, keepdims=True)
     if not largest.all():
-        raise template.Unmapped("a layer's weights are nothing but zeros")
+        raise scales.Unmapped("a layer's weights are nothing but zeros")
     place.weight_scale[:] = (largest / np.float32(127)).reshape(-1)
     factor = 127.0 / largest.astype(np.float64)
     height = max(1, _BAND // kernel.shape[1])
     for row in range(0, len(kernel), height):
         band = slice(row, row + height)
         scaled = kernel[band] * (factor[band] if per_channel else factor)
-        place.weights[band] = np.trunc(scaled + np.copysign(0.5, scaled))
+        place.weights[band] = kernels.half_away(scaled)
 
 
 def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, tuple[_Place, ...]]:
-    """Gain and offset of the input, where there are any, and the places of the layers in their order."""
+    """Finds gain and offset of the input, where there are any, and the places of the layers in their order."""
     operators = schema.BuiltinOperator
     gain = offset = None
     places: list[_Place] = []
@@ -139,11 +140,11 @@ def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.f
             gain, offset = (numbers, offset) if code == operators.MUL else (gain, numbers)
         elif code in (operators.FULLY_CONNECTED, operators.CONV_2D):
             if len(inputs) != 3 or inputs[2] < 0:
-                raise template.Unmapped("a layer of the converted graph has no bias")
+                raise scales.Unmapped("a layer of the converted graph has no bias")
             weights, bias = graph.data(inputs[1]), graph.data(inputs[2])
             places.append(_Place(weights.reshape(len(bias), -1), bias, graph.scale(inputs[1])))
         elif code not in _OTHERS:
-            raise template.Unmapped(f"the converted graph has an operator that is not known here: {code}")
+            raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
     return gain, offset, tuple(places)
 
 
@@ -160,21 +161,21 @@ class _Graph:
         }
 
     def operators(self) -> Iterator[tuple[int, list[int]]]:
-        """Code and inputs of each, in the order of execution."""
+        """Yields the code and the inputs of each operator, in the order of execution."""
         for code, operator in self._each():
             yield code, operator.InputsAsNumpy().tolist()
 
     def data(self, tensor: int) -> NDArray[Any]:
-        """A view of a constant; of what is widened to float32, before it is."""
+        """Returns a view of a constant; of one that is widened to float32, before that."""
         found = self._graph.Tensors(self._widened.get(tensor, tensor))
         buffer = self._model.Buffers(found.Buffer())
         if buffer.DataLength() == 0 or found.Type() not in _DTYPES:
-            raise template.Unmapped("a layer of the converted graph has weights that are no constants")
+            raise scales.Unmapped("a layer of the converted graph has weights that are no constants")
         view: NDArray[Any] = buffer.DataAsNumpy().view(_DTYPES[found.Type()])
         return view
 
     def scale(self, tensor: int) -> NDArray[np.float32]:
-        """Of a constant; empty where it is not quantized."""
+        """Returns the scale of a constant; empty where it is not quantized."""
         quantization = self._graph.Tensors(tensor).Quantization()
         scale: Any = quantization.ScaleAsNumpy() if quantization else 0
         return scale if isinstance(scale, np.ndarray) else np.zeros(0, np.float32)

@@ -1,4 +1,4 @@
-"""What a policy computes in fp32, layer by layer: the one pass that calibration, refinement and the gate share.
+"""The one fp32 pass over a policy's layers, with a hook per layer: calibration, the gate and distillation share it.
 
 numpy and compiled loops do the dense layers (2 to 4 times as fast as eager TensorFlow at these sizes), TensorFlow the
 convolutions.
@@ -19,7 +19,7 @@ from learner.quantize import kernels
 
 FloatArray = NDArray[np.float32]
 OnLayer = Callable[[layers.Weighted, FloatArray, FloatArray, FloatArray], object]
-"""Sees a layer with weights, its inputs, its outputs behind ReLU but in front of tanh, and its outputs."""
+"""A hook: gets a layer with weights, its inputs, its outputs behind ReLU but in front of tanh, and its outputs."""
 
 
 def outputs(
@@ -46,7 +46,7 @@ def outputs(
 
 
 def linear_outputs(layer: layers.Weighted, x: FloatArray) -> FloatArray:
-    """Runs one layer as far as in front of tanh; behind ReLU."""
+    """Runs one layer, ReLU included and tanh not."""
     if isinstance(layer, layers.Dense):
         y: FloatArray = kernels.product(x, layer.kernel)
     else:

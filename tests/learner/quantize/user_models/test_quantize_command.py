@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner import __main__ as main
-from learner.quantize import gate
+from learner.quantize.tflite import interpreter
 from learner.quantize.user_models import keras_aware, keras_model, operations
 from learner.quantize.user_models import observations as observations_file
 
@@ -90,7 +90,7 @@ def test_a_model_that_int8_holds(observations: Path, capfd: pytest.CaptureFixtur
     # And it answers raw observations as the model does.
     x = np.load(observations)["observations"]
     exact = model.predict(x, verbose=0)
-    answer, _, _ = gate.run(output.read_bytes(), x)
+    answer, _, _ = interpreter.run(output.read_bytes(), x)
     assert np.abs(answer - exact).mean() < 0.02 * np.ptp(exact)
 
 
@@ -136,7 +136,7 @@ def test_layer_normalisation_becomes_integer_and_aware_mends_what_that_costs(
     assert report["written"] == "aware"
     assert not report["plain"]["passed"] and report["aware"]["passed"]
     assert report["delegate"] == "built-in"  # L2_NORMALIZATION and RSQRT have no XNNPACK kernel
-    assert operations.not_integer(operations.of_model(output.read_bytes())) == []
+    assert operations.not_integer(operations.list_operations(output.read_bytes())) == []
 
 
 def test_rewritten_layer_normalisation_is_the_same_in_fp32() -> None:
@@ -145,16 +145,16 @@ def test_rewritten_layer_normalisation_is_the_same_in_fp32() -> None:
     exact = keras_model.outputs(model, x)
     for form in ("l2", "rsqrt"):
         network = keras_model.prepare(model, x, form=form)
-        answer, _, _ = gate.run(keras_model.to_tflite(network, network.weights, x, "float32"), x)
+        answer, _, _ = interpreter.run(keras_model.to_tflite(network, network.weights, x, "float32"), x)
         assert answer == pytest.approx(exact, abs=1e-4 * float(np.ptp(exact))), form
 
 
 def test_distillation_leaves_the_network_it_was_given_as_it_was() -> None:
     x = np.random.default_rng(0).normal(size=(128, 8)).astype(np.float32)
     network = keras_model.prepare(mlp(norm=True, activation="tanh"), x, form="l2")
-    before, _, _ = gate.run(keras_model.to_tflite(network, network.weights, x, "float32"), x)
+    before, _, _ = interpreter.run(keras_model.to_tflite(network, network.weights, x, "float32"), x)
     keras_aware.distil(network, x, network.outputs(x), outputs="values", steps=5)
-    after, _, _ = gate.run(keras_model.to_tflite(network, network.weights, x, "float32"), x)
+    after, _, _ = interpreter.run(keras_model.to_tflite(network, network.weights, x, "float32"), x)
     np.testing.assert_array_equal(after, before)
 
 

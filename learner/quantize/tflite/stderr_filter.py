@@ -1,4 +1,4 @@
-"""Keeps what C++ libraries always print out of our users' sight, and nothing else."""
+"""Filters what TensorFlow's and LiteRT's C++ always prints to stderr, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ALWAYS_SAID = (
     b"fully_quantize:",
     b"INFO: Created TensorFlow Lite XNNPACK delegate",
 )
-"""How lines begin that TensorFlow, its converter and LiteRT print whatever the log level."""
+"""Beginnings of the lines that TensorFlow, its converter and LiteRT print whatever the log level."""
 
 
 @contextlib.contextmanager
-def hidden(*, everything: bool = False) -> Iterator[None]:
-    """Holds back stderr, the C++ side's included; at the end all but the chatter is passed on, or nothing at all."""
+def filtered(*, everything: bool = False) -> Iterator[None]:
+    """Holds back stderr, the C++ side's included; at the end passes on all but `_ALWAYS_SAID`, or nothing at all."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with storage.scratch() as (held, _):

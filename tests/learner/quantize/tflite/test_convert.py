@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 from learner import config
-from learner.networks import layers, networks
-from learner.quantize import convert
+from learner.networks import forward, layers, networks
+from learner.quantize.tflite import convert
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CASES = {
     "vector": ((4,), "float32"),
     "matrix": ((3, 2), "float32"),
@@ -61,7 +61,7 @@ def run(model: bytes, x: NDArray[Any]) -> NDArray[np.float32]:
 def test_takes_raw_observations_and_answers_as_the_policy_does(case: str, precision: str) -> None:
     x = observations(*CASES[case])
     policy = policy_for(*CASES[case], x)
-    expected = networks.forward(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
+    expected = forward.run(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
     answer = run(convert.convert(policy, x, precision), x)
     assert answer == pytest.approx(expected, abs=TOLERANCE[precision] * np.ptp(expected))
 
@@ -97,9 +97,9 @@ def test_narrow_features_survive_beside_wide_ones() -> None:
 
 SCRIPT = """
 import hashlib
-from tests.learner.quantize import test_convert as t
+from tests.learner.quantize.tflite import test_convert as t
 from learner import config
-from learner.quantize import convert
+from learner.quantize.tflite import convert
 for case in ("vector", "frames"):
     x = t.observations(*t.CASES[case])
     policy = t.policy_for(*t.CASES[case], x)

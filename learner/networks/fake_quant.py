@@ -1,7 +1,8 @@
-"""What int8 does to numbers, in float and with gradients: TensorFlow's fake-quant operations with TFLite's conventions.
+"""Simulated quantization: what int8 does to numbers, in float, with gradients, for training.
 
-Rounding passes gradients on unchanged and clipping stops them (straight-through, Bengio et al. 2013; simulated
-quantization as in Jacob et al. 2018, https://arxiv.org/abs/1712.05877).
+Rounding passes gradients on unchanged (straight-through, Bengio et al. 2013; simulated quantization as in Jacob et al.
+2018, https://arxiv.org/abs/1712.05877). `kernel` and `activation` are TensorFlow's fake-quant operations with TFLite's
+conventions; clipping stops gradients there. `by_largest` lets gradients reach the step, too, and clips nothing.
 """
 
 from __future__ import annotations
@@ -44,19 +45,30 @@ def activation(x: Tensor, limits: Range) -> Tensor:
     return tf.quantization.fake_quant_with_min_max_vars(x, tf.minimum(low, 0.0), tf.maximum(high, _TINY))
 
 
+def by_largest(x: Tensor, levels: int, axis: tuple[int, ...] | None = None) -> Tensor:
+    """Rounds to steps of which `levels` make the largest size along `axis`.
+
+    Gradients pass through, and to the step as in Esser et al. 2020, https://arxiv.org/abs/1902.08153: otherwise a layer
+    could make its rounding seem small by growing, where the step grows with it.
+    """
+    step = tf.maximum(tf.reduce_max(tf.abs(x), axis, keepdims=True), _TINY) / levels
+    scaled = x / step
+    return x + step * tf.stop_gradient(tf.round(scaled) - scaled)
+
+
 class Through(Protocol):
-    """What happens to a tensor that int8 would round, on its way from one operation to the next."""
+    """Simulates what int8 does to a tensor on its way from one operation to the next."""
 
     def __call__(self, name: str, x: Tensor, limits: Range | None = None) -> Tensor:
         """Returns `x` rounded, or as it is.
 
         Args:
-            name: Of the tensor; the same in every pass.
+            name: Name of the tensor; the same in every pass.
             x: The tensor.
             limits: Its range, where TFLite fixes one.
         """
 
 
 def untouched(name: str, x: Tensor, limits: Range | None = None) -> Tensor:
-    """A `Through` that leaves numbers alone."""
+    """Leaves numbers alone: the `Through` of fp32."""
     return x

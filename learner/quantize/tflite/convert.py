@@ -1,4 +1,4 @@
-"""PolicyLayers -> .tflite by TFLiteConverter, the reference for every faster way.
+"""Converts policies to .tflite by TFLiteConverter, the reference for every faster way.
 
 The graph is traced with the numbers as constants, so nothing depends on how training holds them: 70 ms for a 256x2 MLP,
 half of what a Keras model takes, and the same bytes for the same numbers.
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner import config
-from learner.networks import layers, networks
-from learner.quantize import bits, input_scaling, stderr_filter
+from learner.networks import forward, layers
+from learner.quantize import bits, input_scaling
+from learner.quantize.tflite import graph_edits, stderr_filter
 
 
 def convert(
@@ -28,7 +29,7 @@ def convert(
     precision: str,
     *,
     per_feature: bool = True,
-    split: bool = False,
+    hi_lo: bool = False,
     per_channel: bool = True,
     weight_bits: int = 8,
 ) -> bytes:
@@ -50,8 +51,8 @@ def convert(
         policy: Layers for raw observations.
         observations: Sample [N, *shape] in any dtype; its ranges are what int8 can represent.
         precision: One of config.PRECISIONS.
-        per_feature: Whether each input feature gets a range of its own (`fold`). Without, one range serves all.
-        split: Whether each of them is two int8 numbers (`fold`), where it has a range of its own.
+        per_feature: Whether each input feature gets a range of its own (`input_scaling`). Else one serves all.
+        hi_lo: Whether each of them is two int8 numbers (`input_scaling`), where it has a range of its own.
         per_channel: Whether in int8 each output of a layer has a weight scale of its own.
         weight_bits: 2 to 8; weights are rounded to so many bits first (`bits`).
 
@@ -72,29 +73,31 @@ def convert(
             observations,
             precision,
             per_feature=per_feature,
-            split=split,
+            hi_lo=hi_lo,
             per_channel=per_channel,
             weight_bits=weight_bits,
         )
-        return input_scaling.append(model, last)
+        return graph_edits.append_rescale(model, last)
     first = layers.weighted(policy)[0]
     if isinstance(first, layers.Conv2D) or not per_feature:
         rounded = bits.rounded(policy, weight_bits)
         return _run_converter(rounded, observations.astype(np.float32), precision, per_channel)
-    affine = input_scaling.from_ranges(observations, split=split)
+    affine = input_scaling.from_ranges(observations, hi_lo=hi_lo)
     rounded = bits.rounded(input_scaling.compensate(policy, affine), weight_bits)
-    return input_scaling.insert(_run_converter(rounded, affine.apply(observations), precision, per_channel), affine)
+    return graph_edits.insert_scaling(
+        _run_converter(rounded, affine.apply(observations), precision, per_channel), affine
+    )
 
 
 def _run_converter(
     policy: layers.PolicyLayers, observations: NDArray[np.float32], precision: str, per_channel: bool = True
 ) -> bytes:
-    def forward(observation: Any) -> Any:
+    def traced(observation: Any) -> Any:
         weights = [tf.constant(array) for array in layers.arrays(policy).values()]
-        return networks.forward(policy, weights, observation)
+        return forward.run(policy, weights, observation)
 
     # All in one batch: 1 ms, not 30
-    return from_function(forward, observations.shape[1:], precision, [observations], per_channel)
+    return from_function(traced, observations.shape[1:], precision, [observations], per_channel)
 
 
 def from_function(
@@ -117,7 +120,7 @@ def from_function(
     # A fixed batch of 1 lets the converter drop reshapes; actors with several environments resize the input.
     signature = tf.TensorSpec((1, *shape), tf.float32, name="observation")
     graph = tf.function(forward, input_signature=[signature], autograph=False).get_concrete_function()
-    with _without_chatter():
+    with _quiet():
         converter = tf.lite.TFLiteConverter.from_concrete_functions([graph])
         if precision != "float32":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -134,12 +137,12 @@ def from_function(
 
 
 @contextlib.contextmanager
-def _without_chatter() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Drops what the converter says every time; everything else reaches stderr when it is done."""
     absl = logging.getLogger("absl")
     absl.addFilter(_not_about_trackables)
     try:
-        with stderr_filter.hidden(), warnings.catch_warnings():
+        with stderr_filter.filtered(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Statistics for quantized inputs were expected")
             yield
     finally:

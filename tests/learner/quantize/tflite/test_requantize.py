@@ -18,8 +18,10 @@ from tensorflow.lite.python import lite
 from tensorflow.lite.python import schema_py_generated as schema
 
 from broker.contract import errors, specs
+from broker.program import logs
 from learner.networks import layers, networks
-from learner.quantize import calibrate, convert, gate, input_scaling, kernels, quantizer, requantize, template
+from learner.quantize import calibrate, input_scaling, kernels, scales
+from learner.quantize.tflite import convert, interpreter, quantizer, requantize, template
 
 Arrays = NDArray[np.float32]
 
@@ -34,7 +36,7 @@ def _policy(case: str) -> tuple[layers.PolicyLayers, specs.EnvSpec]:
     hidden = (512,) if case == "nature" else hidden
     network = networks.QNetwork.build(spec, hidden, case == "dueling", np.random.default_rng(0))
     policy = network.policy_layers(list(network.initial().values()), networks.Normalizer.identity(spec.observation))
-    if case in ("tanh", "split"):
+    if case in ("tanh", "hi/lo"):
         last = policy[-1]
         assert isinstance(last, layers.Dense)
         policy = (*policy[:-1], dataclasses.replace(last, activation="tanh"))
@@ -59,8 +61,8 @@ def _observations(spec: specs.EnvSpec, rng: np.random.Generator, rows: int) -> N
 
 
 def _reference(
-    policy: layers.PolicyLayers, observations: NDArray[Any], per_channel: bool = True, split: bool = False
-) -> tuple[bytes, requantize.Ranges]:
+    policy: layers.PolicyLayers, observations: NDArray[Any], per_channel: bool = True, hi_lo: bool = False
+) -> tuple[bytes, calibrate.QuantParams]:
     """What TFLiteConverter makes, and the ranges that its calibration handed to its quantization."""
     handed_on: list[bytes] = []
 
@@ -70,12 +72,12 @@ def _reference(
         return quantized
 
     with mock.patch.object(lite, "_mlir_quantize", watched):
-        model = convert.convert(policy, observations, "int8", per_channel=per_channel, split=split)
-    affine = input_scaling.from_ranges(observations, split=split) if isinstance(policy[0], layers.Dense) else None
+        model = convert.convert(policy, observations, "int8", per_channel=per_channel, hi_lo=hi_lo)
+    affine = input_scaling.from_ranges(observations, hi_lo=hi_lo) if isinstance(policy[0], layers.Dense) else None
     return model, _ranges(handed_on[0], affine)
 
 
-def _ranges(calibrated: bytes, affine: input_scaling.Affine | None) -> requantize.Ranges:
+def _ranges(calibrated: bytes, affine: input_scaling.Affine | None) -> calibrate.QuantParams:
     model = schema.Model.GetRootAs(calibrated, 0)
     graph = model.Subgraphs(0)
 
@@ -85,7 +87,7 @@ def _ranges(calibrated: bytes, affine: input_scaling.Affine | None) -> requantiz
 
     weighted = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
     operators = [graph.Operators(i) for i in range(graph.OperatorsLength())]
-    return requantize.Ranges(
+    return calibrate.QuantParams(
         span(graph.Inputs(0)),
         tuple(
             span(op.Outputs(0)) for op in operators if model.OperatorCodes(op.OpcodeIndex()).BuiltinCode() in weighted
@@ -104,7 +106,7 @@ def _ranges(calibrated: bytes, affine: input_scaling.Affine | None) -> requantiz
         ("three layers", 50),
         ("dueling", 50),
         ("tanh", 50),
-        ("split", 20),
+        ("hi/lo", 20),
         ("2048x2", 5),
         ("nature", 5),
     ],
@@ -116,7 +118,7 @@ def test_the_same_ranges_give_the_converters_bytes(case: str, draws: int, per_ch
     for draw in range(draws):
         policy = _draw(architecture, rng)
         observations = _observations(spec, rng, 16 if case == "nature" else 256)
-        expected, ranges = _reference(policy, observations, per_channel, split=case == "split")
+        expected, ranges = _reference(policy, observations, per_channel, hi_lo=case == "hi/lo")
         assert quantize.quantize(policy, ranges, observations) == expected, f"draw {draw}"
     assert quantize.fallbacks == 0
 
@@ -141,10 +143,12 @@ def test_own_ranges_differ_from_the_converters_by_rounding_alone() -> None:
 @pytest.mark.parametrize("value", [0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, -0.49999997, 126.5, 63.499996, 3.4999998])
 def test_halves_round_away_from_zero(value: float) -> None:
     expected = np.copysign(np.floor(abs(np.float64(np.float32(value))) + 0.5), value)
-    assert requantize._rounded(np.array([value], np.float32)) == expected
+    assert kernels.half_away(np.array([value], np.float32)) == expected
     written, one = np.zeros((1, 19), np.int8), np.ones(1, np.float32)  # by 16 at once, and the rest one by one
     raised, largest, no_mean = np.ones(1, np.float32), np.ones(1, np.float32), np.zeros(0, np.float32)
-    kernels.write(np.full((1, 19), value, np.float32), np.ones(19, np.float32), one, no_mean, written, raised, largest)
+    kernels.round_rows(
+        np.full((1, 19), value, np.float32), np.ones(19, np.float32), one, no_mean, written, raised, largest
+    )
     assert (written == expected).all()
     assert raised == 0
     assert largest == abs(np.float32(value))
@@ -154,14 +158,14 @@ def test_halves_round_away_from_zero(value: float) -> None:
 def test_the_largest_size_of_a_row_tells_what_is_not_finite(bad: float) -> None:
     weights = np.array([[1.0, -3.0, 2.0] * 7, [1.0, bad, 5.0] * 7], np.float32)
     largest = np.zeros(2, np.float32)
-    kernels.measure(weights, np.full(21, 0.5, np.float32), largest)
+    kernels.row_maxima(weights, np.full(21, 0.5, np.float32), largest)
     assert largest[0] == 1.5
     assert not np.isfinite(largest[1])
     written, raised, too = np.zeros((2, 21), np.int8), np.zeros(2, np.float32), np.zeros(2, np.float32)
-    kernels.write(weights, np.full(21, 0.5, np.float32), raised + 1, np.zeros(0, np.float32), written, raised, too)
+    kernels.round_rows(weights, np.full(21, 0.5, np.float32), raised + 1, np.zeros(0, np.float32), written, raised, too)
     assert np.array_equal(too, largest, equal_nan=True)
     weights.flags.writeable = False  # as TensorFlow's may be
-    kernels.measure(weights, np.full(21, 0.5, np.float32), largest)
+    kernels.row_maxima(weights, np.full(21, 0.5, np.float32), largest)
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 32), (7, 5, 33), (32, 9, 100), (3, 8, 64), (8, 1, 64), (8, 8, 31)])
@@ -178,7 +182,7 @@ def test_what_rounding_adds_is_told() -> None:
     rng = np.random.default_rng(5)
     weights, columns, mean = (rng.uniform(-1, 1, n).astype(np.float32) for n in ((9, 77), 77, 77))
     written, raised = np.zeros((9, 77), np.int8), np.zeros(9, np.float32)
-    kernels.write(weights, columns, np.full(9, 100, np.float32), mean, written, raised, np.zeros(9, np.float32))
+    kernels.round_rows(weights, columns, np.full(9, 100, np.float32), mean, written, raised, np.zeros(9, np.float32))
     exact = weights.astype(np.float64) * columns * 100
     assert raised == pytest.approx((written - exact) @ mean, abs=1e-3)
     assert np.abs(written - exact).max() <= 0.5001
@@ -195,7 +199,7 @@ def test_what_rounding_adds_is_told() -> None:
     ],
 )
 def test_activation_scale_by_hand(low: float, high: float, scale: float, zero_point: int) -> None:
-    assert requantize.activation_scale(low, high) == (np.float32(scale), zero_point)
+    assert scales.activation_scale(low, high) == (np.float32(scale), zero_point)
 
 
 def test_tiny_weights_keep_a_scale() -> None:
@@ -231,7 +235,7 @@ def test_weights_that_are_not_finite(value: float) -> None:
             quantize.quantize(broken, ranges, observations)
 
 
-def test_what_cannot_be_mapped_is_converted_and_said_once() -> None:
+def test_what_cannot_be_mapped_is_converted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     architecture, spec = _policy("64x2")
     rng = np.random.default_rng(5)
     policy = _draw(architecture, rng)
@@ -241,11 +245,12 @@ def test_what_cannot_be_mapped_is_converted_and_said_once() -> None:
     policy = (first, dead, last)
     observations = _observations(spec, rng, 64)
     ranges, _ = calibrate.measure(policy, observations, 64)
-    said: list[str] = []
-    quantize = quantizer.Quantizer(say=said.append)
-    for _ in range(2):
-        assert quantize.quantize(policy, ranges, observations) == convert.convert(policy, observations, "int8")
+    quantize = quantizer.Quantizer()
+    with caplog.filtering(logs.Once()):
+        for _ in range(2):
+            assert quantize.quantize(policy, ranges, observations) == convert.convert(policy, observations, "int8")
     assert quantize.fallbacks == 2
+    said = [record.getMessage() for record in caplog.records if record.name == quantizer.__name__]
     assert said == ["quantizing by TFLiteConverter, which is slower: a layer puts out nothing but zeros"]
 
 
@@ -278,11 +283,11 @@ def test_biases_of_zero_need_no_other_template() -> None:
     quantize = quantizer.Quantizer()
     model = quantize.quantize(policy, ranges, observations)
     assert quantize.fallbacks == 0
-    outputs, _, _ = gate.run(model, observations)
+    outputs, _, _ = interpreter.run(model, observations)
     assert np.abs(outputs - exact).max() < 0.05 * np.ptp(exact)
 
 
-def _one_layer(*weights: float) -> tuple[template.Template, layers.PolicyLayers, requantize.Ranges]:
+def _one_layer(*weights: float) -> tuple[template.Template, layers.PolicyLayers, calibrate.QuantParams]:
     """One output without scaling of the input; its bias is 3."""
     kernel = np.array(weights, np.float32)[None]
     policy = (layers.Dense(kernel, np.array([3.0], np.float32), "none"),)
@@ -307,7 +312,7 @@ def test_steady_scales_stay_while_the_weights_fit() -> None:
     target, policy, ranges = _one_layer(127.0, 0.4)
     (place,), (layer,) = target.layers, policy
     assert isinstance(layer, layers.Dense)
-    steady = dataclasses.replace(ranges, steady=True)
+    steady = dataclasses.replace(ranges, hysteresis=True)
 
     def scale(largest: float) -> float:
         kernel = np.array([[largest, 1.0]], np.float32)
@@ -325,8 +330,8 @@ def test_steady_scales_stay_while_the_weights_fit() -> None:
 def test_steady_biases_are_coarse_beside_their_scale_and_fine_beside_the_outputs() -> None:
     target, policy, ranges = _one_layer(127.0, 0.4)
     (place,) = target.layers
-    requantize.requantize(target, policy, dataclasses.replace(ranges, steady=True))
-    level = requantize.activation_scale(*ranges.outputs[0])[0]
+    requantize.requantize(target, policy, dataclasses.replace(ranges, hysteresis=True))
+    level = scales.activation_scale(*ranges.outputs[0])[0]
     assert 64 < level / place.bias_scale[0] < 128
     assert place.bias[0] % 8 == 0
     assert place.bias[0] * place.bias_scale[0] == pytest.approx(3, abs=float(level) / 16)

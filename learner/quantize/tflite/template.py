@@ -1,4 +1,4 @@
-"""One converted model per architecture, and where in its bytes each number of a policy lies.
+"""Templates: one converted model per architecture, and the place of each number of a policy in its bytes.
 
 The graph of a policy never changes while it trains, only its numbers do. So TFLiteConverter runs once, and `requantize`
 writes scales, zero points, weights and biases over those of the template. Every place is a numpy view into one
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
 from learner.networks import layers
+from learner.quantize import scales
 
 _WEIGHTED = {schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D}
 _PASSED_ON = {schema.BuiltinOperator.RESHAPE}
@@ -26,16 +27,12 @@ _PLAIN = {
     schema.BuiltinOperator.MUL,
     schema.BuiltinOperator.CONCATENATION,
 }
-"""Operators that have no number of the policy: those of a split input are constants (`fold`)."""
-
-
-class Unmapped(Exception):
-    """A converted graph is not the chain of operators that this module knows; says why."""
+"""Operators that have no number of the policy: the numbers of hi and lo inputs are constants (`input_scaling`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Affine:
-    """Scale float32 [1] and zero point int64 [1] of one tensor."""
+class TensorScale:
+    """The scale, float32 [1], and the zero point, int64 [1], of one tensor."""
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int64]
@@ -43,7 +40,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where one layer with weights lies: all of them views into the template.
+    """The place of one layer with weights: views into the template.
 
     Attributes:
         weights: int8 [outputs, inputs]; a convolution's inputs are height, width and channels, flattened.
@@ -57,7 +54,7 @@ class Place:
     weight_scale: NDArray[np.float32]
     bias: NDArray[np.int32]
     bias_scale: NDArray[np.float32]
-    outputs: tuple[Affine, ...]
+    outputs: tuple[TensorScale, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,12 +68,12 @@ class Template:
         per_channel: Whether each output of a layer has a weight scale of its own.
         gain: float32, the per-feature scaling of the input in observation order; None where the model has none.
         offset: As `gain`.
-        starts: Per layer with weights: where these begin, if all bytes before them are final once the layers before it
-            were written; else None.
+        starts: Per layer with weights, the offset of its weights if all bytes before them are final once the layers
+            before it were written; else None.
     """
 
     model: bytearray
-    inputs: tuple[Affine, ...]
+    inputs: tuple[TensorScale, ...]
     layers: tuple[Place, ...]
     per_channel: bool
     gain: NDArray[np.float32] | None
@@ -84,7 +81,7 @@ class Template:
     starts: tuple[int | None, ...]
 
     def numbers(self) -> dict[str, NDArray[Any]]:
-        """Copies of all that a policy decides, by name."""
+        """Returns copies of all that a policy decides, by name."""
         found: dict[str, NDArray[Any]] = {}
         if self.gain is not None and self.offset is not None:
             found |= {"input/gain": self.gain.copy(), "input/offset": self.offset.copy()}
@@ -103,7 +100,7 @@ Architecture = tuple[Any, ...]
 
 
 def architecture(policy: layers.PolicyLayers, shape: tuple[int, ...]) -> Architecture:
-    """All that decides the layout of a policy's model; hashable."""
+    """Returns all that decides the layout of a policy's model; hashable."""
     return shape, tuple(map(_layout, policy))
 
 
@@ -127,7 +124,7 @@ def locate(model: bytes, layer_count: int, *, per_channel: bool = True) -> Templ
     """Finds the numbers of a policy in its converted model, along the chain of operators from input to output.
 
     Args:
-        model: From `convert.convert`, int8. None of the policy's biases was 0 throughout: the converter drops those.
+        model: An int8 model of `convert.convert`. No bias may be 0 throughout: the converter drops those.
         layer_count: Layers with weights in the policy.
         per_channel: As it was converted.
 
@@ -146,12 +143,12 @@ class _Graph:
         self._graph = self._model.Subgraphs(0)
 
     def template(self, layer_count: int, per_channel: bool) -> Template:
-        """See `locate`."""
+        """Finds the numbers; see `locate`."""
         operators = schema.BuiltinOperator
         gain = offset = None
-        inputs: list[Affine] = []
-        outputs: list[Affine] = inputs
-        places: list[tuple[Any, list[Affine]]] = []
+        inputs: list[TensorScale] = []
+        outputs: list[TensorScale] = inputs
+        places: list[tuple[Any, list[TensorScale]]] = []
         for code, operator in self._operators():
             output = operator.Outputs(0)
             if code in (operators.MUL, operators.ADD) and places:
@@ -168,14 +165,14 @@ class _Graph:
             elif code == operators.TANH:
                 outputs = []  # fixed: 1/128 and 0
             elif code not in _PLAIN:
-                raise Unmapped(f"the converted graph has an operator that is not known here: {code}")
+                raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
         if len(places) != layer_count:
-            raise Unmapped(f"{layer_count} layers became {len(places)} operators")
+            raise scales.Unmapped(f"{layer_count} layers became {len(places)} operators")
         found = tuple(self._place(operator, outputs) for operator, outputs in places)
         return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset, tuple(self._starts(found)))
 
     def _starts(self, places: Sequence[Place]) -> Iterator[int | None]:
-        """Where the weights of each layer begin, where no other number of it or of the layers behind lies before."""
+        """Yields where the weights of each layer begin; None if numbers of it or of later layers come before them."""
         start = _address(np.frombuffer(self._bytes, np.uint8))
         firsts = []
         for place in places:
@@ -192,9 +189,9 @@ class _Graph:
             code = self._model.OperatorCodes(operator.OpcodeIndex())
             yield max(code.BuiltinCode(), code.DeprecatedBuiltinCode()), operator
 
-    def _place(self, operator: Any, outputs: list[Affine]) -> Place:
+    def _place(self, operator: Any, outputs: list[TensorScale]) -> Place:
         if operator.InputsLength() != 3 or operator.Inputs(2) < 0:
-            raise Unmapped("a layer of the converted graph has no bias")
+            raise scales.Unmapped("a layer of the converted graph has no bias")
         weights, bias = operator.Inputs(1), operator.Inputs(2)
         shape = self._graph.Tensors(weights).ShapeAsNumpy()
         return Place(
@@ -205,12 +202,12 @@ class _Graph:
             outputs=tuple(outputs),
         )
 
-    def _affine(self, tensor: int) -> Affine:
+    def _affine(self, tensor: int) -> TensorScale:
         quantization = self._graph.Tensors(tensor).Quantization()
         scale, zero_point = quantization.ScaleAsNumpy(), quantization.ZeroPointAsNumpy()
         if np.size(scale) != 1 or np.size(zero_point) != 1:
-            raise Unmapped("an activation of the converted graph has no single scale")
-        return Affine(scale, zero_point)
+            raise scales.Unmapped("an activation of the converted graph has no single scale")
+        return TensorScale(scale, zero_point)
 
     def _data(self, tensor: int, dtype: Any) -> Any:
         data = self._model.Buffers(self._graph.Tensors(tensor).Buffer()).DataAsNumpy()

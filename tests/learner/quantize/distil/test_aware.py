@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from learner.networks import layers, networks
-from learner.quantize import convert, gate, input_scaling
-from learner.quantize.distil import aware, distillation, fake_quant
+from learner.networks import fake_quant, layers
+from learner.quantize import input_scaling
+from learner.quantize.distil import aware, distillation
+from learner.quantize.tflite import convert, interpreter
+from tests.learner import reference
 
 FloatArray = NDArray[np.float32]
 
@@ -23,13 +25,13 @@ def test_fake_quantized_numbers_by_hand() -> None:
 
 def test_the_simulation_is_what_the_int8_model_does() -> None:
     policy, x = random_policy(3), observations()
-    exact = networks.outputs(policy, x)
+    exact = reference.outputs(policy, x)
     ranges = aware._Ranges(3)
     affine = input_scaling.from_ranges(x)
     scaled, inputs = input_scaling.compensate(policy, affine), affine.apply(x)
     ranges.measure(scaled, inputs)
     simulated = aware._simulate(scaled, list(layers.arrays(scaled).values()), inputs, ranges, 8).numpy()
-    real, _, _ = gate.run(convert.convert(policy, x, "int8"), x)
+    real, _, _ = interpreter.run(convert.convert(policy, x, "int8"), x)
     step = float(np.diff(np.unique(real)).min())
     assert np.abs(simulated - real).max() < 2.5 * step  # each layer may round another way, by one
     assert np.mean(np.abs(simulated - real) > 0.5 * step) < 0.05
@@ -71,7 +73,7 @@ def test_what_values_have_in_common_is_taken_out_of_them() -> None:
     better = aware.distil(policy, x, steps=10)
     assert agreement(policy, policy, x) < 0.8
     assert agreement(better, policy, x) > 0.95
-    assert np.abs(networks.outputs(better, x)).max() < 0.1 * networks.outputs(policy, x).max()
+    assert np.abs(reference.outputs(better, x)).max() < 0.1 * reference.outputs(policy, x).max()
 
 
 def test_same_seed_same_weights() -> None:
@@ -100,9 +102,9 @@ def test_convolutions_are_trained_too() -> None:
     dense = layers.Dense(rng.normal(size=(3, 4 * 4 * 8)).astype(np.float32), np.ones(3, np.float32), "none")
     policy, frames = (conv, layers.Flatten(), dense), rng.integers(0, 256, (512, 10, 10, 2)).astype(np.uint8)
     better = aware.distil(policy, frames, steps=200, weight_bits=3)
-    exact = networks.outputs(policy, frames).argmax(1)
+    exact = reference.outputs(policy, frames).argmax(1)
     same = [
-        (gate.run(convert.convert(one, frames, "int8", weight_bits=3), frames)[0].argmax(1) == exact).mean()
+        (interpreter.run(convert.convert(one, frames, "int8", weight_bits=3), frames)[0].argmax(1) == exact).mean()
         for one in (policy, better)
     ]
     assert 1 - same[1] < 0.7 * (1 - same[0])
@@ -128,12 +130,12 @@ def random_policy(seed: int, outputs: layers.Activation = "none", value: float =
 def agreement(policy: layers.PolicyLayers, original: layers.PolicyLayers, x: FloatArray, bits: int = 8) -> float:
     """Of a policy's int8 model with the fp32 original, on fresh observations."""
     fresh = observations(10)
-    answer, _, _ = gate.run(convert.convert(policy, x, "int8", weight_bits=bits), fresh)
-    return float((answer.argmax(1) == networks.outputs(original, fresh).argmax(1)).mean())
+    answer, _, _ = interpreter.run(convert.convert(policy, x, "int8", weight_bits=bits), fresh)
+    return float((answer.argmax(1) == reference.outputs(original, fresh).argmax(1)).mean())
 
 
 def error(policy: layers.PolicyLayers, original: layers.PolicyLayers, x: FloatArray) -> float:
     """Mean difference of a policy's 4-bit model from the fp32 original, on fresh observations."""
     fresh = observations(10)
-    answer, _, _ = gate.run(convert.convert(policy, x, "int8", weight_bits=4), fresh)
-    return float(np.abs(answer - networks.outputs(original, fresh)).mean())
+    answer, _, _ = interpreter.run(convert.convert(policy, x, "int8", weight_bits=4), fresh)
+    return float(np.abs(answer - reference.outputs(original, fresh)).mean())

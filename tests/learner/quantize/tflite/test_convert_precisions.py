@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,12 @@ import pytest
 from broker.contract import errors, specs
 from learner import config
 from learner.networks import layers, networks
-from learner.quantize import convert, gate
+from learner.quantize import gate
+from learner.quantize.tflite import convert, interpreter
+from tests import runtimes
+from tests.learner import reference
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SHAPE, ACTIONS = (8,), 4
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "dynamic": 0.01, "int8": 0.05}  # of the range of the outputs
 KERNELS = {
@@ -68,18 +69,17 @@ def models(policy: layers.PolicyLayers, x: Any) -> dict[str, bytes]:
 def test_actors_run_every_precision_and_say_by_which_kernels(
     runtime: str, policy: layers.PolicyLayers, models: dict[str, bytes], x: Any, tmp_path: Path
 ) -> None:
-    if importlib.util.find_spec(runtime.replace("-", "_")) is None:
-        pytest.skip(f"{runtime} has no wheel for this Python")
+    python = runtimes.python(runtime)
     for precision, model in models.items():
         (tmp_path / f"{precision}.tflite").write_bytes(model)
     np.save(tmp_path / "observations.npy", x)
     run = subprocess.run(
-        [sys.executable, "-c", RUN, str(tmp_path), runtime], cwd=ROOT, capture_output=True, text=True, check=False
+        [python, "-c", RUN, str(tmp_path), runtime], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert {precision: answer["delegate"] for precision, answer in found.items()} == KERNELS[runtime]
-    exact = networks.outputs(policy, x)
+    exact = reference.outputs(policy, x)
     spread = float(np.ptp(exact))
     for precision, answer in found.items():
         assert np.array(answer["outputs"]) == pytest.approx(exact, abs=TOLERANCE[precision] * spread), precision
@@ -110,7 +110,7 @@ def test_sizes_fall_in_the_order_of_the_bits(models: dict[str, bytes]) -> None:
 def test_the_gate_lets_precisions_with_float_outputs_pass(
     precision: str, policy: layers.PolicyLayers, models: dict[str, bytes], x: Any
 ) -> None:
-    verdict = gate.judge(models[precision], networks.outputs(policy, x), x, config.GateConfig())
+    verdict = gate.judge(models[precision], reference.outputs(policy, x), x, config.GateConfig())
     assert verdict.passed
     assert verdict.agreement > 0.98
     assert verdict.ties == verdict.saturation == 0
@@ -118,9 +118,9 @@ def test_the_gate_lets_precisions_with_float_outputs_pass(
 
 @pytest.mark.parametrize("precision", ["int8", "float32"])
 def test_fewer_bits_act_less_alike(precision: str, policy: layers.PolicyLayers, x: Any) -> None:
-    exact = networks.outputs(policy, x)
+    exact = reference.outputs(policy, x)
     agreement = {
-        bits: float(np.mean(gate.run(model, x)[0].argmax(1) == exact.argmax(1)))
+        bits: float(np.mean(interpreter.run(model, x)[0].argmax(1) == exact.argmax(1)))
         for bits in (2, 4, 8)
         for model in [convert.convert(policy, x, precision, weight_bits=bits)]
     }

@@ -1,0 +1,63 @@
+"""Runs .tflite files on LiteRT, the runtime that actors use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import interpreter as litert
+from numpy.typing import NDArray
+
+from broker.program import xnnpack
+from learner.quantize.tflite import stderr_filter
+
+FloatArray = NDArray[np.float32]
+
+
+def kernels(model: bytes) -> str:
+    """Returns which kernels run a model: "XNNPACK" only if that takes the graph from end to end, else "built-in"."""
+    built = litert.Interpreter(model_content=model, num_threads=1)
+    with stderr_filter.filtered():
+        built.allocate_tensors()
+    entry, exit_ = built.get_input_details()[0]["index"], built.get_output_details()[0]["index"]
+    return xnnpack.kernels(built._interpreter, entry, exit_)
+
+
+def run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, float]:
+    """Runs a model on a batch of observations.
+
+    Args:
+        model: A .tflite file.
+        observations: Raw observations [N, *shape] in any dtype.
+
+    Returns:
+        Outputs [N, n], and the least and greatest value that its int8 output can give; -inf and inf of other models.
+
+    Raises:
+        RuntimeError: The runtime does not run it: XNNPACK takes no rescaling factor beyond its range, as behind a layer
+            that is nearly dead.
+    """
+    built = litert.Interpreter(model_content=model, num_threads=1)
+    entry = built.get_input_details()[0]["index"]
+    exit_ = built.get_output_details()[0]["index"]
+    try:
+        outputs = _invoke(built, entry, exit_, observations)
+    except RuntimeError:  # the graph reshapes to a fixed batch
+        outputs = np.concatenate([_invoke(built, entry, exit_, row[None]) for row in observations])
+    native = built._interpreter
+    for node in reversed(range(native.NumNodes())):  # the last ones; details of all take longer than running it
+        if native.NodeName(node) == "DEQUANTIZE" and exit_ in native.NodeOutputs(node):
+            scale, zero_point = native.TensorQuantization(int(native.NodeInputs(node)[0]), 0)
+            return outputs, scale * (-127.5 - zero_point), scale * (126.5 - zero_point)  # half a step inside the ends
+    return outputs, -np.inf, np.inf
+
+
+def _invoke(built: Any, entry: int, exit_: int, observations: NDArray[Any]) -> FloatArray:
+    if not np.array_equal(built.get_input_details()[0]["shape"], observations.shape):
+        built.resize_tensor_input(entry, observations.shape)
+    with stderr_filter.filtered():
+        built.allocate_tensors()
+    built.set_tensor(entry, observations.astype(np.float32))
+    built.invoke()
+    outputs: FloatArray = built.get_tensor(exit_)
+    return outputs
