@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from broker.contract import messages
-from broker.fleet import identity
+from broker.program import storage
 
 _NEWEST_BYTES = 4096
 _LARGEST = (1 << 63) - 1
@@ -80,14 +80,14 @@ class PolicyStore:
         """
         whole, *patches = sources
         if whole is not self._written:
-            identity.write_atomic(self._policy, whole)
+            storage.write_atomic(self._policy, whole)
             self._written = whole
         if patches:
-            identity.write_atomic(self._patch, patches[0])
+            storage.write_atomic(self._patch, patches[0])
         else:
             self._patch.unlink(missing_ok=True)
         about = {"learner_key": self._learner_key, "epoch": order.epoch, "version": order.version}
-        identity.write_atomic(self._newest, json.dumps(about | {"check": _check(*about.values())}).encode())
+        storage.write_atomic(self._newest, json.dumps(about | {"check": _check(*about.values())}).encode())
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -100,6 +100,6 @@ def _check(*fields: object) -> int:
 
 def _read(file: Path, limit_bytes: int) -> bytes | None:
     try:
-        return identity.read_regular(file, limit_bytes)
+        return storage.read_regular(file, limit_bytes)
     except FileNotFoundError:
         return None

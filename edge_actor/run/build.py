@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker.contract import errors, messages
-from broker.fleet import identity
+from broker.fleet import counters, identity
 from edge_actor import config
 from edge_actor.acting import exploration, pace, supervised_env
 from edge_actor.environment import env
@@ -58,7 +58,7 @@ def build(
     runtime = interpreter.find(settings.runtime)
     state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
     environment = _environment(settings, settings.env) if settings.env else None
-    boot = identity.next_boot(state_dir / "boot")
+    boot = counters.next_boot(state_dir / "boot")
     connection = fleet_connection.FleetConnection(bundle, settings.broker or bundle.brokers, boot)
     told_to_stop = stopping.Stopping(connection.inbox.wake, on_alive)
 

@@ -198,7 +198,7 @@ class SimulatedActor:
 
     @property
     def full_steps(self) -> int:
-        """The steps of a message where all are granted: at a rate, what is recorded in the assigned period."""
+        """The steps of a message where all are granted: what the assigned period brings, where there is a rate."""
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
@@ -206,7 +206,7 @@ class SimulatedActor:
 
     @property
     def message_steps(self) -> int:
-        """The steps of the next message; where fewer are granted, a period takes as long, as at a control rate."""
+        """The steps of the next message; fewer, where not all are granted (as edge_actor at a control rate)."""
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
