@@ -390,7 +390,8 @@ def test_evaluating_on_the_only_environment_ends_the_episode(site: Site) -> None
     site.publish()
     site.assign(steps_granted=1 << 40, message_steps=1 << 14, message_period_s=100.0)
     site.await_vitals(lambda v: v.policy_version == 1, "it acts")
-    time.sleep(0.1)
+    # It acts before it is assigned, and then nothing is recorded that could be cut
+    conftest.wait_until(lambda: acting(running).recorder.trajectory.recorded > 20, "it records")
     manifest = fake_learner.manifest(MODEL, CARTPOLE.fingerprint)
     site.learner.command(
         messages.Command("c", "evaluate", running.actor.connection.boot, 1, 0, manifest, np.frombuffer(MODEL, np.uint8))
