@@ -10,7 +10,7 @@ BIN := .venv/bin
 PACKAGES := broker edge_actor learner tests
 # Whatever decides what gets installed; a stamp in .venv older than one of these is stale.
 RECIPE := setup.cfg pyproject.toml constraints.txt
-SHELL_SCRIPTS = .ci/run $(shell find . \( -name .git -o -name .venv -o -name runs \) -prune -o -name '*.sh' -print)
+SHELL_SCRIPTS = .ci/run .ci/constraints $(shell find . \( -name .git -o -name .venv -o -name runs \) -prune -o -name '*.sh' -print)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -20,6 +20,12 @@ _RESAMPLES = 10_000
 _CONFIDENCE = 0.95
 
 
+def best_two(outputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Returns the largest and the second largest of each row of outputs [N, n]: [N] each."""
+    best, second = np.partition(outputs, -2, axis=1)[:, :-3:-1].T
+    return best, second
+
+
 @dataclass(frozen=True, slots=True)
 class States:
     """A comparison of greedy actions, state by state.
@@ -50,8 +56,8 @@ def states(exact: FloatArray, other: FloatArray) -> States:
     exact = exact.astype(np.float64)
     span = float(np.ptp(exact - exact.mean(1, keepdims=True)))
     choice, chosen = exact.argmax(1), other.argmax(1)
-    best, second = np.partition(exact, -2, axis=1)[:, :-3:-1].T
-    best_other, second_other = np.partition(other, -2, axis=1)[:, :-3:-1].T
+    best, second = best_two(exact)
+    best_other, second_other = best_two(other)
     same = choice == chosen
     decided = best - second > DECIDED_GAP * span
     lost = best - np.take_along_axis(exact, chosen[:, None], axis=1)[:, 0]

@@ -172,9 +172,9 @@ def judge(
         return ChoiceVerdict(False, "not_finite")
 
     same = quantized.argmax(1) == exact.argmax(1)
-    best, second = np.partition(exact, -2, axis=1)[:, :-3:-1].T
+    best, second = compare.best_two(exact)
     gap = (best - second).astype(np.float64)
-    best8, second8 = np.partition(quantized, -2, axis=1)[:, :-3:-1].T
+    best8, second8 = compare.best_two(quantized)
     error = np.abs(quantized - np.clip(exact, low, high))  # what is clear may saturate (`ptq.decisive_range`)
     verdict = ChoiceVerdict(
         passed=True,

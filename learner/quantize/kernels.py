@@ -27,6 +27,7 @@ _BLOCK = 128
 _INPUTS_MIN = 32
 """Fewer of them, and BLAS is faster."""
 _BELOW_HALF = np.float32(0.49999997)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
+_BELOW_HALVES = {np.dtype(np.float32): _BELOW_HALF, np.dtype(np.float64): np.nextafter(0.5, 0)}
 _SIZE = np.int32(0x7FFFFFFF)  # of a float32's bits: as integers, they are in the order of the sizes, NaN above all
 
 
@@ -102,8 +103,8 @@ def round_rows(
 
 
 def half_away(x: NDArray[Any]) -> NDArray[Any]:
-    """Rounds floats of any precision to integers, halves away from zero: what `round_rows` does to weights."""
-    rounded: NDArray[Any] = np.trunc(x + np.copysign(np.nextafter(x.dtype.type(0.5), x.dtype.type(0)), x))
+    """Rounds float32 or float64 to integers, halves away from zero: what `round_rows` does to weights."""
+    rounded: NDArray[Any] = np.trunc(x + np.copysign(_BELOW_HALVES[x.dtype], x))
     return rounded
 
 

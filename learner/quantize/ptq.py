@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner.networks import layers
-from learner.quantize import calibrate, fp32, input_scaling, scales
+from learner.quantize import calibrate, compare, fp32, input_scaling, scales
 
 FloatArray = NDArray[np.float32]
 Step = Literal[
@@ -310,7 +310,7 @@ def decisive_range(outputs: FloatArray) -> scales.Range:
     Args:
         outputs: Outputs in fp32 [N, n] of a policy whose outputs are centred.
     """
-    runner_up, best = np.partition(outputs, -2, axis=1)[:, -2:].T
+    best, runner_up = compare.best_two(outputs)
     clear = float(np.percentile(best - runner_up, _CLEAR))
     low = min(_HEADROOM * float(best.min()), -clear)
     high = max(_HEADROOM * float(runner_up.max()), clear)

@@ -1,8 +1,8 @@
 """Quantization-aware distillation of a policy: weights that lose nothing to int8 where the originals do.
 
-The forward pass simulates the int8 model: per-feature input scaling as in `fold`, one scale per output channel for
-weights, one range per activation, measured as the converter does. What comes back is a plain policy, which then goes
-the normal way, by template or converter.
+The forward pass simulates the int8 model: per-feature scaling of the input (`input_scaling`), one scale per output
+channel for weights, one range per activation, measured as the converter does. The result is a plain policy, which then
+goes the normal way, by template or converter.
 """
 
 from __future__ import annotations

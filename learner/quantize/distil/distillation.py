@@ -15,6 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from learner.networks import optimizer
+from learner.quantize import compare
 from learner.quantize.tflite import interpreter
 
 FloatArray = NDArray[np.float32]
@@ -54,7 +55,7 @@ def failings(answer: FloatArray, exact: FloatArray, outputs: Outputs) -> FloatAr
     if outputs == "actions":
         failing: FloatArray = (np.abs(answer - exact) / spread(exact)).mean(1)
         return failing
-    best, second = np.partition(exact, -2, axis=1)[:, :-3:-1].T
+    best, second = compare.best_two(exact)
     weighted: FloatArray = 1 + (best - second) / max(float(np.mean(best - second)), _TINY)
     return np.where(answer.argmax(1) != exact.argmax(1), weighted, 0)
 
@@ -166,7 +167,7 @@ def _variance(exact: Tensor) -> Tensor:
 
 
 def _typical_gap(exact: FloatArray) -> float:
-    best, second = np.partition(exact, -2, axis=1)[:, :-3:-1].T
+    best, second = compare.best_two(exact)
     return max(float(np.mean(best - second)), _TINY)
 
 

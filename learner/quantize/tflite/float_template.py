@@ -7,7 +7,6 @@ converter's file, byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,8 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from learner.networks import layers
 from learner.quantize import bits, input_scaling, kernels, scales
-from learner.quantize.tflite import convert, requantize, template
+from learner.quantize.tflite import convert, graph, requantize, template
 
-_DTYPES = {
-    schema.TensorType.FLOAT32: np.float32,
-    schema.TensorType.FLOAT16: np.float16,
-    schema.TensorType.INT8: np.int8,
-}
 _OTHERS = {schema.BuiltinOperator.TANH, schema.BuiltinOperator.RESHAPE, schema.BuiltinOperator.DEQUANTIZE}
 """Operators without numbers of the policy. DEQUANTIZE widens the weights of float16."""
 _LARGEST = float(np.finfo(np.float16).max)
@@ -33,7 +27,7 @@ _BAND = 1 << 15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Views of one layer's numbers, with weights [outputs, inputs] in any of `_DTYPES`, biases [outputs].
+    """Views of one layer's numbers, with weights [outputs, inputs] in the file's dtype, biases [outputs].
 
     `weight_scale` is float32 for weights that are int8, [1] or for a convolution [outputs]; else empty.
     """
@@ -131,57 +125,22 @@ def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.f
     operators = schema.BuiltinOperator
     gain = offset = None
     places: list[_Place] = []
-    graph = _Graph(model)
-    for code, inputs in graph.operators():
+    read = graph.Graph(model)
+    widened = {op.Outputs(0): op.Inputs(0) for code, op in read.operators() if code == operators.DEQUANTIZE}
+
+    def constant(tensor: int) -> NDArray[Any]:
+        return read.constant(widened.get(tensor, tensor))
+
+    for code, operator in read.operators():
         if code in (operators.MUL, operators.ADD):
             if places:
                 continue  # the bounds of actions
-            numbers = graph.data(inputs[1])
+            numbers = constant(operator.Inputs(1))
             gain, offset = (numbers, offset) if code == operators.MUL else (gain, numbers)
         elif code in (operators.FULLY_CONNECTED, operators.CONV_2D):
-            if len(inputs) != 3 or inputs[2] < 0:
-                raise scales.Unmapped("a layer of the converted graph has no bias")
-            weights, bias = graph.data(inputs[1]), graph.data(inputs[2])
-            places.append(_Place(weights.reshape(len(bias), -1), bias, graph.scale(inputs[1])))
+            weights, bias = read.weights_and_bias(operator)
+            biases = constant(bias)
+            places.append(_Place(constant(weights).reshape(len(biases), -1), biases, read.scale(weights)))
         elif code not in _OTHERS:
             raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
     return gain, offset, tuple(places)
-
-
-class _Graph:
-    """Reads a flatbuffer in place."""
-
-    def __init__(self, model: bytearray) -> None:
-        self._model = schema.Model.GetRootAs(model, 0)
-        self._graph = self._model.Subgraphs(0)
-        self._widened = {
-            operator.Outputs(0): operator.Inputs(0)
-            for code, operator in self._each()
-            if code == schema.BuiltinOperator.DEQUANTIZE
-        }
-
-    def operators(self) -> Iterator[tuple[int, list[int]]]:
-        """Yields the code and the inputs of each operator, in the order of execution."""
-        for code, operator in self._each():
-            yield code, operator.InputsAsNumpy().tolist()
-
-    def data(self, tensor: int) -> NDArray[Any]:
-        """Returns a view of a constant; of one that is widened to float32, before that."""
-        found = self._graph.Tensors(self._widened.get(tensor, tensor))
-        buffer = self._model.Buffers(found.Buffer())
-        if buffer.DataLength() == 0 or found.Type() not in _DTYPES:
-            raise scales.Unmapped("a layer of the converted graph has weights that are no constants")
-        view: NDArray[Any] = buffer.DataAsNumpy().view(_DTYPES[found.Type()])
-        return view
-
-    def scale(self, tensor: int) -> NDArray[np.float32]:
-        """Returns the scale of a constant; empty where it is not quantized."""
-        quantization = self._graph.Tensors(tensor).Quantization()
-        scale: Any = quantization.ScaleAsNumpy() if quantization else 0
-        return scale if isinstance(scale, np.ndarray) else np.zeros(0, np.float32)
-
-    def _each(self) -> Iterator[tuple[int, Any]]:
-        for i in range(self._graph.OperatorsLength()):
-            operator = self._graph.Operators(i)
-            code = self._model.OperatorCodes(operator.OpcodeIndex())
-            yield max(code.BuiltinCode(), code.DeprecatedBuiltinCode()), operator

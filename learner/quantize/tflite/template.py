@@ -17,6 +17,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from learner.networks import layers
 from learner.quantize import scales
+from learner.quantize.tflite import graph
 
 _WEIGHTED = {schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D}
 _PASSED_ON = {schema.BuiltinOperator.RESHAPE}
@@ -131,87 +132,65 @@ def locate(model: bytes, layer_count: int, *, per_channel: bool = True) -> Templ
     Raises:
         Unmapped: The converted graph is not the chain of operators that this module knows.
     """
-    return _Graph(bytearray(model)).template(layer_count, per_channel)
+    found = bytearray(model)
+    operators = schema.BuiltinOperator
+    read, gain, offset = graph.Graph(found), None, None
+    inputs: list[TensorScale] = []
+    outputs: list[TensorScale] = inputs
+    weighted: list[tuple[Any, list[TensorScale]]] = []
+    for code, operator in read.operators():
+        output = operator.Outputs(0)
+        if code in (operators.MUL, operators.ADD) and weighted:
+            continue  # the bounds of actions
+        if code == operators.MUL and gain is None:
+            gain = read.constant(operator.Inputs(1))
+        elif code == operators.ADD and offset is None:
+            offset = read.constant(operator.Inputs(1))
+        elif code == operators.QUANTIZE or code in _PASSED_ON:
+            outputs.append(_tensor_scale(read, output))
+        elif code in _WEIGHTED:
+            outputs = [_tensor_scale(read, output)]
+            weighted.append((operator, outputs))
+        elif code == operators.TANH:
+            outputs = []  # fixed: 1/128 and 0
+        elif code not in _PLAIN:
+            raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
+    if len(weighted) != layer_count:
+        raise scales.Unmapped(f"{layer_count} layers became {len(weighted)} operators")
+    places = tuple(_place(read, operator, outputs) for operator, outputs in weighted)
+    return Template(found, tuple(inputs), places, per_channel, gain, offset, tuple(_starts(found, places)))
 
 
-class _Graph:
-    """Reads a flatbuffer in place."""
+def _place(read: graph.Graph, operator: Any, outputs: list[TensorScale]) -> Place:
+    weights, bias = read.weights_and_bias(operator)
+    biases = read.constant(bias)
+    return Place(
+        weights=read.constant(weights).reshape(len(biases), -1),
+        weight_scale=read.scale(weights),
+        bias=biases,
+        bias_scale=read.scale(bias),
+        outputs=tuple(outputs),
+    )
 
-    def __init__(self, model: bytearray) -> None:
-        self._bytes = model
-        self._model = schema.Model.GetRootAs(model, 0)
-        self._graph = self._model.Subgraphs(0)
 
-    def template(self, layer_count: int, per_channel: bool) -> Template:
-        """Finds the numbers; see `locate`."""
-        operators = schema.BuiltinOperator
-        gain = offset = None
-        inputs: list[TensorScale] = []
-        outputs: list[TensorScale] = inputs
-        places: list[tuple[Any, list[TensorScale]]] = []
-        for code, operator in self._operators():
-            output = operator.Outputs(0)
-            if code in (operators.MUL, operators.ADD) and places:
-                continue  # the bounds of actions
-            if code == operators.MUL and gain is None:
-                gain = self._data(operator.Inputs(1), np.float32)
-            elif code == operators.ADD and offset is None:
-                offset = self._data(operator.Inputs(1), np.float32)
-            elif code == operators.QUANTIZE or code in _PASSED_ON:
-                outputs.append(self._affine(output))
-            elif code in _WEIGHTED:
-                outputs = [self._affine(output)]
-                places.append((operator, outputs))
-            elif code == operators.TANH:
-                outputs = []  # fixed: 1/128 and 0
-            elif code not in _PLAIN:
-                raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
-        if len(places) != layer_count:
-            raise scales.Unmapped(f"{layer_count} layers became {len(places)} operators")
-        found = tuple(self._place(operator, outputs) for operator, outputs in places)
-        return Template(self._bytes, tuple(inputs), found, per_channel, gain, offset, tuple(self._starts(found)))
+def _tensor_scale(read: graph.Graph, tensor: int) -> TensorScale:
+    scale, zero_point = read.scale(tensor), read.zero_point(tensor)
+    if scale.size != 1 or zero_point.size != 1:
+        raise scales.Unmapped("an activation of the converted graph has no single scale")
+    return TensorScale(scale, zero_point)
 
-    def _starts(self, places: Sequence[Place]) -> Iterator[int | None]:
-        """Yields where the weights of each layer begin; None if numbers of it or of later layers come before them."""
-        start = _address(np.frombuffer(self._bytes, np.uint8))
-        firsts = []
-        for place in places:
-            numbers: list[NDArray[Any]] = [place.weights, place.weight_scale, place.bias, place.bias_scale]
-            numbers += [number for affine in place.outputs for number in (affine.scale, affine.zero_point)]
-            firsts.append(min(_address(number) for number in numbers) - start)
-        for i, place in enumerate(places):
-            begin = _address(place.weights) - start
-            yield begin if begin == min(firsts[i:]) else None
 
-    def _operators(self) -> Iterator[tuple[int, Any]]:
-        for i in range(self._graph.OperatorsLength()):
-            operator = self._graph.Operators(i)
-            code = self._model.OperatorCodes(operator.OpcodeIndex())
-            yield max(code.BuiltinCode(), code.DeprecatedBuiltinCode()), operator
-
-    def _place(self, operator: Any, outputs: list[TensorScale]) -> Place:
-        if operator.InputsLength() != 3 or operator.Inputs(2) < 0:
-            raise scales.Unmapped("a layer of the converted graph has no bias")
-        weights, bias = operator.Inputs(1), operator.Inputs(2)
-        shape = self._graph.Tensors(weights).ShapeAsNumpy()
-        return Place(
-            weights=self._data(weights, np.int8).reshape(shape[0], -1),
-            weight_scale=self._graph.Tensors(weights).Quantization().ScaleAsNumpy(),
-            bias=self._data(bias, np.int32),
-            bias_scale=self._graph.Tensors(bias).Quantization().ScaleAsNumpy(),
-            outputs=tuple(outputs),
-        )
-
-    def _affine(self, tensor: int) -> TensorScale:
-        quantization = self._graph.Tensors(tensor).Quantization()
-        scale, zero_point = quantization.ScaleAsNumpy(), quantization.ZeroPointAsNumpy()
-        if np.size(scale) != 1 or np.size(zero_point) != 1:
-            raise scales.Unmapped("an activation of the converted graph has no single scale")
-        return TensorScale(scale, zero_point)
-
-    def _data(self, tensor: int, dtype: Any) -> Any:
-        data = self._model.Buffers(self._graph.Tensors(tensor).Buffer()).DataAsNumpy()
-        return data.view(dtype)
+def _starts(model: bytearray, places: Sequence[Place]) -> Iterator[int | None]:
+    """Yields where the weights of each layer begin; None if numbers of it or of later layers come before them."""
+    start = _address(np.frombuffer(model, np.uint8))
+    firsts = []
+    for place in places:
+        numbers: list[NDArray[Any]] = [place.weights, place.weight_scale, place.bias, place.bias_scale]
+        numbers += [number for affine in place.outputs for number in (affine.scale, affine.zero_point)]
+        firsts.append(min(_address(number) for number in numbers) - start)
+    for i, place in enumerate(places):
+        begin = _address(place.weights) - start
+        yield begin if begin == min(firsts[i:]) else None
 
 
 def _address(array: NDArray[Any]) -> int:

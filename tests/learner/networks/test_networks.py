@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.networks import forward, layers, networks
+from learner.networks import layers, networks
 
 
 def spec_of(shape: tuple[int, ...], dtype: str = "float32", actions: int = 3) -> specs.EnvSpec:
@@ -43,10 +43,10 @@ def test_exported_policy_is_the_network_up_to_the_mean_over_actions(
     assert q.shape == (5, 3)
     policy = network.q_layers(weights, normalizer)
     merged = forward.run(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
-    assert merged == pytest.approx(q, abs=1e-4 * np.abs(q).max() + 1e-6)
+    assert merged == pytest.approx(q, abs=1e-4 * float(np.abs(q).max()) + 1e-6)
     policy = network.policy_layers(weights, normalizer)
     advantages = forward.run(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
-    assert advantages == pytest.approx(q - q.mean(1, keepdims=True), abs=1e-4 * np.abs(q).max() + 1e-6)
+    assert advantages == pytest.approx(q - q.mean(1, keepdims=True), abs=1e-4 * float(np.abs(q).max()) + 1e-6)
     assert np.ptp(advantages) > 1e-3
 
 

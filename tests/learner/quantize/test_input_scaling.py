@@ -125,7 +125,7 @@ def test_appended_operations_bring_actions_to_their_bounds_and_the_template_keep
     assert np.abs(_run(model, x) - exact).max() < 0.03 * 4
 
 
-def test_a_split_input_keeps_twelve_bits_of_the_observation() -> None:
+def test_a_hi_lo_input_keeps_twelve_bits_of_the_observation() -> None:
     """A steep policy: with 8 bits of observation each level moves its action by 0.3."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (2000, 3)).astype(np.float32)

@@ -57,7 +57,7 @@ def test_the_rewritten_policy_chooses_as_before(activation: layers.Activation) -
     assert ranges.outputs[-1][1] - ranges.outputs[-1][0] < 0.2 * np.ptp(before)
 
 
-def test_without_levelling_outputs_stay_what_they_are() -> None:
+def test_without_centring_outputs_stay_what_they_are() -> None:
     rng = np.random.default_rng(1)
     policy = network(rng)
     x = rng.normal(size=(500, 5)).astype(np.float32)
@@ -115,7 +115,7 @@ def test_factors_stay_until_they_are_off_by_more_than_two() -> None:
     assert exponents(2.2, 2.0, 1.8, kept=first)[0].tolist() == [2, 2, 2]
 
 
-def test_steady_ranges_stay_while_they_fit() -> None:
+def test_ranges_with_hysteresis_stay_while_they_fit() -> None:
     rng = np.random.default_rng(5)
     policy = network(rng)
     x = rng.normal(size=(500, 5)).astype(np.float32)
@@ -144,7 +144,7 @@ def test_steady_ranges_stay_while_they_fit() -> None:
     assert (narrow.affine.gain > 5 * first.affine.gain).all()
 
 
-def test_a_split_feature_may_go_an_eighth_beyond_what_was_seen() -> None:
+def test_a_hi_lo_feature_may_go_an_eighth_beyond_what_was_seen() -> None:
     x = np.linspace(-1, 3, 101, dtype=np.float32)[:, None]
     wider, seen = [-1.5, 3.5], [-1.0, 3.0]
     cases: tuple[tuple[tuple[ptq.Step, ...], list[float]], ...] = (

@@ -63,7 +63,7 @@ def test_takes_raw_observations_and_answers_as_the_policy_does(case: str, precis
     policy = policy_for(*CASES[case], x)
     expected = forward.run(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
     answer = run(convert.convert(policy, x, precision), x)
-    assert answer == pytest.approx(expected, abs=TOLERANCE[precision] * np.ptp(expected))
+    assert answer == pytest.approx(expected, abs=TOLERANCE[precision] * float(np.ptp(expected)))
 
 
 def test_int8_is_full_integer_delegated_and_per_channel() -> None:
@@ -111,13 +111,13 @@ for case in ("vector", "frames"):
 def test_same_numbers_give_the_same_bytes_in_every_process_and_nothing_is_said_about_it() -> None:
     x = observations(*CASES["vector"])
     policy = policy_for(*CASES["vector"], x)
-    here = [hashlib.sha256(convert.convert(policy, x, p)).hexdigest() for p in config.PRECISIONS]
+    own = [hashlib.sha256(convert.convert(policy, x, p)).hexdigest() for p in config.PRECISIONS]
     runs = [
         subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True)
         for _ in range(2)
     ]
     assert runs[0].stdout == runs[1].stdout
-    assert runs[0].stdout.split()[:4] == here  # nor does it matter what this process converted before
+    assert runs[0].stdout.split()[:4] == own  # nor does it matter what this process converted before
     for phrase in ("fully_quantize", "trackable_obj", "Statistics for quantized inputs"):
         assert phrase not in runs[0].stderr
 

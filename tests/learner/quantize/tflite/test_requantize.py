@@ -20,7 +20,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from broker.contract import errors, specs
 from broker.program import logs
 from learner.networks import layers, networks
-from learner.quantize import calibrate, input_scaling, kernels, scales
+from learner.quantize import calibrate, input_scaling, scales
 from learner.quantize.tflite import convert, interpreter, quantizer, requantize, template
 
 Arrays = NDArray[np.float32]
@@ -140,68 +140,6 @@ def test_own_ranges_differ_from_the_converters_by_rounding_alone() -> None:
     assert weights_differ == 0  # weights do not depend on activations
 
 
-@pytest.mark.parametrize("value", [0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, -0.49999997, 126.5, 63.499996, 3.4999998])
-def test_halves_round_away_from_zero(value: float) -> None:
-    expected = np.copysign(np.floor(abs(np.float64(np.float32(value))) + 0.5), value)
-    assert kernels.half_away(np.array([value], np.float32)) == expected
-    written, one = np.zeros((1, 19), np.int8), np.ones(1, np.float32)  # by 16 at once, and the rest one by one
-    raised, largest, no_mean = np.ones(1, np.float32), np.ones(1, np.float32), np.zeros(0, np.float32)
-    kernels.round_rows(
-        np.full((1, 19), value, np.float32), np.ones(19, np.float32), one, no_mean, written, raised, largest
-    )
-    assert (written == expected).all()
-    assert raised == 0
-    assert largest == abs(np.float32(value))
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_largest_size_of_a_row_tells_what_is_not_finite(bad: float) -> None:
-    weights = np.array([[1.0, -3.0, 2.0] * 7, [1.0, bad, 5.0] * 7], np.float32)
-    largest = np.zeros(2, np.float32)
-    kernels.row_maxima(weights, np.full(21, 0.5, np.float32), largest)
-    assert largest[0] == 1.5
-    assert not np.isfinite(largest[1])
-    written, raised, too = np.zeros((2, 21), np.int8), np.zeros(2, np.float32), np.zeros(2, np.float32)
-    kernels.round_rows(weights, np.full(21, 0.5, np.float32), raised + 1, np.zeros(0, np.float32), written, raised, too)
-    assert np.array_equal(too, largest, equal_nan=True)
-    weights.flags.writeable = False  # as TensorFlow's may be
-    kernels.row_maxima(weights, np.full(21, 0.5, np.float32), largest)
-
-
-@pytest.mark.parametrize("shape", [(4, 2, 32), (7, 5, 33), (32, 9, 100), (3, 8, 64), (8, 1, 64), (8, 8, 31)])
-def test_a_product_is_that_of_numpy_whatever_the_sizes(shape: tuple[int, int, int]) -> None:
-    count, outputs, inputs = shape
-    rng = np.random.default_rng(count)
-    x, weights = (rng.standard_normal((n, inputs)).astype(np.float32) for n in (count, outputs))
-    np.testing.assert_allclose(kernels.product(x.T.copy().T, weights), x.astype(np.float64) @ weights.T, atol=1e-4)
-    weights[-1, 0] = np.nan
-    assert np.isnan(kernels.product(x, weights)[:, -1]).all()
-
-
-def test_what_rounding_adds_is_told() -> None:
-    rng = np.random.default_rng(5)
-    weights, columns, mean = (rng.uniform(-1, 1, n).astype(np.float32) for n in ((9, 77), 77, 77))
-    written, raised = np.zeros((9, 77), np.int8), np.zeros(9, np.float32)
-    kernels.round_rows(weights, columns, np.full(9, 100, np.float32), mean, written, raised, np.zeros(9, np.float32))
-    exact = weights.astype(np.float64) * columns * 100
-    assert raised == pytest.approx((written - exact) @ mean, abs=1e-3)
-    assert np.abs(written - exact).max() <= 0.5001
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "scale", "zero_point"),
-    [
-        (0.0, 255.0, 1.0, -128),
-        (-255.0, 0.0, 1.0, 127),
-        (-128.0, 127.0, 1.0, 0),
-        (51.0, 255.0, 1.0, -128),  # widened to include 0
-        (-1.0, 1.0, 2 / 255, -1),  # -0.5, away from zero
-    ],
-)
-def test_activation_scale_by_hand(low: float, high: float, scale: float, zero_point: int) -> None:
-    assert scales.activation_scale(low, high) == (np.float32(scale), zero_point)
-
-
 def test_tiny_weights_keep_a_scale() -> None:
     architecture, spec = _policy("64x2")
     rng = np.random.default_rng(3)
@@ -308,15 +246,15 @@ def test_biases_take_back_the_mean_of_the_rounding_error() -> None:
     assert place.bias * place.bias_scale == pytest.approx(3, abs=0.005)
 
 
-def test_steady_scales_stay_while_the_weights_fit() -> None:
+def test_scales_with_hysteresis_stay_while_the_weights_fit() -> None:
     target, policy, ranges = _one_layer(127.0, 0.4)
     (place,), (layer,) = target.layers, policy
     assert isinstance(layer, layers.Dense)
-    steady = dataclasses.replace(ranges, hysteresis=True)
+    kept = dataclasses.replace(ranges, hysteresis=True)
 
     def scale(largest: float) -> float:
         kernel = np.array([[largest, 1.0]], np.float32)
-        requantize.requantize(target, (dataclasses.replace(layer, kernel=kernel),), steady)
+        requantize.requantize(target, (dataclasses.replace(layer, kernel=kernel),), kept)
         assert abs(place.weights[0, 0] * place.weight_scale[0] - largest) <= place.weight_scale[0] / 2
         return float(place.weight_scale[0])
 
@@ -327,7 +265,7 @@ def test_steady_scales_stay_while_the_weights_fit() -> None:
     assert scale(114.0) == 1.0, "would be too coarse"
 
 
-def test_steady_biases_are_coarse_beside_their_scale_and_fine_beside_the_outputs() -> None:
+def test_biases_with_hysteresis_are_coarse_beside_their_scale_and_fine_beside_the_outputs() -> None:
     target, policy, ranges = _one_layer(127.0, 0.4)
     (place,) = target.layers
     requantize.requantize(target, policy, dataclasses.replace(ranges, hysteresis=True))
