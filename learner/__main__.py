@@ -200,7 +200,7 @@ def _train(args: argparse.Namespace) -> int:
     cli.on_stop_signal(stop.set)
     # Of OpenBLAS. More of its threads than the work needs spin between two calls, in the way of everybody else
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(initial.train.threads))
-    from learner.fleet import session  # here: --help must not load what training needs
+    from learner.fleet import gathering  # here: --help must not load what training needs
     from learner.run import train
     from learner.run.reports import console
 
@@ -213,7 +213,7 @@ def _train(args: argparse.Namespace) -> int:
         summary, path = train.run(
             initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, display=display
         )
-    except session.Stopped:
+    except gathering.Stopped:
         print("interrupted before training began", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
     _print_summary(summary, args.json)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from broker.contract import errors, messages, specs, topics
 from broker.program import logs
 from learner import config
+from learner.fleet import actors, names
 
 _log = logging.getLogger(__name__)
 SILENCE_S = 10.0
@@ -41,58 +42,6 @@ BOOT_PERIOD_S = 1.0
 AGAIN = 0.1
 """The share of a message period until an actor is looked at again that can be granted no more. A learner that falls
 behind has hundreds of those, and looking at all of them each time took a tenth of a core."""
-PROOF_S = 1.0
-"""Signs of life so far apart come from a process that lives: what a socket or a broker held back comes at once."""
-CONTESTED_S = 60.0
-"""Seconds after a second process of one name was refused, for which another one waits until the first is gone."""
-_RIVALS = 4
-
-
-@dataclass(slots=True)
-class Actor:
-    """One actor as the learner sees it; `recorded` counts steps of (this session, `boot`) that arrived.
-
-    `since_s` is when its process was first heard of. `rivals` are other processes that went by its name lately: gone,
-    most of them.
-    `credits` is what its boots were granted in this session, rounded up to whole rows, less what arrived of it.
-    """
-
-    actor_id: str
-    slot: int
-    state: messages.ActorState | None = None
-    live: bool = False
-    seen_at: float = -math.inf
-    boot: int = 0
-    recorded: int = 0
-    credits: dict[int, int] = field(default_factory=dict)
-    granted_at: float = -math.inf  # a boot's first grant
-    refused: str = ""
-    assignment: messages.Assignment | None = None
-    due_at: float = -math.inf  # when its pace is looked at again
-    version: int = 0  # the newest policy of this session that it acted on
-    since_s: float = -math.inf
-    contested_at: float = -math.inf
-    rivals: dict[tuple[int, str], Rival] = field(default_factory=dict)
-
-    def process(self, boot: int) -> Actor | None:
-        """Returns the account of a boot: this one, or a rival's; None if there is none."""
-        if boot == self.boot:
-            return self
-        return next((rival.process for rival in self.rivals.values() if rival.process.boot == boot), None)
-
-
-_PROCESS_FIELDS = ("state", "live", "seen_at", "boot", "recorded", "refused", "assignment", "version", "since_s")
-
-
-@dataclass(slots=True)
-class Rival:
-    """A process that does not have its actor's name, or has lost it to another; and its signs of life since then."""
-
-    process: Actor
-    heartbeat: int
-    first_s: float = math.inf
-    last_s: float = -math.inf
-    is_refused: bool = False
 
 
 class Roster:
@@ -119,15 +68,15 @@ class Roster:
         self._session = session
         self.epoch = epoch
         self._quorum, self._fingerprint, self._unfit = quorum, fingerprint, unfit
-        self.actors: dict[str, Actor] = {}
+        self.actors: dict[str, actors.Actor] = {}
         self._spec: specs.EnvSpec | None = None
         self._earlier_steps: float = 0
         self._earlier: dict[str, float] = {}  # by actor: what may still come of sessions before this one
-        self._working: list[Actor] | None = None
+        self._working: list[actors.Actor] | None = None
         self._looked_at = self._expired_at = -math.inf
         self._somebody_waits = False
         self._allowance = math.inf  # assignments that change nothing but the pace; kept by `may_assign`
-        self._rejections: dict[tuple[str, int], messages.Assignment] = {}
+        self._names = names.Names()
         self.env_id = env_id
 
     @property
@@ -176,18 +125,18 @@ class Roster:
         """Returns the number of live actors, for a row of metrics."""
         return {"actors_live": len(self.working())}
 
-    def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> Actor:
+    def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> actors.Actor:
         """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live.
 
         Of one process the highest heartbeat is true: what comes later with a lower one is the will of a connection that
-        has been replaced, or took another way. A process with a higher boot has the name at once, since one that
-        crashed starts again so. One with a lower boot has it when the one before is gone: its counter was lost. If both
-        prove to live, two machines share one bundle, and whichever came later is refused.
+        has been replaced, or took another way. Another process may take the name (see names.py).
         """
-        actor = self.actors.setdefault(actor_id, Actor(actor_id, slot=len(self.actors)))
+        actor = self.actors.setdefault(actor_id, actors.Actor(actor_id, slot=len(self.actors)))
         if actor.state is not None and (state.boot, state.session) != (actor.boot, actor.state.session):
-            if not self._takes_the_name(actor, state, retained=retained, now_s=now_s):
+            silence_s = SILENCE_S + 2.0 * self.period_s
+            if not self._names.take_name(actor, state, retained=retained, now_s=now_s, silence_s=silence_s):
                 return actor
+            self._working = None
         elif actor.state is not None and state.heartbeat <= actor.state.heartbeat:
             return actor
         is_new = state.boot != actor.boot
@@ -208,70 +157,6 @@ class Roster:
             _log.info("actor %s went offline", actor_id)
         return actor
 
-    def _takes_the_name(self, actor: Actor, state: messages.ActorState, *, retained: bool, now_s: float) -> bool:
-        """Whether a state of another process than the one that has the actor's name gives it to that process."""
-        key = state.boot, state.session
-        rival = actor.rivals.get(key)
-        if rival is None and state.boot > actor.boot and now_s - actor.contested_at > CONTESTED_S:
-            if state.online and actor.live:
-                self._set_aside(actor)
-            return state.online or not actor.live
-        if retained or (rival is not None and state.heartbeat <= rival.heartbeat):
-            return False
-        if not state.online:
-            actor.rivals.pop(key, None)
-            return False
-        if rival is None:
-            rival = self._rival(actor, key, Actor(actor.actor_id, actor.slot, boot=state.boot, since_s=now_s), 0)
-        if not rival.first_s <= now_s <= rival.last_s + SILENCE_S + 2.0 * self.period_s:
-            rival.first_s = now_s
-        rival.heartbeat, rival.last_s = state.heartbeat, now_s
-        if now_s - rival.first_s < PROOF_S:
-            return False
-        if not actor.live:
-            self._hand_over_name(actor, key)
-            return True
-        if actor.seen_at <= rival.first_s:
-            return False  # it may be gone: it has been silent for as long as the other one speaks
-        actor.contested_at = now_s
-        if rival.process.since_s >= actor.since_s:
-            self._refuse(actor, rival)
-            return False
-        later = self._set_aside(actor)
-        self._hand_over_name(actor, key)
-        self._refuse(actor, later)
-        return True
-
-    def _rival(self, actor: Actor, key: tuple[int, str], process: Actor, heartbeat: int) -> Rival:
-        while len(actor.rivals) >= _RIVALS:
-            del actor.rivals[min(actor.rivals, key=lambda other: actor.rivals[other].last_s)]
-        made = actor.rivals[key] = Rival(process, heartbeat)
-        return made
-
-    def _set_aside(self, actor: Actor) -> Rival:
-        """Makes the process that has the name a rival; it keeps its account."""
-        assert actor.state is not None
-        process = replace(actor, rivals={})
-        return self._rival(actor, (actor.boot, actor.state.session), process, actor.state.heartbeat)
-
-    def _hand_over_name(self, actor: Actor, key: tuple[int, str]) -> None:
-        """Gives the name to a rival, with the account it has."""
-        process = actor.rivals.pop(key).process
-        for name in _PROCESS_FIELDS:
-            setattr(actor, name, getattr(process, name))
-        actor.due_at, self._working = -math.inf, None
-
-    def _refuse(self, actor: Actor, rival: Rival) -> None:
-        boot, old = rival.process.boot, rival.process.assignment
-        todo = "enrol one of them under a name of its own: actorq-broker enroll NAME"
-        if not rival.is_refused:
-            rival.is_refused = True
-            _log.warning("actor %s: two machines go by this name, and the later is refused; %s", actor.actor_id, todo)
-        refused = f"another machine goes by the name {actor.actor_id!r}, and was there before; {todo}"
-        self._rejections[actor.actor_id, boot] = (
-            replace(old, refused=refused) if old else self._empty_assignment(boot, refused)
-        )
-
     def _empty_assignment(self, boot: int, refused: str) -> messages.Assignment:
         """Returns an assignment that grants nothing."""
         zero = {"epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_decay_steps": 1, "epsilon_offset": 0, "seed": 0}
@@ -281,11 +166,10 @@ class Roster:
 
     def rejections(self) -> Iterator[tuple[str, messages.Assignment]]:
         """Yields, by actor, what processes that go by another's name are to be told, once and not retained."""
-        while self._rejections:
-            (actor_id, _), assignment = self._rejections.popitem()
-            yield actor_id, assignment
+        for actor_id, boot, old, refused in self._names.rejections():
+            yield actor_id, replace(old, refused=refused) if old else self._empty_assignment(boot, refused)
 
-    def _admit(self, actor: Actor) -> None:
+    def _admit(self, actor: actors.Actor) -> None:
         birth = actor.state.birth if actor.state else None
         if birth is None:
             return
@@ -294,7 +178,7 @@ class Roster:
             return
         self._compare(actor, birth, self._spec)
 
-    def _decide(self, actor: Actor, birth: messages.Birth) -> None:
+    def _decide(self, actor: actors.Actor, birth: messages.Birth) -> None:
         """Takes the spec of this actor as the fleet's, once enough others have the same."""
         why = self._unfit(birth)
         if self._fingerprint not in ("", birth.spec.fingerprint):
@@ -316,14 +200,14 @@ class Roster:
             if other.live and not other.refused and other.state and other.state.birth:
                 self._compare(other, other.state.birth, self._spec)
 
-    def _spec_of(self, actor: Actor) -> str:
+    def _spec_of(self, actor: actors.Actor) -> str:
         """Fingerprint of its spec; empty, if it has no say in what the fleet's shall be."""
         birth = actor.state.birth if actor.state else None
         if birth is None or actor.refused or self.env_id not in ("", birth.env_id):
             return ""
         return birth.spec.fingerprint
 
-    def _compare(self, actor: Actor, birth: messages.Birth, spec: specs.EnvSpec) -> None:
+    def _compare(self, actor: actors.Actor, birth: messages.Birth, spec: specs.EnvSpec) -> None:
         if birth.spec.fingerprint != spec.fingerprint:
             actor.refused = (
                 f"the fleet trains on {spec.describe()}, this actor's environment {birth.env_id} "
@@ -356,7 +240,7 @@ class Roster:
                 actor.live, self._working = False, None
                 _log.warning("actor %s fell silent", actor.actor_id)
 
-    def working(self) -> list[Actor]:
+    def working(self) -> list[actors.Actor]:
         """Returns the live actors whose experience is wanted, by slot."""
         if self._working is None:
             found = [a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth]
@@ -424,12 +308,12 @@ class Roster:
             if assignment is not None:
                 yield actor.actor_id, assignment
 
-    def _is_early(self, actor: Actor, lockstep_version: int, now_s: float) -> bool:
+    def _is_early(self, actor: actors.Actor, lockstep_version: int, now_s: float) -> bool:
         """Whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""
         return self._is_paced(actor, lockstep_version) and (self._allowance < 1 or now_s < actor.due_at)
 
     @staticmethod
-    def _is_paced(actor: Actor, lockstep_version: int) -> bool:
+    def _is_paced(actor: actors.Actor, lockstep_version: int) -> bool:
         old = actor.assignment
         return old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
 
@@ -446,7 +330,7 @@ class Roster:
 
     def assign(
         self,
-        actor: Actor,
+        actor: actors.Actor,
         *,
         steps_left: int,
         env_steps: int,
@@ -523,9 +407,3 @@ class Roster:
         actor.credits[actor.boot] += new.steps_granted - (old.steps_granted if old else 0)
         actor.assignment = new
         return new
-
-
-def names(actors: Sequence[Actor]) -> str:
-    """Returns the names of the first few, for people."""
-    shown = ", ".join(actor.actor_id for actor in actors[:3])
-    return f"{shown} and {len(actors) - 3} more" if len(actors) > 3 else shown

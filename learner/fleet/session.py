@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -27,25 +25,13 @@ from broker.contract import address, codec, errors, messages, signing, topics
 from broker.fleet import identity
 from broker.program import logs
 from learner import config
-from learner.fleet import brokers, inbox, roster
+from learner.fleet import brokers, enrolment, floods, inbox
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
 _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
-_ENROLMENT_PERIOD_S = 0.1  # how long a revoked actor may still be heard
-_TICK_S = 2.5  # longer than any file system's clock takes to tell two changes apart
-_WAITING_S = 15.0  # between two lines that tell people what is waited for
-_EXCESS = 500
-"""Messages beyond what its tokens pay for, after which nothing more of an actor is subscribed to for a while: to read
-packets only to leave them out took all of a core, and what nobody subscribes to the broker throws away by itself."""
-_DEAF_S, _DEAFEST_S = 30.0, 600.0
-"""For how long: the first time, and at most. It is doubled each time."""
 _LEAVES = ("state", "experience", "report")
 _SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
-
-
-class Stopped(Exception):
-    """The session was asked to stop before training began."""
 
 
 class Arrival(NamedTuple):
@@ -79,7 +65,10 @@ class Session:
             IdentityError: The keys or the epoch cannot be used.
         """
         fleet = identity.Fleet.open(settings.fleet)
-        return cls(settings, fleet, fleet.next_epoch(), take_over=take_over)
+        made = cls(settings, fleet, fleet.next_epoch(), take_over=take_over)
+        made._enrolment.follow()
+        made._follow()
+        return made
 
     def __init__(
         self, settings: config.TrainConfig, fleet: identity.Fleet, epoch: int, *, take_over: bool = False
@@ -88,10 +77,8 @@ class Session:
         self.id = secrets.token_hex(8)
         self.epoch = epoch
         self.topics = topics.Topics(settings.fleet)
-        self.macs: dict[str, signing.ActorMac] = {}
-        self._enrolment: frozenset[tuple[str, int, int]] = frozenset()
-        self._enrolled_at = -_ENROLMENT_PERIOD_S
-        self._enrolled_ns, self._changed_at, self._read_at = -1, 0.0, 0.0
+        self._enrolment = enrolment.Enrolment(fleet)
+        self.macs = self._enrolment.macs
         self.refused: Counter[str] = Counter()
         self._settings = settings
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
@@ -100,8 +87,7 @@ class Session:
         vouched = all(address.Address.parse(where).tls for where in self._addresses)
         self._inbox = inbox.Inbox(self._bucket_of if vouched else None, min(64, settings.message_steps))
         self._vouched = vouched
-        self._excess: Counter[str] = Counter()  # by actor, since it was last deaf to it
-        self._deaf: dict[str, tuple[float, float]] = {}  # by actor: until when, and for how long that was
+        self._floods = floods.Floods()
         self._followed: frozenset[str] = frozenset()
         self._came = False  # a message, the last time we looked
         self._claimed = False
@@ -113,9 +99,7 @@ class Session:
         self._version = 0
         self._heartbeat = 0
         self._announced_at = 0.0
-        self._follow_enrolment()
         self.brokers = self._make_brokers()
-        self._follow()
 
     def join(self) -> list[Arrival]:
         """Connects and claims the fleet; returns what arrived meanwhile.
@@ -172,58 +156,6 @@ class Session:
         self.brokers, self._followed = self._make_brokers(), frozenset()
         self._follow()
         self.brokers.start()
-
-    def gather(self, found: roster.Roster, stop: threading.Event, until_s: float = math.inf) -> roster.Roster:
-        """Joins, and waits until enough actors with one spec are alive, which becomes the fleet's.
-
-        Args:
-            found: Takes them in.
-            stop: Ends the wait.
-            until_s: Monotonic time at which the session must end.
-
-        Raises:
-            EnvironmentFailure: They did not come in time.
-            NothingLearned: Nor did they before the session had to end.
-            Stopped: `stop` was set meanwhile.
-        """
-        settings = self._settings
-        arrivals = self.join()
-        found.epoch = self.epoch
-        _log.info(
-            "learner on %s, fleet %r: waiting for %d actor(s); enrolled: %s",
-            self.brokers.address,
-            settings.fleet,
-            settings.actors,
-            ", ".join(self.macs) or "none; run `actorq-broker enroll NAME`",
-        )
-        deadline, say_at = time.monotonic() + (settings.wait_s or math.inf), time.monotonic() + _WAITING_S
-        while True:
-            for arrival in arrivals:
-                if isinstance(arrival.message, messages.ActorState):
-                    self.compare_epochs(arrival.actor_id, arrival.message.vitals.policy_epoch)
-                    found.observe(arrival.actor_id, arrival.message, retained=arrival.retained, now_s=time.monotonic())
-            if found.decided and len(found.working()) >= settings.actors:
-                return found
-            if stop.is_set():
-                raise Stopped
-            if time.monotonic() > deadline:
-                raise errors.EnvironmentFailure(
-                    f"{len(found.working())} of {settings.actors} actors came within {settings.wait_s:g} s",
-                    where=f"fleet {settings.fleet!r} at {self.brokers.address}{found.refusals}",
-                    todo="start actors with `actorq-actor run`, and look at what they say",
-                )
-            if time.monotonic() > until_s:
-                came = f"{len(found.working())} of {settings.actors} actors came before the time was up"
-                raise errors.NothingLearned(
-                    f"nothing was learned: {came}",
-                    where=f"max_wall_s {settings.max_wall_s:g}; fleet {settings.fleet!r} at {self.brokers.address}",
-                    todo="start actors with `actorq-actor run`, and look at what they say",
-                )
-            if time.monotonic() > say_at:
-                say_at += _WAITING_S
-                _log.info("still waiting: %d of %d actor(s) are here", len(found.working()), settings.actors)
-            self.beat()
-            arrivals = list(self.drain(0.1))
 
     def compare_epochs(self, actor_id: str, policy_epoch: int) -> None:
         """Logs, once an actor, that it has a policy which is newer than any of ours can be.
@@ -348,23 +280,16 @@ class Session:
         for (topic, leaf), count in self._inbox.pop_left_out().items():
             self.refused["rate" if leaf == "experience" else f"{leaf}.rate"] += count
             if "/" in topic:
-                self._excess[self.topics.actor_id(topic)] += count
-        for actor_id in [one for one, count in self._excess.items() if count >= _EXCESS]:
-            del self._excess[actor_id]
-            deaf_s = min(_DEAFEST_S, 2 * self._deaf[actor_id][1] if actor_id in self._deaf else _DEAF_S)
-            self._deaf[actor_id] = time.monotonic() + deaf_s, deaf_s
-            _log.warning(
-                "actor %s sends more than it was asked for (`rate`): nobody listens to it for %g s", actor_id, deaf_s
-            )
+                self._floods.count(self.topics.actor_id(topic), count)
+        self._floods.stop_listening()
         self._follow()
 
     def _follow(self) -> None:
         """Listens to each enrolled actor by itself, where the broker vouches for topics; to who floods not at all."""
         if not self._vouched:
             return
-        self._follow_enrolment()  # nothing comes of who has just been enrolled, to look for its key
-        now = time.monotonic()
-        heard = frozenset(name for name in self.macs if now >= self._deaf.get(name, (0.0, 0.0))[0])
+        self._enrolment.follow()  # nothing comes of who has just been enrolled, to look for its key
+        heard = self._floods.listened_to(self.macs)
         if heard != self._followed:
             self._followed = heard
             self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in _LEAVES])
@@ -379,7 +304,7 @@ class Session:
         self.brokers.close((topic, self._sealed(topic, self._state(online=False))) if self._claimed else None)
 
     def _open(self, topic: str, payload: bytes, retained: bool) -> Arrival | None:
-        self._follow_enrolment()
+        self._enrolment.follow()
         leaf = topic.rpartition("/")[2]
         try:
             if topic == self.topics.learner_state:
@@ -387,7 +312,7 @@ class Session:
             actor_id = self.topics.actor_id(topic)
             if leaf == "experience":
                 return Arrival(actor_id, topic, payload, retained)
-            body = self._mac(actor_id).open(topic, payload)
+            body = self._enrolment.mac(actor_id).open(topic, payload)
             if leaf == "state":
                 return Arrival(actor_id, topic, codec.decode(messages.ActorState, body), retained)
             return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
@@ -395,33 +320,6 @@ class Session:
             self.refused[f"{leaf}.{error.reason}"] += 1
             self._inbox.note_outcome(topic, len(payload), None)
             return None
-
-    def _mac(self, actor_id: str) -> signing.ActorMac:
-        mac = self.macs.get(actor_id)
-        if mac is None:
-            raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
-        return mac
-
-    def _follow_enrolment(self) -> None:
-        """Takes in actors that were enrolled since, with their newest key, and forgets those that were revoked."""
-        now = time.monotonic()
-        if now - self._enrolled_at < _ENROLMENT_PERIOD_S:
-            return
-        self._enrolled_at = now
-        if (enrolled_ns := self.fleet.enrolled_ns) != self._enrolled_ns:
-            self._enrolled_ns, self._changed_at = enrolled_ns, now
-        elif self._read_at > self._changed_at + _TICK_S:  # of 500 actors, each look takes milliseconds
-            return
-        self._read_at, enrolment = now, self.fleet.enrolment
-        if enrolment == self._enrolment:
-            return
-        self._enrolment = enrolment
-        self.fleet.check_key()
-        for gone in self.macs.keys() - set(self.fleet.actors()):
-            del self.macs[gone]
-        for name in self.fleet.actors():
-            with contextlib.suppress(errors.IdentityError):  # a broken file is this actor's trouble alone
-                self.macs[name] = signing.ActorMac(self.fleet.bundle(name).mac_key)
 
     def _learner(self, topic: str, payload: bytes) -> messages.LearnerState:
         return codec.decode(messages.LearnerState, self._verifier.open(topic, payload))

@@ -10,7 +10,7 @@ import numpy as np
 
 from broker.contract import messages
 from learner import algorithms, config
-from learner.fleet import roster
+from learner.fleet import actors
 from learner.policies import publisher
 from learner.quantize import compare
 from learner.run import pace, scoring
@@ -70,7 +70,7 @@ class PolicyScores:
         self.state = state
         self._scoring.begin(policy)
 
-    def advance(self, actors: list[roster.Actor], now_s: float, connection: int) -> None:
+    def advance(self, actors: list[actors.Actor], now_s: float, connection: int) -> None:
         """Sends the next command if one is due (see Scoring.advance)."""
         self._scoring.advance(actors, now_s, connection)
 
@@ -98,7 +98,7 @@ class PolicyScores:
                 _log.warning("%s alone says that the policy is good: no other actor was there to confirm it", score.by)
         return True
 
-    def begin_last(self, newest: publisher.Published, working: list[roster.Actor]) -> float:
+    def begin_last(self, newest: publisher.Published, working: list[actors.Actor]) -> float:
         """Begins to score the last policy, within `max_wall_s`, where that is set.
 
         Args:
@@ -116,7 +116,7 @@ class PolicyScores:
             takes = f", and a score takes {score_s:.0f} s" if score_s else ""
             _log.warning("the last policy is not scored: the time is up%s", takes)
             return 0.0
-        who = f"{roster.names(working)} to score" if working else "an actor, of which none is here, to score"
+        who = f"{actors.names(working)} to score" if working else "an actor, of which none is here, to score"
         _log.info("waiting for %s the last policy, at most %.0f s", who, end_s - now)
         self._finishing = True
         asking.begin(newest, confirm=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from broker.contract import messages
 from learner import config
-from learner.fleet import roster
+from learner.fleet import actors
 from learner.policies import publisher
 
 TIMEOUT_S = 120.0
@@ -118,7 +118,7 @@ class Scoring:
         else:
             self._current.seed = self._settings.evaluate_seed
 
-    def advance(self, actors: list[roster.Actor], now_s: float, connection: int = 0) -> None:
+    def advance(self, actors: list[actors.Actor], now_s: float, connection: int = 0) -> None:
         """Sends the next command when none is awaited, or again when no answer will come any more. Not beyond `end_s`.
 
         Args:
@@ -169,7 +169,7 @@ class Scoring:
             if len(self._owed) > _OWED:
                 del self._owed[next(iter(self._owed))]
 
-    def limits(self, actor: roster.Actor) -> tuple[int, float]:
+    def limits(self, actor: actors.Actor) -> tuple[int, float]:
         """Returns the steps and seconds after which an actor gives up an evaluation."""
         settings, birth = self._settings, actor.state.birth if actor.state else None
         rated = birth is not None and birth.rate_hz > 0
@@ -239,7 +239,7 @@ class Scoring:
         if score is not None and score.by == by:
             score.reports = {}  # the rest of a pair must come from the same actor
 
-    def _choose(self, score: Score, actors: list[roster.Actor]) -> roster.Actor | None:
+    def _choose(self, score: Score, actors: list[actors.Actor]) -> actors.Actor | None:
         """Returns who is asked: of those that have not failed at this, the one that was asked longest ago."""
         if score.reports:  # the other half of a pair
             for actor in actors:
@@ -255,10 +255,10 @@ class Scoring:
         last, mute = self._asked_last, self._is_mute
         return min(able, key=lambda one: (mute(one), last.get(one.actor_id, 0), one.slot), default=None)
 
-    def _is_mute(self, actor: roster.Actor) -> bool:
+    def _is_mute(self, actor: actors.Actor) -> bool:
         return self._failed.get(actor.actor_id, 0) >= _MUTE
 
-    def _may_confirm(self, actor: roster.Actor, witness: str) -> bool:
+    def _may_confirm(self, actor: actors.Actor, witness: str) -> bool:
         return actor.actor_id != witness and not self._is_mute(actor)
 
     def _confirm(self) -> None:

@@ -21,7 +21,7 @@ from broker.program import amx
 from learner import config
 from learner.experience import replay
 from learner.files import checkpoint, run_directory
-from learner.fleet import roster, session
+from learner.fleet import gathering, roster, session
 from learner.quantize.tflite import stderr_filter
 from learner.run.reports import console, energy, summary
 
@@ -53,10 +53,10 @@ def run(
         display: Shows progress; closed at the end.
 
     Raises:
-        session.Stopped: `stop` was set before training began.
+        gathering.Stopped: `stop` was set before training began.
         NothingLearned: The time ended before any actor came.
     """
-    started = time.monotonic()
+    started_s = time.monotonic()
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:
@@ -67,18 +67,18 @@ def run(
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
         if tracker:
             tracker.start()
-        here = session.Session.open(initial.train, take_over=take_over)
+        fleet = session.Session.open(initial.train, take_over=take_over)
         try:
-            found = roster.Roster(
-                here.id,
-                here.epoch,
+            actors = roster.Roster(
+                fleet.id,
+                fleet.epoch,
                 initial.train.env,
                 quorum=initial.train.actors,
                 fingerprint=saved.meta["fingerprint"] if saved else "",
                 unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
             )
-            until_s = started + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
-            actors = here.gather(found, stop, until_s)
+            until_s = started_s + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
+            gathering.gather(initial.train, fleet, actors, stop, until_s)
             settings = configure(actors.env_id, actors.the_spec.action.kind)
             directory = directory or run_directory.RunDirectory(
                 run_directory.new_path(settings.train, actors.env_id), resume=False
@@ -88,7 +88,7 @@ def run(
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
-            loop = build.build(settings, directory, here, actors, saved, display, started, stop)
+            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop)
             loop.train()
             used = tracker.stop() if tracker else None
             result = summary.make(loop.summaries(), used, tracker.error if tracker else "switched off")
@@ -96,7 +96,7 @@ def run(
                 directory.save_summary(result)
             return result, directory.path
         finally:
-            here.close()
+            fleet.close()
             display.close()
     except errors.ActorqError as error:
         if loading.is_alive():  # it takes seconds more, and until then stderr is held back

@@ -6,7 +6,7 @@ import logging
 
 from learner import config
 from learner.experience import validate
-from learner.fleet import roster
+from learner.fleet import actors, roster
 from learner.run import first_steps, pace, policy_scores
 from learner.run.reports import notices
 
@@ -18,7 +18,7 @@ class Waiting:
 
     Args:
         settings: The budget.
-        actors: Who works.
+        fleet: Who works.
         validator: Knows what was refused.
         steps: Counts steps and samples.
         gathering: Knows how many of the first steps came.
@@ -29,14 +29,14 @@ class Waiting:
     def __init__(
         self,
         settings: config.TrainConfig,
-        actors: roster.Roster,
+        fleet: roster.Roster,
         validator: validate.Validator,
         steps: pace.Pace,
         gathering: first_steps.FirstSteps,
         scores: policy_scores.PolicyScores,
         failures: notices.Notices,
     ) -> None:
-        self._settings, self._roster, self._validator, self._pace = settings, actors, validator, steps
+        self._settings, self._roster, self._validator, self._pace = settings, fleet, validator, steps
         self._first_steps, self._scores, self._notices = gathering, scores, failures
 
     def notice(self, now_s: float) -> None:
@@ -53,9 +53,9 @@ class Waiting:
         if scores := self._scores.describe(now_s):
             return f"waiting for {scores}"
         if not self._pace.env_steps:
-            return f"waiting for the first steps of {roster.names(working)}"
+            return f"waiting for the first steps of {actors.names(working)}"
         if self._first_steps.are_complete:
-            return f"waiting for new steps of {roster.names(working)}"
+            return f"waiting for new steps of {actors.names(working)}"
         return self._first_steps.describe(now_s)
 
     def nothing_learned(self) -> str:
@@ -73,4 +73,4 @@ class Waiting:
             return f"{env_steps:,} of {self._pace.limiter.min_size:,} first steps came before the end"
         if refused:
             return f"no experience was accepted: {refused}"
-        return f"no experience came from {roster.names(self._roster.working()) or 'any actor: none is here'}"
+        return f"no experience came from {actors.names(self._roster.working()) or 'any actor: none is here'}"

@@ -19,7 +19,7 @@ import numpy as np
 
 from learner import config
 from learner.files import records, run_directory
-from learner.fleet import roster, session
+from learner.fleet import gathering, roster, session
 from learner.policies import publisher
 from learner.quantize import calibrate
 from tests.benchmarks import _load, swap
@@ -42,7 +42,8 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
     settings = config.TrainConfig(fleet=_load.FLEET, broker=(site.address,), actors=ACTORS, wait_s=120.0)
     here = session.Session.open(settings)
     try:
-        actors = here.gather(roster.Roster(here.id, here.epoch, ""), threading.Event())
+        actors = roster.Roster(here.id, here.epoch, "")
+        gathering.gather(settings, here, actors, threading.Event())
         site.line(swarm)
         spec = actors.the_spec
         rng = np.random.default_rng(0)

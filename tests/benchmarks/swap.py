@@ -29,7 +29,7 @@ from broker.contract import codec, messages
 from broker.fleet import identity
 from learner import config
 from learner.files import records, run_directory
-from learner.fleet import roster, session
+from learner.fleet import gathering, roster, session
 from learner.networks import layers
 from learner.policies import publisher, timings
 from learner.quantize import calibrate
@@ -218,7 +218,7 @@ def _fleet(home: Path, log: Path, rate_hz: float) -> Iterator[tuple[session.Sess
         here = session.Session.open(settings)
         try:
             found = roster.Roster(here.id, here.epoch, "")
-            here.gather(found, threading.Event())
+            gathering.gather(settings, here, found, threading.Event())
             (working,) = found.working()
             assignment = found.assign(
                 working,

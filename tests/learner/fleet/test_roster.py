@@ -9,7 +9,7 @@ import pytest
 
 from broker.contract import errors, messages
 from learner import config
-from learner.fleet import roster
+from learner.fleet import actors, roster
 from tests.fakes import fleet_examples, log_reader
 
 SETTINGS = config.TrainConfig(seed=3)
@@ -267,7 +267,7 @@ class Clock:
             self.roster.expire(self.now_s)
 
     @property
-    def actor(self) -> roster.Actor:
+    def actor(self) -> actors.Actor:
         return self.roster.actors["a"]
 
     def assigned(self) -> messages.Assignment | None:

@@ -11,7 +11,7 @@ import pytest
 from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
 from learner import config
-from learner.fleet import roster, session
+from learner.fleet import floods, gathering, roster, session
 from tests.conftest import BrokerProcess, wait_until
 from tests.fakes import fleet_examples, log_reader, plain_client, stranger
 
@@ -150,7 +150,9 @@ def test_gathering_ends_when_nobody_comes(mosquitto: BrokerProcess, fleet: ident
     found = session.Session.open(settings(mosquitto.address, wait_s=0.1, actors=2))
     try:
         with pytest.raises(errors.EnvironmentFailure, match="0 of 2 actors"):
-            found.gather(roster.Roster(found.id, found.epoch, ""), threading.Event())
+            gathering.gather(
+                settings("", wait_s=0.1, actors=2), found, roster.Roster(found.id, found.epoch, ""), threading.Event()
+            )
     finally:
         found.close()
 
@@ -219,7 +221,7 @@ def test_a_lost_epoch_is_found_again(
     found = session.Session.open(settings(mosquitto.address, wait_s=0.1))
     actors = roster.Roster(found.id, found.epoch, "")
     with pytest.raises(errors.EnvironmentFailure):
-        found.gather(actors, threading.Event())
+        gathering.gather(settings("", wait_s=0.1), found, actors, threading.Event())
     assert found.epoch == 8 and int((fleet.directory / "epoch").read_text()) == 8
     actor = actors.observe("pi", fleet_examples.state(), retained=False, now_s=0.0)
     exploration = config.DqnConfig()
@@ -303,7 +305,9 @@ def test_an_actor_that_is_ahead_is_named_once_and_not_believed(
             topic = TOPICS.actor_state("pi")
             client.publish(topic, mac.seal(topic, codec.encode(state)), retain=True)
         with pytest.raises(errors.EnvironmentFailure):
-            found.gather(roster.Roster(found.id, found.epoch, ""), threading.Event())
+            gathering.gather(
+                settings("", wait_s=0.5), found, roster.Roster(found.id, found.epoch, ""), threading.Event()
+            )
     assert found.epoch == 1
     (line,) = [line for line in log.lines if "epoch" in line]
     assert "actor pi" in line and str(10**15) in line and str(fleet.directory / "epoch") in line
@@ -315,7 +319,7 @@ def test_who_floods_is_not_listened_to_for_a_while(
     fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
 ) -> None:
     """Where the broker vouches for topics; each time for longer, and whoever is enrolled meanwhile is listened to."""
-    monkeypatch.setattr(session, "_DEAF_S", 0.2)
+    monkeypatch.setattr(floods, "_DEAF_S", 0.2)
     found = session.Session.open(settings("mqtts://127.0.0.1:1"))
     followed: list[set[str]] = []
     monkeypatch.setattr(

@@ -12,7 +12,7 @@ import pytest
 
 from broker.contract import messages
 from learner import config
-from learner.fleet import roster
+from learner.fleet import actors
 from learner.policies import publisher
 from learner.quantize import gate
 from learner.run import scoring
@@ -21,7 +21,7 @@ from tests.fakes import fleet_examples
 MANIFEST = messages.Manifest(1, 3, "main", 4, "0" * 64, "f" * 16, "q_values", "int8", 1.0)
 POLICY = publisher.Published(MANIFEST, b"int8", gate.Verdict(True, ""), (), np.zeros((1, 4), np.float32))
 POLICY.__dict__["float32"] = b"float32"  # as if it had been converted
-ACTORS = [roster.Actor("a", 0, boot=1), roster.Actor("b", 1, boot=1)]
+ACTORS = [actors.Actor("a", 0, boot=1), actors.Actor("b", 1, boot=1)]
 SETTINGS = config.TrainConfig(solved_return=100.0, evaluate_episodes=2, evaluate_seed=50)
 
 
@@ -146,7 +146,7 @@ def test_waits_for_the_answer_then_asks_another_actor() -> None:
 def test_does_not_wait_for_an_actor_that_is_gone_or_was_replaced() -> None:
     found, recorder = begun()
     found.advance(ACTORS[1:], 1.0)
-    found.advance([roster.Actor("b", 1, boot=2)], 2.0)
+    found.advance([actors.Actor("b", 1, boot=2)], 2.0)
     assert [(actor_id, command.boot) for actor_id, command in recorder.sent] == [("a", 1), ("b", 1), ("b", 2)]
 
 
@@ -186,7 +186,7 @@ def test_every_evaluation_has_limits_and_one_at_a_control_rate_has_longer() -> N
     found = scoring.Scoring(recorder, SETTINGS, "session")
     found.begin(POLICY)
     born = fleet_examples.birth()
-    rated = roster.Actor("a", 0, state=fleet_examples.state(birth=replace(born, rate_hz=50.0)), boot=1)
+    rated = actors.Actor("a", 0, state=fleet_examples.state(birth=replace(born, rate_hz=50.0)), boot=1)
     found.advance([rated], 0.0)
     assert recorder.sent[-1][1].max_s == scoring.RATED * SETTINGS.evaluate_s
 
@@ -229,11 +229,11 @@ def course(
     """Scores of so many policies, by actors that answer with a mean return, or fail (None)."""
     recorder = Recorder()
     found, done, clock = scoring.Scoring(recorder, SETTINGS, "session"), list[scoring.Score](), itertools.count()
-    actors = [roster.Actor(name, slot, boot=1) for slot, name in enumerate(answers)]
+    alive = [actors.Actor(name, slot, boot=1) for slot, name in enumerate(answers)]
     for _ in range(policies):
         found.begin(POLICY, confirm=confirm)
         while True:
-            found.advance(actors, float(next(clock)))
+            found.advance(alive, float(next(clock)))
             if not found.busy:
                 break
             mean = answers[recorder.sent[-1][0]](recorder.sent[-1][1])

@@ -20,7 +20,7 @@ from learner import config
 from learner.algorithms import Update
 from learner.experience import replay
 from learner.files import checkpoint, run_directory
-from learner.fleet import roster, session
+from learner.fleet import gathering, roster, session
 from learner.networks import layers
 from learner.run import build, training_loop
 from learner.run.reports import console, summary
@@ -123,7 +123,8 @@ def training(
         acting = threading.Thread(target=actor.run)
         acting.start()
         try:
-            actors = here.gather(roster.Roster(here.id, here.epoch, ""), stop)
+            actors = roster.Roster(here.id, here.epoch, "")
+            gathering.gather(train, here, actors, stop)
             directory = run_directory.RunDirectory(tmp_path / "run", resume=resume)
             directory.describe(settings)
             saved = checkpoint.load_newest(directory.checkpoints)
