@@ -104,7 +104,7 @@ def build(
     algorithm = registry.make(settings, spec)
     if saved:
         algorithm.restore(saved.parts["algorithm"])
-    publisher = publish.Publisher(
+    publishing = publish.Publisher(
         fleet,
         fleet.topics,
         spec,
@@ -119,10 +119,10 @@ def build(
         expire_after_s=train.policy_expire_s,
         kept=kept,
     )
-    publisher.prepare(algorithm.policy_layers())
+    publishing.prepare(algorithm.policy_layers())
     written = metrics.Metrics.open(directory.path, display, started_s, kept)
     good = algorithm.state()
-    scores = policy_scores.PolicyScores(train, asking, publisher, steps.end_s, good)
+    scores = policy_scores.PolicyScores(train, asking, publishing, steps.end_s, good)
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
     parts = training_loop.Parts(
@@ -133,8 +133,8 @@ def build(
         replay=buffer,
         rng=rng,
         algorithm=algorithm,
-        publisher=publisher,
-        receiver=receiving.Receiver(fleet, actors, ingesting, limiter, counted, publisher, scores, failures),
+        publisher=publishing,
+        receiver=receiving.Receiver(fleet, actors, ingesting, limiter, counted, publishing, scores, failures),
         pace=steps,
         first_steps=gathering,
         assigner=assigner,

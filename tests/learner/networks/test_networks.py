@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.networks import layers, networks
+from learner.networks import forward, layers, networks
 
 
 def spec_of(shape: tuple[int, ...], dtype: str = "float32", actions: int = 3) -> specs.EnvSpec:
