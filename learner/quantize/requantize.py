@@ -300,7 +300,7 @@ def roomy(scale: FloatArray) -> FloatArray:
 
 
 def _grained(bias: FloatArray, level: FloatArray) -> FloatArray:
-    """Rounds biases to powers of two well below a `level` of the output: what is less is noise, and deltas carry it."""
+    """Rounds biases to powers of two well below a `level` of the output: what is less is noise, and is sent too."""
     grain: FloatArray = np.maximum(np.exp2(np.floor(np.log2(level * np.float32(_GRAIN)))), 1)
     grained: FloatArray = np.rint(bias / grain) * grain
     return grained
