@@ -131,11 +131,6 @@ class Policy:
         """The policy's place among all."""
         return self.manifest.order
 
-    @property
-    def channel(self) -> str:
-        """The channel that the policy is for."""
-        return self.manifest.channel
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyPatch:
@@ -144,7 +139,6 @@ class PolicyPatch:
     These two are all that a late joiner needs. Its manifest is that of its base, but for version and `changes`.
     """
 
-    channel: str
     epoch: int
     version: int
     base: int
@@ -167,7 +161,6 @@ class PolicyPiece:
     comes, and the next attempt at this version has another number: an epoch counts them from 1.
     """
 
-    channel: str
     epoch: int
     version: int
     base: int

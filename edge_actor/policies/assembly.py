@@ -133,6 +133,8 @@ class Assembly:
         model = policy_patch.apply(base.model, message.patch)
         manifest_check.check_policy(manifest, model, self._spec, now_s)
         self.newest = WholePolicy(manifest, model, sources)
+        if held is not None:
+            self._begun = self.ahead = None  # pieces on what those pieces made wrongly
         return True
 
     def _add_piece(self, piece: messages.PolicyPiece, now_s: float | None) -> bool:

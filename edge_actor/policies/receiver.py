@@ -138,9 +138,14 @@ class PolicyReceiver:
             opener: Opens what comes (`Inbox.opener`).
         """
         queued, channel = self._arrivals.queued, self.channel
-        subscribe(names.policy(channel), queued(opener(messages.Policy, self.take)))
-        subscribe(names.policy_piece(channel), queued(opener(messages.PolicyPiece, self.take)))
-        subscribe(names.policy_patch(channel), queued(opener(messages.PolicyPatch, self.take)))
+
+        def take(message: assembly.Message, sealed: bytes) -> None:
+            if channel == self.channel:  # topics of one that was followed before are still subscribed to
+                self.take(message, sealed)
+
+        subscribe(names.policy(channel), queued(opener(messages.Policy, take)))
+        subscribe(names.policy_piece(channel), queued(opener(messages.PolicyPiece, take)))
+        subscribe(names.policy_patch(channel), queued(opener(messages.PolicyPatch, take)))
 
     def announce(self, newest: messages.Order) -> None:
         """The learner says that this policy is its newest; what it said before must not come here again."""
@@ -152,7 +157,7 @@ class PolicyReceiver:
 
     def take(self, message: assembly.Message, sealed: bytes) -> None:
         """Takes in a message that came as `sealed`; if that gives a policy newer than all before, it will be built."""
-        if message.channel != self.channel:
+        if isinstance(message, messages.Policy) and message.manifest.channel != self.channel:
             return
         held, order = self._assembly, message.order
         best, makes_one = held.best, not isinstance(message, messages.PolicyPiece) or message.changes is not None

@@ -103,7 +103,6 @@ class PolicyChannel:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sender = sender
-        self._name = name
         self._whole_topic, self._patch_topic = names.policy(name), names.policy_patch(name)
         self._piece_topic = names.policy_piece(name)
         self._enabled = enabled
@@ -130,7 +129,7 @@ class PolicyChannel:
         if not self._enabled:
             base = b""
         self._attempts += 1
-        first = messages.PolicyPiece(self._name, *order, version, self._attempts, 0, 0, None, _NO_BYTES)
+        first = messages.PolicyPiece(*order, version, self._attempts, 0, 0, None, _NO_BYTES)
         send_piece = self._send_ahead if is_large and not is_retained else None
         quick = self._sender.is_local
         return outgoing_policy.OutgoingPolicy(
@@ -188,7 +187,7 @@ class PolicyChannel:
             self._send_whole(manifest, model)
             return
         changes = _changes(outgoing_policy.with_digest(manifest, model))
-        message = messages.PolicyPatch(self._name, *manifest.order, self._whole[0], changes, patch)
+        message = messages.PolicyPatch(*manifest.order, self._whole[0], changes, patch)
         size = self._send_retained(self._patch_topic, message)
         so_far.append(size)
         self._count_delta(size)

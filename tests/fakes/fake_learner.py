@@ -46,14 +46,14 @@ def patch(base: bytes, model: bytes, fingerprint: str, *, base_version: int, **c
     """A policy as a patch on the retained one."""
     about = manifest(model, fingerprint, **changes)
     difference = policy_patch.difference(base, model)
-    return messages.PolicyPatch(about.channel, *about.order, base_version, manifest_changes(about), difference)
+    return messages.PolicyPatch(*about.order, base_version, manifest_changes(about), difference)
 
 
 def step(base: bytes, model: bytes, fingerprint: str, *, base_version: int, **changes: Any) -> messages.PolicyPiece:
     """A policy as one piece on the policy before it."""
     about = manifest(model, fingerprint, **changes)
-    name, difference = (about.channel, *about.order, base_version, about.version), policy_patch.difference(base, model)
-    return messages.PolicyPiece(*name, 0, len(model), manifest_changes(about), difference)
+    ends, difference = manifest_changes(about), policy_patch.difference(base, model)
+    return messages.PolicyPiece(*about.order, base_version, about.version, 0, len(model), ends, difference)
 
 
 def manifest_changes(about: messages.Manifest) -> messages.ManifestChanges:

@@ -43,8 +43,8 @@ EXAMPLES: dict[str, messages.Message] = {
         version=41,
     ),
     "policy": messages.Policy(MANIFEST, np.frombuffer(b"abcdef", np.uint8)),
-    "policy_patch": messages.PolicyPatch("main", 3, 41, 40, CHANGES, np.frombuffer(b"\x00\xff\x01", np.uint8)),
-    "policy_piece": messages.PolicyPiece("main", 3, 41, 40, 7, 2, 6, None, np.frombuffer(b"\x01\x00\xff", np.uint8)),
+    "policy_patch": messages.PolicyPatch(3, 41, 40, CHANGES, np.frombuffer(b"\x00\xff\x01", np.uint8)),
+    "policy_piece": messages.PolicyPiece(3, 41, 40, 7, 2, 6, None, np.frombuffer(b"\x01\x00\xff", np.uint8)),
     "actor_state": messages.ActorState(
         online=True,
         session="77aa",

@@ -168,7 +168,7 @@ def in_pieces(base: int, version: int, attempt: int = 1) -> list[messages.Policy
     one, other = offers.variant(base), offers.variant(version)
     patches = [policy_patch.difference(one[a:b], other[a:b]) for a, b in pairwise(CUTS)]
     cuts = zip(pairwise(CUTS), patches, strict=True)
-    return [messages.PolicyPiece("main", 1, version, base, attempt, a, b, None, patch) for (a, b), patch in cuts]
+    return [messages.PolicyPiece(1, version, base, attempt, a, b, None, patch) for (a, b), patch in cuts]
 
 
 def last(base: int, version: int, attempt: int = 1) -> offers.Offer:

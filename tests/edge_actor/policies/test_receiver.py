@@ -147,6 +147,28 @@ def test_other_channels_are_not_ours(received: offers.Receiver) -> None:
     assert received.phase is receiver.Phase.NONE
 
 
+def test_what_comes_of_a_channel_that_was_followed_before_is_passed_over(received: offers.Receiver) -> None:
+    handlers: dict[str, arrivals.Handler] = {}
+    opened = {offer[1]: offer for offer in (offers.whole(1), offers.step(1, 2), offers.patch(1, 2), offers.step(2, 3))}
+
+    def opener(kind: Any, use: Callable[[Any, bytes], None]) -> arrivals.Handler:
+        return lambda topic, payload, retained: use(*opened[payload])
+
+    received.listen(handlers.__setitem__, offers.NAMES, opener)
+    (whole, step, patch, late), names = opened, offers.NAMES
+    handlers[names.policy("main")](names.policy("main"), whole, True)
+    handlers[names.policy_piece("main")](names.policy_piece("main"), step, False)
+    assert received.acts() == 2
+    received.channel = "canary"
+    received.listen(handlers.__setitem__, offers.NAMES, opener)
+    assert len(handlers) == 6
+    handlers[names.policy_patch("main")](names.policy_patch("main"), patch, True)
+    handlers[names.policy_piece("main")](names.policy_piece("main"), late, False)
+    assert received.acts() is None
+    assert received.held.best == (1, 2)
+    assert received.refused == {}
+
+
 def test_a_policy_that_never_expires_or_not_yet_is_good(received: offers.Receiver) -> None:
     received.take(*offers.whole(expires_s=4e9))
     assert received.acts() == 1

@@ -23,7 +23,7 @@ WHOLE, PATCH, PIECE_TOPIC = NAMES.policy("main"), NAMES.policy_patch("main"), NA
 
 
 PIECE = 1 << 20
-FIRST = messages.PolicyPiece("main", 1, 2, 1, 1, 0, 0, None, np.zeros(0, np.uint8))
+FIRST = messages.PolicyPiece(1, 2, 1, 1, 0, 0, None, np.zeros(0, np.uint8))
 LARGE = 5 * PIECE // 2
 
 

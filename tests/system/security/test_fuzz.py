@@ -263,7 +263,7 @@ def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None, capl
         policy = fake_learner.policy(MODEL, CARTPOLE.fingerprint)
         onto = fake_learner.patch(MODEL, MODEL, CARTPOLE.fingerprint, base_version=1, version=2)
         patch = policy_patch.difference(MODEL, MODEL)
-        piece = messages.PolicyPiece("main", 1, 2, 1, 1, 0, len(MODEL), None, patch)
+        piece = messages.PolicyPiece(1, 2, 1, 1, 0, len(MODEL), None, patch)
         order = messages.Command("c", "evaluate", fuzzed.boot, 1, 0, policy.manifest, policy.model)
         bodies = {
             LAB.learner_state: genuine("learner_state"),
