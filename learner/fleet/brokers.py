@@ -17,8 +17,8 @@ from broker.mqtt import connect_errors, link, network_thread
 _OTHERS_S = 1.0
 """Seconds that the start waits for the other brokers once one has answered."""
 _TURN_S = 0.05
-"""Seconds that a message waits for the network thread, which may be writing megabytes: a policy of which something does not
-go out costs more, since it is then sent larger."""
+"""Seconds that a message waits for the network thread, which may be writing megabytes: a policy of which something does
+not go out costs more, since it is then sent larger."""
 
 
 class Brokers:

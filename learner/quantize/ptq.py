@@ -104,7 +104,7 @@ class Calibrator:
 
     It keeps each channel's factor until the best one is more than twice as large or small: with factors that came and
     went with the calibration sample, the int8 weights would change more from one publish to the next than training
-        changes them, and what is sent of a policy would double.
+    changes them, and what is sent of a policy would double.
 
     Args:
         steps: The steps to apply. `centred_outputs`, with `decisive_range`, only where nothing but the largest output
