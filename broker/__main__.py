@@ -13,7 +13,7 @@ from pathlib import Path
 
 from broker.contract import address, errors
 from broker.fleet import identity
-from broker.program import cli, logs
+from broker.program import cli, logs, storage
 from broker.serve.mosquitto import access, process
 
 _log = logging.getLogger("broker.up")  # __name__ is "__main__" here, which is nobody's logger
@@ -272,7 +272,7 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _rotate(args: argparse.Namespace) -> int:
-    identity.make_directory(args.output)
+    storage.make_directory(args.output)
     bundles = identity.Fleet.open(args.fleet, create=False).rotate()
     for bundle in bundles:
         file = args.output / f"{bundle.actor_id}.json"

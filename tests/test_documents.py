@@ -30,7 +30,7 @@ def test_every_topic_and_message_is_listed() -> None:
     assert {row[2] for row in rows} == {cls.__name__ for cls in messages.KINDS.values()}
     names = topics.Topics("f")
     main = "<channel>"
-    built = {names.learner_state, names.keyframe(main), names.delta(main), names.part(main)} | {
+    built = {names.learner_state, names.policy(main), names.policy_patch(main), names.policy_piece(main)} | {
         names.actor("<id>", leaf) for leaf in ("state", "assignment", "experience", "receipt", "command", "report")
     }
     assert {f"actorq/f/{row[0]}" for row in rows} == built

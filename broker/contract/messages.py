@@ -8,13 +8,14 @@ tests/broker.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -26,6 +27,19 @@ MAX_ENVS = 4096
 """Environments of one actor at once."""
 
 FloatArray = NDArray[np.float32]
+
+
+class Order(NamedTuple):
+    """The place of a policy among all of a fleet: by the learner's epoch, and within that by version.
+
+    What compares larger is newer; `Order(0, 0)` is before every policy.
+    """
+
+    epoch: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.version}"
 
 
 def _no_bytes() -> NDArray[np.uint8]:
@@ -52,6 +66,11 @@ class LearnerState:
     fingerprint: str = ""
     version: int = 0
 
+    @property
+    def newest(self) -> Order:
+        """The newest policy that this learner has published."""
+        return Order(self.epoch, self.version)
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -71,67 +90,97 @@ class Manifest:
     created_s: float
     expires_s: float = 0.0
 
+    @property
+    def order(self) -> Order:
+        """The policy's place among all."""
+        return Order(self.epoch, self.version)
+
+    def followed_by(self, version: int, changes: ManifestChanges) -> Manifest:
+        """Returns the manifest of the policy `version` that is this one but for the `changes`."""
+        return replace(
+            self,
+            version=version,
+            sha256=changes.sha256 or "",
+            created_s=changes.created_s,
+            expires_s=changes.expires_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestChanges:
+    """What a policy's manifest says otherwise than that of its base; small policies are sent often.
+
+    `sha256` is None where pieces of the policy went ahead of it. Each of them was signed, and no others have their
+    attempt, so they need no digest: of 8 MB, a board without instructions for it takes 50 ms.
+    """
+
+    sha256: str | None
+    created_s: float
+    expires_s: float
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """A whole policy: manifest and the bytes of its .tflite file. Retained as a channel's keyframe."""
+    """A policy as a whole: its manifest and the bytes of its .tflite file. Retained."""
 
     manifest: Manifest
     model: NDArray[np.uint8]
 
+    @property
+    def order(self) -> Order:
+        """The policy's place among all."""
+        return self.manifest.order
+
+    @property
+    def channel(self) -> str:
+        """The channel that the policy is for."""
+        return self.manifest.channel
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PolicyDelta:
-    """A policy as its difference (`delta.difference`) from the one with version `base` of the same epoch and channel.
+class PolicyPatch:
+    """A newer policy as one patch (`policy_patch.difference`) on the retained whole one, `base`. Retained.
 
-    Of what it does not say, the manifest of its base tells (`manifest`): small policies are sent often.
-
-    Retained where `base` is the keyframe: that and the newest retained delta are all that a late joiner needs. In
-    between, deltas from the policy just before are smaller; they are sent to those who listen, and not retained. Of
-    those, one that names a `draft` has an empty patch: all of it went ahead as that draft's `PolicyPart`s. They were
-    signed one by one, and no other parts have that number, so it needs no `sha256` either: of 8 MB, a board without
-    instructions for it takes 50 ms.
+    These two are all that a late joiner needs. Its manifest is that of its base, but for version and `changes`.
     """
 
     channel: str
     epoch: int
     version: int
     base: int
-    draft: int
-    sha256: str
-    created_s: float
-    expires_s: float
+    changes: ManifestChanges
     patch: NDArray[np.uint8]
 
-    @classmethod
-    def of(cls, manifest: Manifest, base: int, patch: NDArray[np.uint8], draft: int = 0) -> PolicyDelta:
-        """Of the policy that `manifest` describes, one like its base but for what this says."""
-        times = manifest.created_s, manifest.expires_s
-        return cls(manifest.channel, manifest.epoch, manifest.version, base, draft, manifest.sha256, *times, patch)
-
-    def manifest(self, base: Manifest) -> Manifest:
-        """Of the policy, by that of its base."""
-        mine = {name: getattr(self, name) for name in ("version", "sha256", "created_s", "expires_s")}
-        return replace(base, **mine)
+    @property
+    def order(self) -> Order:
+        """The policy's place among all."""
+        return Order(self.epoch, self.version)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PolicyPart:
-    """Bytes `start` to `end` of a large policy to come, as their difference from the same bytes of version `base`.
+class PolicyPiece:
+    """Bytes `start` to `end` of a policy, as a patch on the same bytes of the policy just before it, `base`.
 
-    Sent while the learner still makes and judges the policy, in the order of the bytes, the first from 0. They say
-    nothing about whether it will go out: if so, its `PolicyDelta` follows the last one, with nothing left to patch. If
-    not, the next attempt at this version has another `draft`, a number from 1 that an epoch sees once.
+    Streamed to those who listen, in the order of the bytes, the first from 0, and not retained. The last piece of a
+    policy has its `changes`, and makes it one; a small policy is one piece. Pieces of a large one go out while the
+    learner still makes and judges it, so its last one has no bytes left to bring. If the policy does not go out, none
+    comes, and the next attempt at this version has another number: an epoch counts them from 1.
     """
 
     channel: str
     epoch: int
     version: int
     base: int
-    draft: int
+    attempt: int
     start: int
     end: int
+    changes: ManifestChanges | None
     patch: NDArray[np.uint8]
+
+    @property
+    def order(self) -> Order:
+        """The policy's place among all."""
+        return Order(self.epoch, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +279,6 @@ class Assignment:
     boot: int
     channel: str
     slot: int
-    slots: int
     epsilon_start: float
     epsilon_end: float
     epsilon_decay_steps: int
@@ -293,11 +341,11 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Command:
-    """Learner asks one actor: `evaluate` the policy that is enclosed, `bench`, or `restart`.
+    """Learner asks one actor to `evaluate` the policy that is enclosed, or to `bench` its board.
 
-    Answered by Reports with the same `command_id`: `bench` by one per row and one without values at the end, the others
-    by one. An evaluation that has not ended after `max_steps` steps or `max_s` seconds is given up, and its Report says
-    so (0: no limit). `options` are settings of the benchmark by name.
+    Answered by Reports with the same `command_id`: `evaluate` by one, `bench` by one per row and one without values at
+    the end. An evaluation that has not ended after `max_steps` steps or `max_s` seconds is given up, and its Report
+    says so (0: no limit). `options` are settings of the benchmark by name.
     """
 
     command_id: str
@@ -325,14 +373,23 @@ class Report:
 
 
 Message = (
-    LearnerState | Policy | PolicyDelta | PolicyPart | ActorState | Assignment | Experience | Receipt | Command | Report
+    LearnerState
+    | Policy
+    | PolicyPatch
+    | PolicyPiece
+    | ActorState
+    | Assignment
+    | Experience
+    | Receipt
+    | Command
+    | Report
 )
 
 KINDS: dict[str, type[Message]] = {
     "learner_state": LearnerState,
     "policy": Policy,
-    "policy_delta": PolicyDelta,
-    "policy_part": PolicyPart,
+    "policy_patch": PolicyPatch,
+    "policy_piece": PolicyPiece,
     "actor_state": ActorState,
     "assignment": Assignment,
     "experience": Experience,
@@ -343,8 +400,8 @@ KINDS: dict[str, type[Message]] = {
 
 ARRAYS: dict[type[Message], dict[str, tuple[tuple[str, ...], int | None]]] = {
     Policy: {"model": (("uint8",), 1)},
-    PolicyDelta: {"patch": (("uint8",), 1)},
-    PolicyPart: {"patch": (("uint8",), 1)},
+    PolicyPatch: {"patch": (("uint8",), 1)},
+    PolicyPiece: {"patch": (("uint8",), 1)},
     # In the order they lie in: all of four bytes, then `observation` of four or one, then bytes, so that each is
     # aligned.
     Experience: {

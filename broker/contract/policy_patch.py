@@ -2,7 +2,7 @@
 
 Between two publishes an int8 weight moves by a few levels, so the difference of two bytes is near 0 (or 255), and the
 structure around the weights vanishes. Layouts of equal length are compared blindly; what comes out is only ever used if
-its SHA-256 is the manifest's, or all of it was signed part by part.
+its SHA-256 is the manifest's, or all of it was signed piece by piece.
 
 Where nearly all differences are of four bits, two of them share a byte: zstd has half as much to read, codes pairs, and
 finds fewer phrases that are there by chance. The few bytes that moved further follow, with the gaps between them:

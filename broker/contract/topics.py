@@ -43,17 +43,17 @@ class Topics:
     def learner_state(self) -> str:
         return f"{ROOT}/{self.fleet}/learner/state"
 
-    def keyframe(self, channel: str) -> str:
+    def policy(self, channel: str) -> str:
         """The whole policy of a channel, retained."""
-        return f"{ROOT}/{self.fleet}/policy/{channel}/keyframe"
+        return f"{ROOT}/{self.fleet}/policy/{channel}/whole"
 
-    def delta(self, channel: str) -> str:
-        """The newest policy of a channel as a difference from its keyframe, retained."""
-        return f"{ROOT}/{self.fleet}/policy/{channel}/delta"
+    def policy_patch(self, channel: str) -> str:
+        """A newer policy of a channel as a patch on its whole one, retained."""
+        return f"{ROOT}/{self.fleet}/policy/{channel}/patch"
 
-    def part(self, channel: str) -> str:
-        """A large policy of a channel in parts, ahead of the delta that makes one of them."""
-        return f"{ROOT}/{self.fleet}/policy/{channel}/part"
+    def policy_piece(self, channel: str) -> str:
+        """The newest policies of a channel in pieces, as they are made."""
+        return f"{ROOT}/{self.fleet}/policy/{channel}/piece"
 
     def actor(self, actor_id: str, leaf: str) -> str:
         return f"{ROOT}/{self.fleet}/actor/{actor_id}/{leaf}"

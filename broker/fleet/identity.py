@@ -1,4 +1,4 @@
-"""Keys and counters on disk: the learner's fleet directory, and the bundle that makes a machine an actor.
+"""Keys on disk: the learner's fleet directory, and the bundle that makes a machine an actor.
 
 FLEET DIRECTORY (learner, 0700)      learner.pem  epoch  mqtt_password  actors/<id>.json  brokers
                                      tls/authority.pem  tls/broker.pem  tls/learner.pem
@@ -8,17 +8,11 @@ BUNDLE (actor, 0600)                 fleet, id, MAC key, learner's public key, b
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import json
-import logging
 import os
 import secrets
 import ssl
-import stat
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,153 +20,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker.contract import address, errors, signing, topics
-from broker.fleet import certificates
+from broker.fleet import certificates, counters
 from broker.program import storage
 
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
 DEFAULT_BROKER = "127.0.0.1:1883"
-_COUNTER_BYTES = 64
-_COUNTER_LIMIT = (1 << 63) - 1
-"""One more than the largest number that ledger and spool can hold."""
-_RANDOM_BITS = 28
-"""The random bits of a boot's number: so many that it has 18 digits until 2088, which are decoded fastest (codec)."""
-
-_log = logging.getLogger(__name__)
 
 
 def home() -> Path:
     """Returns where fleets and actors keep what must outlive a process: $ACTORQ_HOME or ~/.actorq."""
     return Path(os.environ.get("ACTORQ_HOME") or Path.home() / ".actorq")
-
-
-def make_directory(path: Path) -> None:
-    """Makes a directory, and what is missing above it, for its owner alone: pathlib gives the mode to the last only."""
-    for missing in reversed([one for one in (path, *path.parents) if not one.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
-
-
-def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
-    """Replaces `path` so that a reader finds the old or the new bytes and no others.
-
-    With `sync` a machine that lost power does, too; that costs milliseconds.
-    """
-    make_directory(path.parent)
-    # Never a file that is there: in a directory of someone else it may be a link to one of ours.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    try:
-        with storage.naming(path), os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if sync:
-        _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """Reads a small file of ours. Whatever else a crash left in its place neither blocks nor leads elsewhere.
-
-    Raises:
-        FileNotFoundError: There is none.
-        OSError: It is larger, cannot be read, or is no file: a pipe, a directory, a link.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "not a file", str(path))
-        if found.st_size > limit_bytes:
-            raise OSError(errno.EFBIG, f"{found.st_size} bytes, where at most {limit_bytes} are meant", str(path))
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(limit_bytes)
-    finally:
-        os.close(descriptor)
-
-
-def next_count(path: Path, first: int = 1, *, may_be_lost: bool = False, limit: int = _COUNTER_LIMIT) -> int:
-    """Adds one to a counter on disk and returns it; two processes never get the same number.
-
-    Args:
-        path: The counter's file.
-        first: The least that it returns: a counter that does not exist yet begins with it.
-        may_be_lost: A counter that cannot be used is logged, and begins with `first` as well; otherwise it is an error.
-        limit: A larger number is no counter.
-
-    Raises:
-        IdentityError: The file does not hold a counter.
-    """
-    count = first
-    try:
-        with _locked(path):
-            try:
-                count = max(_counted(path, limit) + 1, first)
-            except FileNotFoundError:
-                pass
-            except errors.IdentityError as error:
-                if not may_be_lost:
-                    raise
-                _log.warning("%s (%s); it begins anew, with %d", error.what, path, first)
-            write_atomic(path, f"{count}\n".encode())
-    except OSError as error:
-        if not may_be_lost:
-            raise
-        _log.warning("a counter cannot be kept: %s", error)
-    return count
-
-
-def _counted(path: Path, limit: int) -> int:
-    """Reads a counter file; raises FileNotFoundError if there is none, IdentityError if it holds no number."""
-    try:
-        text = read_regular(path, _COUNTER_BYTES).strip()
-        if not text.isdigit() or int(text) >= limit:
-            raise ValueError(repr(text))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise errors.IdentityError(
-            f"a counter file does not hold a number: {error}",
-            where=str(path),
-            todo="write the last number used into it",
-        ) from error
-    return int(text)
-
-
-def next_boot(path: Path) -> int:
-    """Returns a number for a process: higher than those of all before it on this machine, and no other machine's.
-
-    The upper bits count up; they begin with, and never fall behind, the time of day in seconds, so that a counter that
-    was lost, emptied by a power cut or put back makes a lower number only where the clock is wrong as well. The lower
-    bits are random: two cards of one image, or one card copied, do not number their messages alike.
-
-    Args:
-        path: The counter's file. That it cannot be used is logged, and no error.
-    """
-    count = next_count(path, int(time.time()), may_be_lost=True, limit=_COUNTER_LIMIT >> _RANDOM_BITS)
-    return count << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lets one process in at a time; makes the directory."""
-    make_directory(path.parent)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not block
-    with open(os.open(path.with_name(f".{path.name}.lock"), flags, 0o600), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +93,7 @@ class Bundle:
             "authority": self.authority,
             "credential": self.credential,
         }
-        write_atomic(path, (json.dumps(raw, indent=2) + "\n").encode())
+        storage.write_atomic(path, (json.dumps(raw, indent=2) + "\n").encode())
 
     def tls(self) -> ssl.SSLContext:
         """Returns the TLS settings of this actor: its certificate, and the authority that a broker must have.
@@ -277,11 +135,11 @@ class Fleet:
                 raise errors.IdentityError(
                     f"fleet {name!r} has no keys", where=str(directory), todo="run `actorq-broker init` first"
                 )
-            with _locked(key_file):
+            with storage.locked(key_file):
                 if not key_file.exists():  # made last: where it is, all is
-                    write_atomic(password_file, _new_password())
-                    write_atomic(authority_file, certificates.Authority.create(name))
-                    write_atomic(key_file, _new_key())
+                    storage.write_atomic(password_file, _new_password())
+                    storage.write_atomic(authority_file, certificates.Authority.create(name))
+                    storage.write_atomic(key_file, _new_key())
         try:
             key = serialization.load_pem_private_key(key_file.read_bytes(), None)
             password_file.read_text()
@@ -301,7 +159,7 @@ class Fleet:
 
     def next_epoch(self, above: int = 0) -> int:
         """Returns a number larger than `above` and that of every session before, kept beside the signing key."""
-        return next_count(self.directory / "epoch", above + 1)
+        return counters.next_count(self.directory / "epoch", above + 1)
 
     def enroll(self, actor_id: str, brokers: Sequence[str] = ()) -> Bundle:
         """Makes (or, for a name that is enrolled already, renews) the secrets of one actor.
@@ -343,7 +201,7 @@ class Fleet:
                 where=str(self.directory),
                 todo=f"enrolled are: {', '.join(self.actors()) or 'none'}",
             ) from None
-        _sync_directory(self.directory / "actors")
+        storage.sync_directory(self.directory / "actors")
 
     def rotate(self) -> list[Bundle]:
         """Replaces the learner's signing key and every other secret of learner and actors; returns the new bundles.
@@ -352,8 +210,8 @@ class Fleet:
         has to be done again.
         """
         brokers = {name: self.bundle(name).brokers for name in self.actors()}
-        write_atomic(self.directory / "learner.pem", _new_key())
-        write_atomic(self.directory / "mqtt_password", _new_password())
+        storage.write_atomic(self.directory / "learner.pem", _new_key())
+        storage.write_atomic(self.directory / "mqtt_password", _new_password())
         renewed = Fleet.open(self.name, self.directory, create=False)
         self.sealer = renewed.sealer
         self.learner_credential(renew=True)
@@ -423,7 +281,7 @@ class Fleet:
 
     def name_brokers(self, addresses: Sequence[address.Address]) -> None:
         """Says where the fleet's brokers are from now on. Bundles made before keep what they say."""
-        write_atomic(self.directory / "brokers", "".join(f"{one}\n" for one in addresses).encode())
+        storage.write_atomic(self.directory / "brokers", "".join(f"{one}\n" for one in addresses).encode())
 
     def broker_credential(self, hosts: Sequence[str] = (), *, renew: bool = False) -> bytes:
         """Returns key and certificate of the brokers, good for `brokers` and `hosts`; made anew only if need be.
@@ -435,21 +293,21 @@ class Fleet:
         file = self.directory / "tls" / "broker.pem"
         known = [address.Address.parse(text).host for text in self.brokers]
         wanted = list(dict.fromkeys([*known, *hosts, *certificates.LOCAL_HOSTS]))
-        with _locked(file):
+        with storage.locked(file):
             pem = file.read_bytes() if file.exists() else b""
             if renew or not self._holds(pem) or not certificates.covers(pem, wanted):
                 pem = self.authority.broker(self.name, wanted)
-                write_atomic(file, pem)
+                storage.write_atomic(file, pem)
             return pem
 
     def learner_credential(self, *, renew: bool = False) -> bytes:
         """Returns TLS key and certificate of the learner; made anew only if need be."""
         file = self.directory / "tls" / "learner.pem"
-        with _locked(file):
+        with storage.locked(file):
             pem = file.read_bytes() if file.exists() else b""
             if renew or not self._holds(pem):
                 pem = self.authority.client(self.name, LEARNER_USER, certificates.RENEWED_DAYS)
-                write_atomic(file, pem)
+                storage.write_atomic(file, pem)
             return pem
 
     def tls(self) -> ssl.SSLContext:

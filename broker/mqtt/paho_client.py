@@ -21,6 +21,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
 
 from broker.contract import messages
 
+KNOWN_PAHO = "2.2."
+"""The releases whose private methods were read; setup.cfg has the same bound."""
 TOO_LARGE = "it sends more than any policy has"
 _AT_ONCE_BYTES = 1 << 16
 matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)

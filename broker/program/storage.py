@@ -1,12 +1,15 @@
-"""Errors of a disk that is full, read-only or failing, in words that a user can act on."""
+"""Files on a disk that may be full, read-only or failing: how they are written, and errors that a user can act on."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +74,74 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory, and what is missing above it, for its owner alone: pathlib gives the mode to the last only."""
+    for missing in reversed([one for one in (path, *path.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
+    """Replaces `path` so that a reader finds the old or the new bytes and no others.
+
+    With `sync` a machine that lost power does, too; that costs milliseconds.
+    """
+    make_directory(path.parent)
+    # Never a file that is there: in a directory of someone else it may be a link to one of ours.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the names in a directory are on the disk."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """Reads a small file of ours. Whatever else a crash left in its place neither blocks nor leads elsewhere.
+
+    Raises:
+        FileNotFoundError: There is none.
+        OSError: It is larger, cannot be read, or is no file: a pipe, a directory, a link.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a file", str(path))
+        if found.st_size > limit_bytes:
+            raise OSError(errno.EFBIG, f"{found.st_size} bytes, where at most {limit_bytes} are meant", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(limit_bytes)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lets one process at a time into a `with` block about a file; makes its directory."""
+    make_directory(path.parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not block
+    with open(os.open(path.with_name(f".{path.name}.lock"), flags, 0o600), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def make(shape: Shape) -> Policy:
     def add(kernel_shape: tuple[int, ...], stride: int, relu: bool) -> None:
         kernel = rng.standard_normal(kernel_shape, np.float32)
         kernel *= np.float32(2.0 / np.prod(kernel_shape[:-1])) ** np.float32(0.5)
-        layers.append(Layer(kernel, rng.standard_normal(kernel_shape[-1], np.float32) / 10, stride, relu))
+        layers.append(Layer(kernel, rng.standard_normal(kernel_shape[-1], np.float32) / np.float32(10), stride, relu))
 
     inputs = FEATURES
     if shape.cnn:
@@ -215,7 +215,7 @@ def _then(graph: _Graph, name: str, x: int, shape: tuple[int, ...], dtype: str, 
 
 def _convolve(x: FloatArray, layer: Layer) -> FloatArray:
     size, step = layer.kernel.shape[0], layer.stride
-    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))  # type: ignore[call-overload]
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))
     return np.tensordot(windows[:, ::step, ::step], layer.kernel, axes=((4, 5, 3), (0, 1, 2)))
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.contract import errors
-from broker.fleet import identity
+from broker.program import storage
 
 _log = logging.getLogger(__name__)
 _MAGIC = b"AQ01"
@@ -284,7 +284,7 @@ def _is_ours(directory: Path) -> bool:
 def _locked(directory: Path) -> int:
     """Makes the directory, and returns a descriptor of it that holds its lock; BlockingIOError if another one does."""
     while True:
-        identity.make_directory(directory)
+        storage.make_directory(directory)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

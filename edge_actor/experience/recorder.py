@@ -25,7 +25,7 @@ class Recorder:
 
     def __init__(self, record: trajectory.Trajectory, outbox: spool.Spool) -> None:
         self.trajectory = record
-        self.order = (0, 0)
+        self.order = messages.Order(0, 0)
         self.steps = self.episodes = 0
         self._spool = outbox
         self._returns: collections.deque[float] = collections.deque(maxlen=_RETURNS)

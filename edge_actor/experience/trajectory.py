@@ -137,9 +137,9 @@ class Trajectory:
         """
         first = self.used
         reward, observation = self.reward[first : first + rows], self._observation[first + 1 : first + 1 + rows]
-        odd_reward = np.zeros(rows, bool)
+        odd_reward: NDArray[np.bool_] = np.zeros(rows, bool)
         if not np.vdot(reward, reward) <= specs.MAX_MAGNITUDE**2:  # one pass, which NaN and infinity do not pass
-            odd_reward = ~(np.abs(reward) <= specs.MAX_MAGNITUDE).all(1)
+            odd_reward = ~np.all(np.abs(reward) <= specs.MAX_MAGNITUDE, axis=1)
         odd_observation = self._odd_observations(observation)
         if odd_observation is None and not odd_reward.any():
             self._accept(rows)

@@ -14,7 +14,7 @@ from edge_actor.acting import evaluate
 from edge_actor.board import clock
 from edge_actor.environment import env, failure
 from edge_actor.fleet import bench_order
-from edge_actor.policies import policy, reassembly
+from edge_actor.policies import manifest_check, policy
 
 Build = Callable[[messages.Manifest, bytes], policy.Policy]
 _REMEMBERED = 4096  # a broker may send any of them again
@@ -107,7 +107,7 @@ class Commander:
         try:
             if order.manifest is None or not 0 < order.episodes <= _EPISODES_LIMIT:
                 raise errors.PolicyError(f"evaluate needs a policy and 1 to {_EPISODES_LIMIT} episodes")
-            reassembly.check(order.manifest, order.model.data, environment.spec, clock.now_s())
+            manifest_check.check_policy(order.manifest, order.model.data, environment.spec, clock.now_s())
             acting = build(order.manifest, order.model.tobytes())
             score = evaluate.run(acting, environment, order.episodes, order.seed, stop, _limits(order))
         except (Exception, SystemExit) as error:  # a broken environment's too: the learner hears of it, and we go on

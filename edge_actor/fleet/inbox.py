@@ -11,16 +11,7 @@ from broker.contract import codec, errors, messages, signing
 from edge_actor.fleet import replay_guard
 
 _log = logging.getLogger(__name__)
-_M = TypeVar(
-    "_M",
-    messages.Policy,
-    messages.PolicyDelta,
-    messages.PolicyPart,
-    messages.Assignment,
-    messages.LearnerState,
-    messages.Receipt,
-    messages.Command,
-)
+_M = TypeVar("_M", bound=messages.Message)
 Message = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
 LIMIT = 64
 LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES

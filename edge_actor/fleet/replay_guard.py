@@ -16,8 +16,8 @@ SILENCE_S = 10.0
 class ReplayGuard:
     """Remembers what the learner said last, and refuses what is older.
 
-    Policies have an order of their own (`reassembly`); receipts only ever take away what they cover; commands are for
-    one boot and carried out once (`command`).
+    Policies have an order of their own (`assembly`); receipts only ever take away what they cover; commands are for one
+    boot and carried out once (`command`).
 
     Args:
         clock: Monotonic seconds.

@@ -29,15 +29,16 @@ Action = Any
 """Batch 1: an int, or float32 [*shape]. Larger batches: intp [batch], or float32 [batch, *shape]."""
 Act = Callable[[Row], Action]
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_UNPUBLISHED = messages.Order(0, 0)
 
 
 class Policy:
     """Chooses actions.
 
     Attributes:
-        act: Greedy action for a row of raw observations; for stochastic heads their mode.
+        act: Returns the greedy action for a row of raw observations; for stochastic heads their mode.
         stochastic: Whether the head gives a distribution, to be sampled with log-probabilities.
-        epoch, version: Order of policies; (0, 0) for one that was never published.
+        order: Its place among all policies; (0, 0) for one that was never published.
     """
 
     def __init__(
@@ -49,8 +50,7 @@ class Policy:
         *,
         runtime: str = "auto",
         threads: int = 1,
-        epoch: int = 0,
-        version: int = 0,
+        order: messages.Order = _UNPUBLISHED,
         delegated: bool = True,
         limit_bytes: int = messages.MAX_POLICY_BYTES,
     ) -> None:
@@ -63,7 +63,7 @@ class Policy:
         self.head = specs.check_head(head, spec.action)
         self.spec = spec
         self.batch = batch
-        self.epoch, self.version = epoch, version
+        self.order = order
         self.stochastic = self.head in ("categorical", "gaussian")
         self.interpreter = interpreter.Interpreter(
             model, batch, runtime=runtime, threads=threads, delegated=delegated, limit_bytes=limit_bytes
@@ -81,11 +81,11 @@ class Policy:
 
     @property
     def delegate(self) -> str:
-        """Kernels that it really runs on."""
+        """The kernels that it really runs on."""
         return self.interpreter.delegate
 
     def sampler(self, noise: Iterator[NDArray[np.float32]], log_prob: Callable[[Any], None]) -> Act:
-        """What to act with for stochastic heads: samples an action, and gives its log-probability.
+        """Returns what to act with for stochastic heads: it samples an action, and gives its log-probability.
 
         Args:
             noise: Per action, Gumbel noise [batch, n] (categorical) or normal noise [batch, size] (gaussian).
@@ -115,7 +115,7 @@ class Policy:
         return categorical if self.head == "categorical" else gaussian
 
     def perturbed(self, noise: Iterator[NDArray[np.float32]]) -> Act:
-        """What to act with to explore with a deterministic head: its action and noise, clipped to the bounds.
+        """Returns what to explore with a deterministic head with: its action and noise, clipped to the bounds.
 
         Args:
             noise: Per action, [batch, size] in the action's units.
@@ -171,7 +171,7 @@ class Policy:
         return act
 
     def _bounds(self) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, ...]]:
-        """Of continuous actions [size], which rounding may pass, and the shape in which they are given out.
+        """Returns the bounds of continuous actions [size], which rounding may pass, and the shape they are given in.
 
         Two ufuncs take half the time of np.clip.
         """
@@ -191,7 +191,7 @@ class Policy:
 def from_manifest(
     manifest: messages.Manifest, model: bytes, *, spec: specs.EnvSpec, batch: int, runtime: str, threads: int
 ) -> Policy:
-    """The policy that a manifest describes. Raises as `Policy`."""
+    """Returns the policy that a manifest describes. Raises as `Policy`."""
     return Policy(
         model,
         manifest.head,
@@ -199,6 +199,5 @@ def from_manifest(
         batch,
         runtime=runtime,
         threads=threads,
-        epoch=manifest.epoch,
-        version=manifest.version,
+        order=manifest.order,
     )

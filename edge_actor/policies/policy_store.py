@@ -13,45 +13,43 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from broker.contract import messages
-from broker.fleet import identity
+from broker.program import storage
 
-Order = tuple[int, int]
-"""Epoch and version."""
 _NEWEST_BYTES = 4096
 _LARGEST = (1 << 63) - 1
 
 
 class PolicyStore:
-    """A keyframe, the delta from it that acted, if one did, and their order.
+    """Keeps a whole policy, the patch on it that acted, if one did, and their order.
 
-    Files of their own for keyframe and delta: a keyframe is large and changes rarely.
+    Files of their own for whole and patch: a whole policy is large and changes rarely.
 
     Args:
-        directory: Where `keyframe.sealed`, `delta.sealed` and `newest.json` lie.
-        learner_key: By whom policies are signed. Orders under another key mean nothing.
+        directory: Where `keyframe.sealed` (the whole one), `delta.sealed` (the patch) and `newest.json` lie.
+        learner_key: The key that policies are signed with. Orders under another key mean nothing.
     """
 
     def __init__(self, directory: Path, learner_key: bytes) -> None:
-        self._keyframe = directory / "keyframe.sealed"
-        self._delta = directory / "delta.sealed"
+        self._policy = directory / "keyframe.sealed"
+        self._patch = directory / "delta.sealed"
         self._newest = directory / "newest.json"
         self._learner_key = learner_key.hex()
         self._written: bytes | None = None
 
-    def keyframe(self) -> bytes | None:
-        """The keyframe; None if there is none.
+    def policy(self) -> bytes | None:
+        """Returns the whole policy, sealed; None if there is none.
 
         Raises:
             OSError: It cannot be read, or is too large for one.
         """
-        return _read(self._keyframe, messages.MAX_PACKET_BYTES)
+        return _read(self._policy, messages.MAX_PACKET_BYTES)
 
-    def delta(self) -> bytes | None:
-        """The delta; as `keyframe`."""
-        return _read(self._delta, messages.MAX_PACKET_BYTES)
+    def patch(self) -> bytes | None:
+        """Returns the patch, sealed; None if there is none. Raises as `policy`."""
+        return _read(self._patch, messages.MAX_PACKET_BYTES)
 
-    def newest(self) -> Order:
-        """Order of the newest policy that was ever written; (0, 0) if none was, under this key.
+    def newest(self) -> messages.Order:
+        """Returns the order of the newest policy that was ever written; (0, 0) if none was, under this key.
 
         Raises:
             OSError: The file cannot be read.
@@ -59,7 +57,7 @@ class PolicyStore:
         """
         stored = _read(self._newest, _NEWEST_BYTES)
         if stored is None:
-            return 0, 0
+            return messages.Order(0, 0)
         try:
             raw = json.loads(stored)
         except RecursionError:
@@ -69,27 +67,27 @@ class PolicyStore:
         key, epoch, version = raw.get("learner_key"), raw.get("epoch"), raw.get("version")
         if not (_is_count(epoch) and _is_count(version)) or raw.get("check") != _check(key, epoch, version):
             raise ValueError("it is damaged")
-        return (epoch, version) if key == self._learner_key else (0, 0)
+        return messages.Order(epoch, version) if key == self._learner_key else messages.Order(0, 0)
 
-    def write(self, sources: tuple[bytes, ...], order: Order) -> None:
-        """Replaces what is there by a keyframe, or a keyframe and a delta.
+    def write(self, sources: tuple[bytes, ...], order: messages.Order) -> None:
+        """Replaces what is there by a whole policy, or a whole one and a patch.
 
-        A delta that a crash leaves beside another keyframe than its own has no base there, and is passed over. The
+        A patch that a crash leaves beside another whole policy than its own has no base there, and is passed over. The
         order comes last, so that after a crash it is never newer than the policy.
 
         Raises:
             OSError: The disk is full, or not there.
         """
-        keyframe, *deltas = sources
-        if keyframe is not self._written:
-            identity.write_atomic(self._keyframe, keyframe)
-            self._written = keyframe
-        if deltas:
-            identity.write_atomic(self._delta, deltas[0])
+        whole, *patches = sources
+        if whole is not self._written:
+            storage.write_atomic(self._policy, whole)
+            self._written = whole
+        if patches:
+            storage.write_atomic(self._patch, patches[0])
         else:
-            self._delta.unlink(missing_ok=True)
-        about = {"learner_key": self._learner_key, "epoch": order[0], "version": order[1]}
-        identity.write_atomic(self._newest, json.dumps(about | {"check": _check(*about.values())}).encode())
+            self._patch.unlink(missing_ok=True)
+        about = {"learner_key": self._learner_key, "epoch": order.epoch, "version": order.version}
+        storage.write_atomic(self._newest, json.dumps(about | {"check": _check(*about.values())}).encode())
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -102,6 +100,6 @@ def _check(*fields: object) -> int:
 
 def _read(file: Path, limit_bytes: int) -> bytes | None:
     try:
-        return identity.read_regular(file, limit_bytes)
+        return storage.read_regular(file, limit_bytes)
     except FileNotFoundError:
         return None

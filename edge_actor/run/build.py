@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker.contract import errors, messages
-from broker.fleet import identity
+from broker.fleet import counters, identity
 from edge_actor import config
 from edge_actor.acting import exploration, pace, supervised_env
 from edge_actor.environment import env
 from edge_actor.experience import recorder, spool, trajectory
 from edge_actor.fleet import command, vitals
-from edge_actor.policies import interpreter, policy, policy_store, swap
+from edge_actor.policies import interpreter, policy, policy_store, receiver
 from edge_actor.run import (
     acting_loop,
     actor,
@@ -58,7 +58,7 @@ def build(
     runtime = interpreter.find(settings.runtime)
     state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
     environment = _environment(settings, settings.env) if settings.env else None
-    boot = identity.next_boot(state_dir / "boot")
+    boot = counters.next_boot(state_dir / "boot")
     connection = fleet_connection.FleetConnection(bundle, settings.broker or bundle.brokers, boot)
     told_to_stop = stopping.Stopping(connection.inbox.wake, on_alive)
 
@@ -108,7 +108,7 @@ def _loop(
     record = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), outbox)
     explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: record.recorded)
     metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None
-    newest = swap.Swap(
+    newest = receiver.PolicyReceiver(
         builder(n_envs),
         spec,
         policy_store.PolicyStore(state_dir, connection.verifier.public_key),

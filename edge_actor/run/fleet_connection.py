@@ -27,7 +27,7 @@ class FleetConnection:
         link: The connection itself.
         task: The environment that the learner names.
         states: Numbers this actor's states.
-        on_announced: Called on the network thread with epoch and version of the learner's newest policy.
+        on_announced: Called on the network thread with the order of the learner's newest policy.
     """
 
     def __init__(self, bundle: identity.Bundle, brokers: Sequence[str], boot: int) -> None:
@@ -38,7 +38,7 @@ class FleetConnection:
         self.inbox = inbox.Inbox(self.verifier, boot)
         self.task = task.Task()
         self.states = state_sequence.StateSequence(boot, lambda state: self.seal(self.state_topic, state))
-        self.on_announced: Callable[[int, int], None] = lambda epoch, version: None
+        self.on_announced: Callable[[messages.Order], None] = lambda newest: None
         self.link = link.Link(
             brokers,
             self.actor_id,
@@ -86,4 +86,4 @@ class FleetConnection:
         self.task.observe(state)
         self.inbox.put(state)
         if state.version:
-            self.on_announced(state.epoch, state.version)  # of a state that is new: the inbox passes on no other
+            self.on_announced(state.newest)  # of a state that is new: the inbox passes on no other

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from broker.contract import messages
 from edge_actor.acting import pace
 from edge_actor.experience import recorder
-from edge_actor.policies import policy, swap
+from edge_actor.policies import policy, receiver
 from edge_actor.run import fleet_connection
 
 _log = logging.getLogger(__name__)
@@ -32,12 +31,12 @@ class PolicySwitch:
 
     def __init__(
         self,
-        policies: swap.Swap,
+        policies: receiver.PolicyReceiver,
         connection: fleet_connection.FleetConnection,
         record: recorder.Recorder,
         metronome: pace.Metronome | None,
     ) -> None:
-        self._swap = policies
+        self._receiver = policies
         self._connection = connection
         self._recorder = record
         self._metronome = metronome
@@ -45,20 +44,20 @@ class PolicySwitch:
 
     def start(self) -> None:
         """Acts with the stored policy, if there is a good one, and listens for others."""
-        self._swap.start(self._connection.verifier, self._connection.topics)
+        self._receiver.start(self._connection.verifier, self._connection.topics)
         self._replace()
         self._subscribe()
-        self._connection.on_announced = self._swap.announce
+        self._connection.on_announced = self._receiver.announce
 
     @property
     def is_waiting(self) -> bool:
         """Whether there is a policy to build, which an episode's end would suit."""
-        return self._swap.has_work
+        return self._receiver.has_work
 
     def follow(self, channel: str) -> None:
         """Takes policies from another channel from now on."""
-        if channel != self._swap.channel:
-            self._swap.channel = channel
+        if channel != self._receiver.channel:
+            self._receiver.channel = channel
             self._subscribe()
 
     def replace_if_suitable(self, is_running: bool, allowed_rows: Callable[[], int]) -> bool:
@@ -71,17 +70,17 @@ class PolicySwitch:
         Returns:
             Whether another policy acts now.
         """
-        return self._swap.has_work and self._is_suitable(is_running, allowed_rows) and self._replace()
+        return self._receiver.has_work and self._is_suitable(is_running, allowed_rows) and self._replace()
 
     def is_older_than(self, limit_s: float) -> bool:
         """Whether for so long no newer policy came, nor word that there is none; never for 0."""
-        return limit_s > 0 and time.monotonic() - self._swap.heard_at > limit_s
+        return limit_s > 0 and time.monotonic() - self._receiver.heard_at > limit_s
 
     def vitals(self) -> dict[str, Any]:
         """Returns what acts, and how far the newest policy has come, by fields of `messages.Vitals`."""
         epoch, version = self._recorder.order
         acts = {"policy_epoch": epoch, "policy_version": version, "delegate": self.delegate}
-        return acts | self._swap.vitals()
+        return acts | self._receiver.vitals()
 
     @property
     def delegate(self) -> str:
@@ -90,30 +89,27 @@ class PolicySwitch:
 
     def close(self) -> None:
         """Stores what was not stored yet."""
-        self._swap.close()
+        self._receiver.close()
 
     def _is_suitable(self, is_running: bool, allowed_rows: Callable[[], int]) -> bool:
         """Before the first step, at an episode's end, in slack, or when none of these came in time."""
-        if self.acting is None or not is_running or self._swap.overdue:
+        if self.acting is None or not is_running or self._receiver.overdue:
             return True
         if self._metronome is not None:
-            return self._metronome.has_room(_BUILD_MARGIN * 1e-3 * self._swap.build_ms)
+            return self._metronome.has_room(_BUILD_MARGIN * 1e-3 * self._receiver.build_ms)
         ended = self._recorder.trajectory.ended
         return len(ended) > 1 or bool(ended[0]) or not allowed_rows()
 
     def _replace(self) -> bool:
-        built = self._swap.build()
+        built = self._receiver.newest()
         if built is None:
             return False
         self._recorder.flush()
         if self.acting is None:
-            _log.info("policy %d.%d acts on %s", built.epoch, built.version, built.delegate)
-        self.acting, self._recorder.order = built, (built.epoch, built.version)
+            _log.info("policy %s acts on %s", built.order, built.delegate)
+        self.acting, self._recorder.order = built, built.order
         return True
 
     def _subscribe(self) -> None:
-        names, channel, queued = self._connection.topics, self._swap.channel, self._swap.queued
-        link, opener, offer = self._connection.link, self._connection.inbox.opener, self._swap.offer
-        link.subscribe(names.keyframe(channel), queued(opener(messages.Policy, offer)))
-        link.subscribe(names.part(channel), queued(opener(messages.PolicyPart, self._swap.prepare)))
-        link.subscribe(names.delta(channel), queued(opener(messages.PolicyDelta, offer)))
+        connection = self._connection
+        self._receiver.listen(connection.link.subscribe, connection.topics, connection.inbox.opener)

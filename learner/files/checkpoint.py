@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from broker.fleet import identity
+from broker.program import storage
 
 _log = logging.getLogger(__name__)
 KEEP = 3
@@ -67,10 +67,10 @@ def save(directory: Path, updates: int, meta: Mapping[str, Any], parts: Mapping[
     arrays = {f"{part}/{name}": array for part, state in parts.items() for name, array in state.items()}
     arrays[_META] = np.frombuffer(json.dumps({"format": FORMAT, **meta}).encode(), np.uint8)
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # they might be allow_pickle, for all that it knows
     buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
     path = directory / f"{updates:010d}.npz"
-    identity.write_atomic(path, buffer.getvalue(), mode=0o644)
+    storage.write_atomic(path, buffer.getvalue(), mode=0o644)
     found = _newest_first(directory)
     at = found.index(path)
     for other in found[:at] + found[at + KEEP :]:

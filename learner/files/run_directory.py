@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import errors, messages
-from broker.fleet import identity
-from broker.program import settings
+from broker.program import settings, storage
 from learner import config
 
 LEDGER = "ledger.sqlite"
@@ -65,7 +64,7 @@ class RunDirectory:
 
     def describe(self, effective: config.Settings) -> None:
         """Writes the effective settings, and who ran what with which versions; a resumed run adds to the latter."""
-        identity.write_atomic(self.path / "config.toml", settings.dump(*effective).encode(), mode=0o644)
+        storage.write_atomic(self.path / "config.toml", settings.dump(*effective).encode(), mode=0o644)
         file = self.path / "run.json"
         starts = _starts(file)
         starts.append(
@@ -78,7 +77,7 @@ class RunDirectory:
                 "versions": versions(),
             }
         )
-        identity.write_atomic(file, (json.dumps({"starts": starts}, indent=2) + "\n").encode(), mode=0o644)
+        storage.write_atomic(file, (json.dumps({"starts": starts}, indent=2) + "\n").encode(), mode=0o644)
 
     def owed_steps(self) -> float:
         """Returns the most steps that an actor may hold of what this run granted before; infinite if nobody knows."""
@@ -91,7 +90,7 @@ class RunDirectory:
     def note_owed_steps(self, steps: float) -> None:
         """Keeps that number, so that it outlives a learner that is killed."""
         text = json.dumps({"steps": steps if math.isfinite(steps) else None}) + "\n"
-        identity.write_atomic(self.path / "owed.json", text.encode(), mode=0o644)
+        storage.write_atomic(self.path / "owed.json", text.encode(), mode=0o644)
 
     def save_policy(self, manifest: messages.Manifest, model: bytes) -> Path:
         """Keeps a published policy as a plain .tflite with its manifest beside it; returns the model's path.
@@ -100,9 +99,9 @@ class RunDirectory:
         """
         stem = policy_name(manifest)
         path = self.policies / f"{stem}.tflite"
-        identity.write_atomic(path, model, mode=0o644, sync=False)  # a record; the loop shall not wait for the disk
+        storage.write_atomic(path, model, mode=0o644, sync=False)  # a record; the loop shall not wait for the disk
         text = json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
-        identity.write_atomic(self.policies / f"{stem}.json", text.encode(), mode=0o644, sync=False)
+        storage.write_atomic(self.policies / f"{stem}.json", text.encode(), mode=0o644, sync=False)
         step = 1
         while (old := manifest.version - 100 * step) > 0:
             if old % step == 0 and old % (10 * step):
@@ -114,7 +113,7 @@ class RunDirectory:
     def save_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json."""
         text = json.dumps(summary, indent=2) + "\n"
-        identity.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
+        storage.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
 
 
 def no_run(path: Path) -> errors.RunError:

@@ -161,7 +161,7 @@ class Roster:
         """Returns an assignment that grants nothing."""
         zero = {"epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_decay_steps": 1, "epsilon_offset": 0, "seed": 0}
         own = {"session": self._session, "epoch": self.epoch, "boot": boot, "channel": topics.MAIN_CHANNEL}
-        values: dict[str, Any] = {**own, **zero, "slot": 0, "slots": 1, "steps_granted": 0, "refused": refused}
+        values: dict[str, Any] = {**own, **zero, "slot": 0, "steps_granted": 0, "refused": refused}
         return messages.Assignment(**values)
 
     def rejections(self) -> Iterator[tuple[str, messages.Assignment]]:
@@ -374,7 +374,6 @@ class Roster:
                 boot=actor.boot,
                 channel=topics.MAIN_CHANNEL,
                 slot=actor.slot,
-                slots=n,
                 epsilon_start=exploration.epsilon_start,
                 epsilon_end=exploration.epsilon_end,
                 epsilon_decay_steps=max(1, exploration.epsilon_decay_steps // n),

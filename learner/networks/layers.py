@@ -105,8 +105,8 @@ def absorb(policy: PolicyLayers, gain: NDArray[Any], offset: NDArray[Any]) -> Po
     gain64, offset64 = np.asarray(gain, np.float64).reshape(-1), np.asarray(offset, np.float64).reshape(-1)
     assert gain64.size == 1 or isinstance(first, Dense)
     bias = first.bias + kernel @ np.broadcast_to(offset64, kernel.shape[1:])
-    kernel = (kernel * gain64).reshape(first.kernel.shape)
-    rewritten = replace(first, kernel=kernel.astype(np.float32), bias=bias.astype(np.float32))
+    scaled = (kernel * gain64).reshape(first.kernel.shape)
+    rewritten = replace(first, kernel=scaled.astype(np.float32), bias=bias.astype(np.float32))
     return (*policy[:at], rewritten, *policy[at + 1 :])
 
 

@@ -1,4 +1,4 @@
-"""A policy on its way out: difference from one that actors have, in parts if it is large, else with its digest.
+"""A policy on its way out, while it is made: its pieces if it is large, else its digest, and at the end its patch.
 
 All of that is done beside the thread that makes a large policy, whose loops do not hold Python's lock either.
 """
@@ -18,27 +18,27 @@ from broker.contract import messages, policy_patch
 from learner.quantize import kernels
 
 Patch = NDArray[np.uint8]
-SendPart = Callable[[int, int, Patch], bool]
+SendPiece = Callable[[int, int, Patch], bool]
 """Takes bytes from `start` to `end`, as a patch; false if they could not go out."""
 
 
-class Draft:
-    """What a channel prepares while a policy is being made.
+class OutgoingPolicy:
+    """Takes in the bytes of a policy as they become known, and prepares how it goes out.
 
     Args:
-        base: The policy that it is a difference from, empty where it can only go out whole.
-        version: Of that.
-        retained: Whether the base is the keyframe, and the difference is to be retained.
-        number: Of its parts; 0 if it does not go in any.
-        send_part: Takes each piece's difference at once; None waits until the policy is whole.
-        quick: As of `delta.difference`, for parts.
-        beside: A single thread that takes digest or parts meanwhile. None takes them here.
+        base: The policy that it is a patch on, empty where it can only go out whole.
+        version: The version of the base.
+        is_retained: Whether the base is the retained one, and the patch is to be retained too.
+        attempt: Number of this attempt, which its pieces have.
+        send_piece: Sends each piece at once; None waits until the policy is whole.
+        quick: As in `policy_patch.difference`, for pieces.
+        beside: A single thread that takes digest or pieces meanwhile. None takes them here.
 
     Attributes:
         size: Bytes so far.
-        lost: A part could not go out. Known when `sha256` was asked for.
-        delta_ms: By how long taking the difference held up whoever asked for digest and patch.
-        parts_ms: What digest or parts took, be it beside.
+        is_lost: A piece could not go out. Known when `sha256` was asked for.
+        delta_ms: How long taking the difference held up whoever asked for digest and patch.
+        parts_ms: What digest or pieces took, be it beside.
     """
 
     def __init__(
@@ -46,23 +46,28 @@ class Draft:
         base: bytes,
         version: int,
         *,
-        retained: bool,
-        number: int = 0,
-        send_part: SendPart | None = None,
+        is_retained: bool,
+        attempt: int = 0,
+        send_piece: SendPiece | None = None,
         quick: bool = False,
         beside: futures.Executor | None = None,
     ) -> None:
-        self.version, self.retained, self.number = version, retained, number
+        self.version, self.is_retained, self.attempt = version, is_retained, attempt
         self._base = memoryview(base)
-        self._send_part, self._quick = send_part, quick
+        self._send_piece, self._quick = send_piece, quick
         self._beside = beside
         self._digest = hashlib.sha256()
         self._under_way: list[futures.Future[None]] = []
-        self.size, self.lost = 0, False
+        self.size, self.is_lost = 0, False
         self.delta_ms = self.parts_ms = 0.0
 
+    @property
+    def went_ahead(self) -> bool:
+        """Whether the policy's bytes went ahead in pieces."""
+        return self._send_piece is not None
+
     def add(self, piece: bytes | memoryview) -> None:
-        """The policy's next bytes; they must not change before `sha256` was asked for, or this draft closed."""
+        """Takes the policy's next bytes; they must not change before `sha256` or `cancel` was called."""
         start, self.size = self.size, self.size + len(piece)
         if self._beside is None:
             self._take(start, piece)
@@ -70,24 +75,24 @@ class Draft:
             self._under_way.append(self._beside.submit(self._take, start, piece))
 
     def sha256(self) -> str:
-        """Of all bytes so far, in hexadecimal; empty if they go in parts (`messages.PolicyDelta`)."""
+        """Returns the digest of all bytes in hexadecimal; empty if they went ahead (`messages.ManifestChanges`)."""
         began = time.perf_counter()
         while self._under_way:
             self._under_way.pop().result()
         self.delta_ms += (time.perf_counter() - began) * 1e3
-        return "" if self._send_part else self._digest.hexdigest()
+        return "" if self.went_ahead else self._digest.hexdigest()
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         """Drops what has not begun, and waits for what has: the policy will not go out."""
         for one in self._under_way:
             one.cancel()
         futures.wait(self._under_way)
 
     def patch(self, model: bytes) -> Patch | None:
-        """The difference, once all is there: empty if it went ahead in parts; None if the policy can only go whole."""
+        """Returns the patch once all bytes are there: empty if they went ahead, None if only the whole can go out."""
         if not self._base or len(model) != len(self._base):
             return None
-        if self._send_part is not None:
+        if self.went_ahead:
             return np.zeros(0, np.uint8)
         began = time.perf_counter()
         patch = _difference(self._base, model)
@@ -96,15 +101,16 @@ class Draft:
 
     def _take(self, start: int, piece: bytes | memoryview) -> None:
         began, end = time.perf_counter(), start + len(piece)
-        if self._send_part is None:
+        if self._send_piece is None:
             self._digest.update(piece)
-        elif not self.lost and end <= len(self._base):  # else it is of another layout
-            self.lost = not self._send_part(start, end, _difference(self._base[start:end], piece, quick=self._quick))
+        elif not self.is_lost and end <= len(self._base):  # else it is of another layout
+            patch = _difference(self._base[start:end], piece, quick=self._quick)
+            self.is_lost = not self._send_piece(start, end, patch)
         self.parts_ms += (time.perf_counter() - began) * 1e3
 
 
-def digested(manifest: messages.Manifest, model: bytes) -> messages.Manifest:
-    """A policy's manifest with its digest, which what goes in parts has not."""
+def with_digest(manifest: messages.Manifest, model: bytes) -> messages.Manifest:
+    """Returns a policy's manifest with its digest, which what went ahead in pieces lacks."""
     return manifest if manifest.sha256 else replace(manifest, sha256=hashlib.sha256(model).hexdigest())
 
 

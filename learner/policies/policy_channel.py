@@ -1,19 +1,20 @@
-"""How policies get to actors in few bytes: keyframes, deltas from a keyframe, and deltas from one policy to the next.
+"""How policies get to actors in few bytes: whole ones, patches on those, and pieces from one policy to the next.
 
-    retained      K0 ──────────── a4 ──────────── a8 ─ ...        a: delta from the keyframe
-    passing by     └ s1 ─ s2 ─ s3    └ s5 ─ s6 ─ s7 └ ...         s: delta from the policy just before
+    retained      W0 ──────────── p4 ──────────── p8 ─ ...        W: whole policy, p: patch on it
+    streamed       └ s1 ─ s2 ─ s3    └ s5 ─ s6 ─ s7 └ ...         s: pieces on the policy just before
 
-A delta from the policy before is the smallest, since little changes between two publishes, but whoever misses one is
-lost. So every two seconds, and when nothing follows, the newest policy goes out as a delta from the keyframe, which is
-retained: an actor that joins, or lost something, needs that and the keyframe. Where policies come more slowly than that
-there is nothing in between.
+A step from the policy before is the smallest, since little changes between two publishes, but whoever misses one is
+lost. So every two seconds, and when nothing follows, the newest policy goes out as a patch on the whole one, which is
+retained: an actor that joins, or lost something, needs these two. Where policies come more slowly than that there is
+nothing in between.
 
-A large policy from one to the next goes out in parts, while the rest of it is still being made and before the gate has
-judged it: the actor unpacks and adds them up meanwhile. What makes it a policy is the delta behind them, which names
-them; without that they are nothing. The retained one takes several times as long, and waits until an actor acts on it.
+A small step is one piece. A large policy goes out in several, while the rest of it is still being made and before the
+gate has judged it: the actor unpacks and adds them up meanwhile. What makes it a policy is the last one, with its
+manifest; without that they are nothing. The retained patch takes several times as long, and waits until an actor acts
+on the policy.
 
-Deltas from a keyframe grow with distance. Renewing it when the next one would be larger than the mean of all since the
-keyframe, itself included, makes that mean the smallest possible as long as they grow.
+Patches grow with distance. Renewing the whole policy when the next patch would be larger than the mean of all that was
+retained since, itself included, makes that mean the smallest possible as long as they grow.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from learner.policies import outgoing_policy
 from learner.quantize import kernels
 
 RETAIN_PERIOD_S = 2.0
-"""The most that an actor which missed a delta stays behind."""
+"""The longest that an actor which missed a step stays behind."""
 PATIENCE = 2
 """So many times as long a large policy may wait to be retained; if until then it never was the time, it goes whole."""
 
-PARTS_BYTES = 2_000_000
-"""Policies from here on go in parts."""
+AHEAD_BYTES = 2_000_000
+"""Policies from here on go ahead in pieces."""
 
 
 class Sender(Protocol):
@@ -48,10 +49,10 @@ class Sender(Protocol):
         """Whether nothing that is sent leaves this machine."""
 
     def retain(self, topic: str, message: messages.Message) -> int:
-        """Sends a retained message; its size in bytes."""
+        """Sends a retained message; returns its size in bytes."""
 
     def tell(self, topic: str, message: messages.Message) -> int:
-        """Sends a message to those who listen; its size in bytes, or 0 if it cannot go out now."""
+        """Sends a message to those who listen; returns its size in bytes, or 0 if it cannot go out now."""
 
     def forget(self, topic: str) -> None:
         """Takes back what is retained."""
@@ -59,7 +60,7 @@ class Sender(Protocol):
 
 @dataclass(slots=True)
 class Traffic:
-    """What was sent. `bytes` are whole payloads, seals included."""
+    """What was sent: whole policies as keyframes, patches and steps as deltas. Bytes are payloads, seals included."""
 
     policies: int = 0
     keyframes: int = 0
@@ -69,25 +70,25 @@ class Traffic:
 
     @property
     def mean_bytes(self) -> float | None:
-        """Per policy."""
+        """Bytes per policy; None before the first."""
         return (self.keyframe_bytes + self.delta_bytes) / self.policies if self.policies else None
 
 
-class Channel:
-    """The policies of one channel, in the order of their versions within one epoch.
+class PolicyChannel:
+    """Sends the policies of one channel, in the order of their versions within one epoch.
 
     Args:
         sender: Signs and sends.
         names: Topics of the fleet.
-        name: Of the channel.
-        enabled: False sends keyframes only.
+        name: The channel's name.
+        enabled: False sends whole policies only.
         clock: Monotonic seconds.
 
     Attributes:
         traffic: What was sent.
-        delta_ms: Of the newest policy: waiting for its difference.
-        parts_ms: Of the newest policy, beside what makes it: its digest, or its difference if that goes in parts.
-        send_ms: Of the newest policy: encoding, signing and handing to the socket, without parts.
+        delta_ms: How long the newest policy waited for its difference.
+        parts_ms: What was done beside the making of the newest policy: its digest, or its pieces.
+        send_ms: What encoding, signing and handing to the socket took of the newest policy, but for pieces ahead.
     """
 
     def __init__(
@@ -100,116 +101,143 @@ class Channel:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sender = sender
-        self._name, self._part_topic = name, names.part(name)
-        self._keyframe_topic, self._delta_topic = names.keyframe(name), names.delta(name)
+        self._name = name
+        self._whole_topic, self._patch_topic = names.policy(name), names.policy_patch(name)
+        self._piece_topic = names.policy_piece(name)
         self._enabled = enabled
         self._clock = clock
-        self._keyframe = self._newest = (0, b"")
+        self._whole = self._newest = (0, b"")
         self._manifest: messages.Manifest | None = None
         self._retained_at = 0.0
         self._is_retained = True
-        self._drafts = 0
-        self._from_keyframe: list[int] = []  # bytes of the keyframe, and of each delta from it
+        self._attempts = 0
+        self._retained_bytes: list[int] = []  # of the whole policy, and of each patch on it
         self.traffic = Traffic()
         self.delta_ms = self.parts_ms = self.send_ms = 0.0
 
-    def draft(self, order: tuple[int, int], beside: futures.Executor | None = None) -> outgoing_policy.Draft:
-        """What takes in the next policy's bytes, as they become known, and then goes to `send`.
+    def begin(self, order: messages.Order, beside: futures.Executor | None = None) -> outgoing_policy.OutgoingPolicy:
+        """Returns what takes in the next policy's bytes, as they become known, and then goes to `send`.
 
         Args:
             order: Epoch and version that the policy will have, if it goes out.
-            beside: As of `drafts.Draft`.
+            beside: As in `OutgoingPolicy`.
         """
-        is_large = self._enabled and len(self._newest[1]) >= PARTS_BYTES
-        retained = self._clock() - self._retained_at > RETAIN_PERIOD_S * (PATIENCE if is_large else 1)
-        version, base = self._keyframe if retained else self._newest
+        is_large = self._enabled and len(self._newest[1]) >= AHEAD_BYTES
+        is_retained = self._clock() - self._retained_at > RETAIN_PERIOD_S * (PATIENCE if is_large else 1)
+        version, base = self._whole if is_retained else self._newest
         if not self._enabled:
             base = b""
-        if retained or not is_large:
-            return outgoing_policy.Draft(base, version, retained=retained, beside=beside)
-        self._drafts += 1
-        send_part = functools.partial(self._send_part, order, version, self._drafts)
-        quick = self._sender.is_local
-        return outgoing_policy.Draft(
-            base, version, retained=False, number=self._drafts, send_part=send_part, quick=quick, beside=beside
+        if is_retained:
+            return outgoing_policy.OutgoingPolicy(base, version, is_retained=True, beside=beside)
+        self._attempts += 1
+        attempt, send_piece = self._attempts, None
+        if is_large:
+            send_piece = functools.partial(self._send_piece, order, version, attempt)
+        return outgoing_policy.OutgoingPolicy(
+            base,
+            version,
+            is_retained=False,
+            attempt=attempt,
+            send_piece=send_piece,
+            quick=self._sender.is_local,
+            beside=beside,
         )
 
-    def send(self, manifest: messages.Manifest, model: bytes, draft: outgoing_policy.Draft) -> None:
+    def send(self, manifest: messages.Manifest, model: bytes, outgoing: outgoing_policy.OutgoingPolicy) -> None:
         """Sends a policy in the way that takes the fewest bytes.
 
         Args:
-            manifest: Of the policy, with the draft's digest.
-            model: Its bytes.
-            draft: That took them in, since the policy before was sent.
+            manifest: The policy's, with the digest that `outgoing` gave.
+            model: The policy's bytes.
+            outgoing: What took them in, since the policy before was sent.
         """
         self.traffic.policies += 1
-        patch = draft.patch(model)
-        self.delta_ms, self.parts_ms, self.send_ms = draft.delta_ms, draft.parts_ms, 0.0
+        patch = outgoing.patch(model)
+        self.delta_ms, self.parts_ms, self.send_ms = outgoing.delta_ms, outgoing.parts_ms, 0.0
         if patch is None:
-            self._send_keyframe(manifest, model)
-        elif draft.retained:
-            self._send_retained(manifest, model, draft.version, patch)
-        elif draft.lost or not self._send_step(messages.PolicyDelta.of(manifest, draft.version, patch, draft.number)):
-            self._send_from_keyframe(manifest, model)
+            self._send_whole(manifest, model)
+        elif outgoing.is_retained:
+            self._send_patch(manifest, model, outgoing.version, patch)
+        elif outgoing.is_lost or not self._send_last_piece(manifest, len(model), outgoing, patch):
+            self._retain(manifest, model)
         self._manifest, self._newest = manifest, (manifest.version, model)
 
     @property
     def is_due(self) -> bool:
-        """The newest policy should be retained: no other has followed it for a while."""
+        """Whether the newest policy should be retained: no other has followed it for a while."""
         has_waited = self._clock() - self._retained_at > RETAIN_PERIOD_S
         return has_waited and self._manifest is not None and not self._is_retained
 
-    def settle(self, *, at_once: bool = False) -> None:
-        """Call again and again: retains the newest policy if no other has followed it; `at_once` if none will."""
+    def retain_newest(self, *, at_once: bool = False) -> None:
+        """Retains the newest policy if no other has followed it for a while; `at_once` if none will."""
         if self._manifest is not None and not self._is_retained and (at_once or self.is_due):
-            self._send_from_keyframe(self._manifest, self._newest[1])
+            self._retain(self._manifest, self._newest[1])
 
-    def _send_keyframe(self, manifest: messages.Manifest, model: bytes) -> None:
-        manifest = outgoing_policy.digested(manifest, model)
-        size = self._retain(self._keyframe_topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
-        self._sender.forget(self._delta_topic)  # its base is retained no longer
-        self._keyframe, self._from_keyframe = (manifest.version, model), [size]
+    def _retain(self, manifest: messages.Manifest, model: bytes) -> None:
+        version, base = self._whole
+        if not self._enabled or len(base) != len(model):
+            self._send_whole(manifest, model)
+        else:
+            self._send_patch(manifest, model, version, policy_patch.difference(base, model, kernels.pack))
+
+    def _send_whole(self, manifest: messages.Manifest, model: bytes) -> None:
+        manifest = outgoing_policy.with_digest(manifest, model)
+        size = self._send_retained(self._whole_topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
+        self._sender.forget(self._patch_topic)  # its base is retained no longer
+        self._whole, self._retained_bytes = (manifest.version, model), [size]
         self.traffic.keyframes += 1
         self.traffic.keyframe_bytes += size
 
-    def _send_from_keyframe(self, manifest: messages.Manifest, model: bytes) -> None:
-        version, base = self._keyframe
-        if not self._enabled or len(base) != len(model):
-            self._send_keyframe(manifest, model)
-        else:
-            patch = policy_patch.difference(base, model, kernels.pack)
-            self._send_retained(manifest, model, version, patch)
-
-    def _send_retained(
-        self, manifest: messages.Manifest, model: bytes, base: int, patch: outgoing_policy.Patch
-    ) -> None:
-        so_far = self._from_keyframe
+    def _send_patch(self, manifest: messages.Manifest, model: bytes, base: int, patch: outgoing_policy.Patch) -> None:
+        so_far = self._retained_bytes
         if len(patch) > sum(so_far) / len(so_far):
-            self._send_keyframe(manifest, model)
+            self._send_whole(manifest, model)
             return
-        manifest = outgoing_policy.digested(manifest, model)
-        size = self._retain(self._delta_topic, messages.PolicyDelta.of(manifest, base, patch))
+        changes = _changes(outgoing_policy.with_digest(manifest, model))
+        message = messages.PolicyPatch(self._name, *manifest.order, base, changes, patch)
+        size = self._send_retained(self._patch_topic, message)
         so_far.append(size)
         self._count_delta(size)
 
-    def _send_step(self, message: messages.PolicyDelta) -> bool:
+    def _send_last_piece(
+        self,
+        manifest: messages.Manifest,
+        model_bytes: int,
+        outgoing: outgoing_policy.OutgoingPolicy,
+        patch: outgoing_policy.Patch,
+    ) -> bool:
+        """Sends what makes a policy of its pieces, which for a small one is all of it; false if it cannot go out."""
+        start = model_bytes if outgoing.went_ahead else 0
         began = time.perf_counter()
-        size = self._sender.tell(self._delta_topic, message)
+        size = self._tell(manifest.order, outgoing.version, outgoing.attempt, start, model_bytes, patch, manifest)
         self.send_ms += (time.perf_counter() - began) * 1e3
         if size:
             self._is_retained = False
             self._count_delta(size)
         return size > 0
 
-    def _send_part(
-        self, order: tuple[int, int], base: int, draft: int, start: int, end: int, patch: outgoing_policy.Patch
+    def _send_piece(
+        self, order: messages.Order, base: int, attempt: int, start: int, end: int, patch: outgoing_policy.Patch
     ) -> bool:
-        part = messages.PolicyPart(self._name, *order, base, draft, start, end, patch)
-        size = self._sender.tell(self._part_topic, part)
+        size = self._tell(order, base, attempt, start, end, patch, None)
         self.traffic.delta_bytes += size
         return size > 0
 
-    def _retain(self, topic: str, message: messages.Message) -> int:
+    def _tell(
+        self,
+        order: messages.Order,
+        base: int,
+        attempt: int,
+        start: int,
+        end: int,
+        patch: outgoing_policy.Patch,
+        manifest: messages.Manifest | None,
+    ) -> int:
+        changes = None if manifest is None else _changes(manifest)
+        piece = messages.PolicyPiece(self._name, *order, base, attempt, start, end, changes, patch)
+        return self._sender.tell(self._piece_topic, piece)
+
+    def _send_retained(self, topic: str, message: messages.Message) -> int:
         began = time.perf_counter()
         size = self._sender.retain(topic, message)
         self.send_ms += (time.perf_counter() - began) * 1e3
@@ -219,3 +247,8 @@ class Channel:
     def _count_delta(self, size: int) -> None:
         self.traffic.deltas += 1
         self.traffic.delta_bytes += size
+
+
+def _changes(manifest: messages.Manifest) -> messages.ManifestChanges:
+    """What a policy's message says of its manifest; its base says the rest."""
+    return messages.ManifestChanges(manifest.sha256 or None, manifest.created_s, manifest.expires_s)

@@ -15,7 +15,7 @@ from learner.algorithms import registry
 from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
-from learner.policies import publish
+from learner.policies import publisher
 from learner.run import (
     assigning,
     checkpoints,
@@ -104,7 +104,7 @@ def build(
     algorithm = registry.make(settings, spec)
     if saved:
         algorithm.restore(saved.parts["algorithm"])
-    publishing = publish.Publisher(
+    policies = publisher.Publisher(
         fleet,
         fleet.topics,
         spec,
@@ -113,16 +113,16 @@ def build(
         version,
         settings.gate,
         directory,
+        kept,
         send_deltas=train.delta,
         precision=train.precision,
         weight_bits=train.weight_bits,
         expire_after_s=train.policy_expire_s,
-        kept=kept,
     )
-    publishing.prepare(algorithm.policy_layers())
+    policies.prepare(algorithm.policy_layers())
     written = metrics.Metrics.open(directory.path, display, started_s, kept)
     good = algorithm.state()
-    scores = policy_scores.PolicyScores(train, asking, publishing, steps.end_s, good)
+    scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
     parts = training_loop.Parts(
@@ -133,8 +133,8 @@ def build(
         replay=buffer,
         rng=rng,
         algorithm=algorithm,
-        publisher=publishing,
-        receiver=receiving.Receiver(fleet, actors, ingesting, limiter, counted, publishing, scores, failures),
+        publisher=policies,
+        receiver=receiving.Receiver(fleet, actors, ingesting, limiter, counted, policies, scores, failures),
         pace=steps,
         first_steps=gathering,
         assigner=assigner,

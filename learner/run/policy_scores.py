@@ -11,7 +11,7 @@ import numpy as np
 from broker.contract import messages
 from learner import algorithms, config
 from learner.fleet import actors
-from learner.policies import publish
+from learner.policies import publisher
 from learner.quantize import compare
 from learner.run import pace, scoring
 
@@ -39,7 +39,7 @@ class PolicyScores:
         self,
         settings: config.TrainConfig,
         asking: scoring.Scoring,
-        publisher: publish.Publisher,
+        publisher: publisher.Publisher,
         end_s: float,
         state: algorithms.State,
     ) -> None:
@@ -65,7 +65,7 @@ class PolicyScores:
         rested = time.monotonic() >= self._scoring.rests_until_s
         return bool(self._settings.evaluate_episodes) and rested and not self.busy and self.solved is None
 
-    def begin(self, policy: publish.Published, state: algorithms.State) -> None:
+    def begin(self, policy: publisher.Published, state: algorithms.State) -> None:
         """Begins to score a policy that was made from this state of the algorithm."""
         self.state = state
         self._scoring.begin(policy)
@@ -98,7 +98,7 @@ class PolicyScores:
                 _log.warning("%s alone says that the policy is good: no other actor was there to confirm it", score.by)
         return True
 
-    def begin_last(self, newest: publish.Published, working: list[actors.Actor]) -> float:
+    def begin_last(self, newest: publisher.Published, working: list[actors.Actor]) -> float:
         """Begins to score the last policy, within `max_wall_s`, where that is set.
 
         Args:
@@ -122,7 +122,7 @@ class PolicyScores:
         asking.begin(newest, confirm=True)
         return end_s
 
-    def end_last(self, newest: publish.Published) -> None:
+    def end_last(self, newest: publisher.Published) -> None:
         """Takes what is known of the last policy, though it may not be confirmed."""
         found = self._scoring.unconfirmed
         if found is not None and found.policy is newest and (self.last is None or self.last.policy is not newest):

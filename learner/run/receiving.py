@@ -9,7 +9,7 @@ import time
 from broker.contract import messages
 from learner.experience import ingest, rate_limiter
 from learner.fleet import roster, session
-from learner.policies import publish
+from learner.policies import publisher
 from learner.run import policy_scores
 from learner.run.reports import notices, progress
 
@@ -37,7 +37,7 @@ class Receiver:
         ingesting: ingest.Ingest,
         limiter: rate_limiter.RateLimiter,
         counted: progress.Progress,
-        publisher: publish.Publisher,
+        publisher: publisher.Publisher,
         scores: policy_scores.PolicyScores,
         failures: notices.Notices,
     ) -> None:
@@ -61,7 +61,7 @@ class Receiver:
                 if self.ingest.is_full:
                     break
         self.commit(wait=False)
-        self._publisher.settle()
+        self._publisher.tidy()
 
     def commit(self, *, wait: bool) -> None:
         """Inserts what is durable into replay, and sends receipts: one an actor, however many messages it covers.

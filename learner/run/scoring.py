@@ -19,7 +19,7 @@ import numpy as np
 from broker.contract import messages
 from learner import config
 from learner.fleet import actors
-from learner.policies import publish
+from learner.policies import publisher
 
 TIMEOUT_S = 120.0
 RATED = 5.0
@@ -42,7 +42,7 @@ class Score:
     `alone` says that there was no other one to confirm it.
     """
 
-    policy: publish.Published
+    policy: publisher.Published
     confirming: bool = False
     seed: int = 0
     reports: dict[str, messages.Report] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Scoring:
         """Whether a policy is being scored."""
         return self._current is not None
 
-    def begin(self, policy: publish.Published, *, confirm: bool = False) -> None:
+    def begin(self, policy: publisher.Published, *, confirm: bool = False) -> None:
         """Starts scoring a policy; with `confirm` it skips the screening."""
         self._current = Score(policy)
         self._awaited = ("", "")
@@ -144,7 +144,7 @@ class Scoring:
         model = score.policy.model if which == "published" else score.policy.float32
         manifest = score.policy.manifest
         if which == "float32":
-            manifest = publish.describe_as(manifest, model, "float32")
+            manifest = publisher.describe_as(manifest, model, "float32")
         max_steps, max_s = self.limits(asked)
         max_s = min(max_s, _ON_THE_WAY * (self.end_s - now_s))
         self._commands += 1

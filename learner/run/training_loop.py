@@ -23,7 +23,7 @@ from learner import algorithms, config
 from learner.experience import ingest, replay, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
-from learner.policies import publish
+from learner.policies import publisher
 from learner.quantize import calibrate
 from learner.run import (
     assigning,
@@ -36,7 +36,7 @@ from learner.run import (
     updating,
     waiting,
 )
-from learner.run.reports import metrics, notices, policies, progress
+from learner.run.reports import metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class Parts:
     replay: replay.Replay
     rng: np.random.Generator
     algorithm: algorithms.Algorithm
-    publisher: publish.Publisher
+    publisher: publisher.Publisher
     receiver: receiving.Receiver
     pace: pace.Pace
     first_steps: first_steps.FirstSteps
@@ -111,7 +111,7 @@ class TrainingLoop:
                 ending.callback(parts.ingest.close)
                 ending.callback(parts.metrics.close)
                 ending.callback(self.save, last=True)
-                ending.callback(parts.publisher.settle, at_once=True)
+                ending.callback(parts.publisher.close)
 
     def save(self, *, last: bool = False) -> None:
         """Writes a checkpoint, of a state in which all that was received is in replay and has its receipt.
@@ -149,7 +149,7 @@ class TrainingLoop:
             "finished_unix_s": round(self._finished_unix_s or time.time(), 3),
             "nothing_learned": None if updates else parts.waiting.nothing_learned(),
         }
-        yield policies.summary(parts.publisher)
+        yield parts.publisher.summary()
         yield parts.pace.summary()
         yield parts.progress.summary()
         yield parts.scores.summary()
@@ -216,8 +216,7 @@ class TrainingLoop:
         self._published_updates, self._published_at = parts.algorithm.updates, time.monotonic()
         policy = parts.algorithm.policy_layers()
         seen = parts.replay.observations(calibrate.sample_size(policy), parts.rng)
-        making = self._computing.submit(parts.publisher.publish, policy, *calibrate.split(seen))
-        verdict = self._meanwhile(making, "a policy to be made")
+        verdict = self._meanwhile(parts.publisher.publish(policy, *calibrate.split(seen)), "a policy to be made")
         if not verdict.passed or parts.publisher.newest is None:
             return
         parts.session.announce(parts.roster.the_spec.fingerprint, parts.publisher.version)
@@ -257,7 +256,7 @@ class TrainingLoop:
 
     def _stage_metrics(self) -> Iterator[dict[str, float]]:
         parts = self.parts
-        yield policies.metrics(parts.publisher)
+        yield parts.publisher.metrics()
         yield parts.pace.metrics()
         yield parts.roster.metrics()
         yield parts.validator.metrics()
@@ -277,12 +276,12 @@ class TrainingLoop:
             # Training went on meanwhile, and may have spoilt it: the network that was found good is what shall remain
             parts.algorithm.restore(parts.scores.state | {"updates": np.array(parts.algorithm.updates, np.int32)})
             if solved.policy.manifest.sha256 != newest.manifest.sha256:
-                parts.publisher.publish_again(solved.policy)
+                parts.publisher.publish_again(solved.policy).result()
                 parts.session.announce(parts.roster.the_spec.fingerprint, parts.publisher.version)
         elif self._settings.evaluate_episodes:
             self._score_last(newest)
 
-    def _score_last(self, newest: publish.Published) -> None:
+    def _score_last(self, newest: publisher.Published) -> None:
         scores = self.parts.scores
         end_s = scores.begin_last(newest, self.parts.roster.working())
         if not end_s:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from broker.fleet import identity
+from broker.program import storage
 from learner.quantize import compare
 from learner.quantize.tflite import interpreter
 from learner.study import play, recipes, trained
@@ -83,7 +83,7 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
     }
     if episodes:
         _add_returns(study, models)
-    identity.write_atomic(path / "fidelity.json", (json.dumps(study, indent=2) + "\n").encode(), mode=0o644)
+    storage.write_atomic(path / "fidelity.json", (json.dumps(study, indent=2) + "\n").encode(), mode=0o644)
     return study
 
 

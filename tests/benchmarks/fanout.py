@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from learner import config
-from learner.files import run_directory
+from learner.files import records, run_directory
 from learner.fleet import gathering, roster, session
-from learner.policies import publish
+from learner.policies import publisher
 from learner.quantize import calibrate
 from tests.benchmarks import _load, swap
 
@@ -36,7 +36,7 @@ def run() -> Iterator[dict[str, Any]]:
             yield _row(name, *_published(site, send_deltas=send_deltas))
 
 
-def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]], publish.Publisher, dict[str, Any]]:
+def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]], publisher.Publisher, dict[str, Any]]:
     """Seconds until each actor had verified each policy."""
     swarm = site.swarm("--rate", "1", "--verify-each")
     settings = config.TrainConfig(fleet=_load.FLEET, broker=(site.address,), actors=ACTORS, wait_s=120.0)
@@ -52,7 +52,7 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
             rng.standard_normal((calibrate.sample_size(policy), *spec.observation.shape), np.float32)
         )
         gate = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
-        publisher = publish.Publisher(
+        publishing = publisher.Publisher(
             here,
             here.topics,
             spec,
@@ -61,16 +61,16 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
             0,
             gate,
             run_directory.RunDirectory(site.directory / "fanout", resume=False),
-            lambda line: None,
+            records.Records(),
             send_deltas=send_deltas,
         )
-        publisher.prepare(policy)
+        publishing.prepare(policy)
         began: dict[int, float] = {}
         for _ in range(PUBLISHES + 1):
             policy = swap.trained(policy, rng)
             at = time.monotonic()
-            publisher.publish(policy, *seen)
-            began[publisher.version] = at
+            publishing.publish(policy, *seen).result()
+            began[publishing.version] = at
             until = time.monotonic() + 3.0
             while (left := until - time.monotonic()) > 0:
                 for _arrival in here.drain(left):
@@ -88,14 +88,14 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
     ]
     missing = PUBLISHES * ACTORS - sum(map(len, took))
     assert not missing, f"{missing} policies did not arrive"
-    return took, publisher, report
+    return took, publishing, report
 
 
-def _row(name: str, took: list[list[float]], publisher: publish.Publisher, report: dict[str, Any]) -> dict[str, Any]:
+def _row(name: str, took: list[list[float]], publishing: publisher.Publisher, report: dict[str, Any]) -> dict[str, Any]:
     p99 = [float(np.percentile(times, 99)) for times in took]
     everything = [at for times in took for at in times]
-    traffic = publisher.channel.traffic
-    size = len(publisher.newest.model) if publisher.newest else 0
+    sent = publishing.summary()
+    size = len(publishing.newest.model) if publishing.newest else 0
     return {
         "benchmark": "fanout",
         "case": f"{ACTORS} actors hold a new policy, {name}: p99",
@@ -106,6 +106,6 @@ def _row(name: str, took: list[list[float]], publisher: publish.Publisher, repor
         "runs": len(p99),
         "spread": round(max(p99) - min(p99), 3),
         "explain": f"p50 {statistics.median(everything):.3f}, max {max(everything):.3f} s over {len(took)} policies of "
-        f"{size / 1e3:.1f} kB; {(traffic.mean_bytes or 0) / 1e3:.1f} kB sent for each; TLS; actors' process used "
+        f"{size / 1e3:.1f} kB; {(sent['bytes_per_policy'] or 0) / 1e3:.1f} kB sent for each; TLS; actors' process used "
         f"{report['cpu_s']:.1f} s of CPU; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores",
     }

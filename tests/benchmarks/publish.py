@@ -24,7 +24,7 @@ from learner.quantize.tflite import convert, quantizer
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
 REPEATS = 4
-TOPIC = "actorq/bench/policy/main/keyframe"
+TOPIC = "actorq/bench/policy/main/whole"
 
 
 def run() -> Iterator[dict[str, Any]]:

@@ -1,11 +1,11 @@
 """Publish to acting: from the end of an update to the actor's state that names the new version, by the learner's clock.
 
 A real broker, a real actor process that sends all its experience, and here the learner's own session and
-`publish.Publisher`: requantizing, gate, delta, digest, signature, broker, verification, building, swap and the state's
-way back are all in it. The actor holds a control rate, as on real hardware, or acts flat out. Weights change between
-two publishes by about two int8 levels, which is what 32 Adam steps do to a 256x2 policy in the middle of LunarLander (3
-to 4 bits a weight on the wire). The environment clocks its own steps, so that the longest step around a swap is
-measured where it is felt.
+`publisher.Publisher`: requantizing, gate, delta, digest, signature, broker, verification, building, swap, and the
+state's way back are all in it. The actor holds a control rate, as on real hardware, or acts flat out. Weights change
+between two publishes by about two int8 levels, which is what 32 Adam steps do to a 256x2 policy in the middle of
+LunarLander (3 to 4 bits a weight on the wire). The environment clocks its own steps, so that the longest step around a
+swap is measured where it is felt.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import numpy as np
 from broker.contract import codec, messages
 from broker.fleet import identity
 from learner import config
-from learner.files import run_directory
+from learner.files import records, run_directory
 from learner.fleet import gathering, roster, session
 from learner.networks import layers
-from learner.policies import publish
+from learner.policies import publisher, timings
 from learner.quantize import calibrate
 from learner.run import train
 from tests.benchmarks import _broker, _clocked
@@ -43,7 +43,7 @@ LEVELS = 2.0
 TRAINING_S = (0.02, 0.06)
 """Between two publishes, drawn anew each time, so that they fall anywhere in the actor's turn."""
 UPDATE_S = 0.005
-"""Of an update, after each of which TrainingLoop does what can wait (`Publisher.settle`)."""
+"""Of an update, after each of which TrainingLoop does what can wait (`Publisher.tidy`)."""
 TIMEOUT_S = 10.0
 RATE_HZ = 200.0
 """Of the actor that holds a control rate."""
@@ -67,7 +67,7 @@ def _case(name: str, hidden: tuple[int, ...], rate_hz: float, *, publishes: int)
         with _fleet(directory, log, rate_hz) as (here, actors, broker):
             bench = _Bench(here, actors, hidden, directory / "run")
             bench.publish()  # the first one has a keyframe, and the template that `prepare` made
-            bench.publisher.timings = publish.Timings()
+            bench.publisher.timings = timings.Timings()
             bench.received = 0
             for _ in range(publishes):
                 bench.train()
@@ -87,7 +87,7 @@ class _Bench:
         self.observations = calibrate.split(self.rng.standard_normal(shape, np.float32))
         # A random network's actions nearly tie; what the gate would say of it is not the matter here
         settings = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
-        self.publisher = publish.Publisher(
+        self.publisher = publisher.Publisher(
             here,
             here.topics,
             actors.the_spec,
@@ -96,6 +96,7 @@ class _Bench:
             0,
             settings,
             run_directory.RunDirectory(directory, resume=False),
+            records.Records(),
         )
         self.publisher.prepare(self.policy)
         self.windows: list[tuple[float, float]] = []
@@ -113,7 +114,7 @@ class _Bench:
     def publish(self) -> None:
         """Publishes, and waits until the actor says that it acts on it."""
         began = time.monotonic()
-        verdict = self.publisher.publish(self.policy, *self.observations)
+        verdict = self.publisher.publish(self.policy, *self.observations).result()
         assert verdict.passed, verdict.reason
         version = self.publisher.version
         self.here.announce(self.actors.the_spec.fingerprint, version)
@@ -141,7 +142,7 @@ class _Bench:
                 boot, seq = experience.boot, experience.seq
         if seq:
             self.here.retain(self.here.topics.receipt(ACTOR), messages.Receipt("bench", boot, seq))
-        self.publisher.settle()
+        self.publisher.tidy()
 
 
 def trained(policy: layers.PolicyLayers, rng: np.random.Generator) -> layers.PolicyLayers:
@@ -166,17 +167,16 @@ def initial(hidden: tuple[int, ...], inputs: int, outputs: int, rng: np.random.G
 
 
 def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str, Any]:
-    timings = bench.publisher.timings
-    acting_ms = timings.acting_ms
+    took, sent = bench.publisher.timings, bench.publisher.summary()
+    acting_ms = took.acting_ms
     stages = ("calibrate", "quantize", "gate", "delta", "send")
-    medians = {stage: statistics.median(getattr(timings, f"{stage}_ms")) for stage in stages}
+    medians = {stage: statistics.median(getattr(took, f"{stage}_ms")) for stage in stages}
     assert bench.publisher.newest is not None
     size = len(bench.publisher.newest.model)
     rest = statistics.median(acting_ms) - sum(medians.values())
     begin, end = bench.windows[1][0], bench.windows[-1][1]
     around = [max((s for at, s in gaps if b <= at <= e), default=0.0) * 1e3 for b, e in bench.windows[1:]]
     apart = [s * 1e3 for at, s in gaps if begin < at < end and not any(b <= at <= e for b, e in bench.windows)]
-    traffic = bench.publisher.channel.traffic
     return {
         "benchmark": "swap",
         "case": f"publish to acting, {name}",
@@ -189,13 +189,13 @@ def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str,
         "explain": f"p50 {np.percentile(acting_ms, 50):.1f}, p99 {np.percentile(acting_ms, 99):.1f}, "
         f"max {max(acting_ms):.1f} ms; medians: {', '.join(f'{k} {v:.2f}' for k, v in medians.items())}, "
         f"rest (broker, actor, answer) {rest:.2f} ms; "
-        f"digest or parts, beside: {statistics.median(timings.parts_ms):.2f} ms; put off until then "
-        f"{statistics.median(timings.put_off_ms):.2f} ms (the next one's ranges, files); "
+        f"digest or parts, beside: {statistics.median(took.parts_ms):.2f} ms; put off until then "
+        f"{statistics.median(took.put_off_ms):.2f} ms (the next one's ranges, files); "
         f"the acting loop stood still for "
         f"{statistics.median(bench.pauses_ms):.2f} ms a swap (max {max(bench.pauses_ms):.2f}); longest step while "
         f"publishing: median {statistics.median(around):.2f}, p99 {np.percentile(around, 99):.2f} ms, "
-        f"apart from it {max(apart, default=0.0):.2f} ms; {traffic.keyframes} keyframes, {traffic.deltas} deltas, "
-        f"{(traffic.mean_bytes or 0) / 1e3:.1f} kB a policy of {size / 1e3:.1f} kB; "
+        f"apart from it {max(apart, default=0.0):.2f} ms; {sent['keyframes']} keyframes, {sent['deltas']} deltas, "
+        f"{(sent['bytes_per_policy'] or 0) / 1e3:.1f} kB a policy of {size / 1e3:.1f} kB; "
         f"{bench.received / (end - begin):.0f} steps/s received, {bench.deadlines_missed} deadlines missed; "
         f"load average {os.getloadavg()[0]:.1f}, "
         f"{os.cpu_count()} cores",

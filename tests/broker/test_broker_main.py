@@ -161,13 +161,13 @@ def test_who_is_enrolled_later_is_let_in(closed: int, tmp_path: Path) -> None:
 def test_who_is_revoked_is_put_out_at_once_and_stays_out(closed: int) -> None:
     fleet = identity.Fleet.open("lab", create=False)
     bundle = fleet.bundle("first")
-    topic, policy = "actorq/lab/actor/first/state", "actorq/lab/policy/main/keyframe"
+    topic, policy = "actorq/lab/actor/first/state", "actorq/lab/policy/main/whole"
     with (
         plain_client.PlainClient(closed, "l", "learner", fleet.password, fleet.tls()) as learner,
         enter(closed, bundle) as actor,
     ):
         learner.subscribe("actorq/lab/actor/+/state")
-        actor.subscribe("actorq/lab/policy/+/keyframe")
+        actor.subscribe("actorq/lab/policy/+/whole")
         actor.publish(topic, b"before")
         learner.publish(policy, b"before")
         assert learner.next()[1] == actor.next()[1] == b"before"

@@ -1,4 +1,4 @@
-"""A swap that starts with nothing; and a process of its own for tests of a runtime that this one cannot run.
+"""A receiver that starts with nothing; and a process of its own for tests of a runtime that this one cannot run.
 
 The tests of the learner, collected in the same session, load TensorFlow, whose symbols tflite-runtime 2.14 then picks
 up: it answers a sound model with `vector::reserve`. No actor ever has both. And tflite-runtime wants numpy 1, so its
@@ -44,9 +44,9 @@ def synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def swapped(tmp_path: Path, synchronised: None) -> Iterator[offers.Swap]:
-    """A swap that has started with nothing on its disk."""
-    made = offers.Swap(tmp_path)
+def received(tmp_path: Path, synchronised: None) -> Iterator[offers.Receiver]:
+    """A receiver of policies that has started with nothing on its disk."""
+    made = offers.Receiver(tmp_path)
     made.start(offers.VERIFIER, offers.NAMES)
     yield made
     made.close()

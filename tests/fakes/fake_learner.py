@@ -42,11 +42,23 @@ def policy(model: bytes, fingerprint: str, **changes: Any) -> messages.Policy:
     return messages.Policy(manifest(model, fingerprint, **changes), np.frombuffer(model, np.uint8))
 
 
-def policy_delta(
-    base: bytes, model: bytes, fingerprint: str, *, base_version: int, **changes: Any
-) -> messages.PolicyDelta:
-    patch = policy_patch.difference(base, model)
-    return messages.PolicyDelta.of(manifest(model, fingerprint, **changes), base_version, patch)
+def patch(base: bytes, model: bytes, fingerprint: str, *, base_version: int, **changes: Any) -> messages.PolicyPatch:
+    """A policy as a patch on the retained one."""
+    about = manifest(model, fingerprint, **changes)
+    difference = policy_patch.difference(base, model)
+    return messages.PolicyPatch(about.channel, *about.order, base_version, manifest_changes(about), difference)
+
+
+def step(base: bytes, model: bytes, fingerprint: str, *, base_version: int, **changes: Any) -> messages.PolicyPiece:
+    """A policy as one piece on the policy before it."""
+    about = manifest(model, fingerprint, **changes)
+    name, difference = (about.channel, *about.order, base_version, about.version), policy_patch.difference(base, model)
+    return messages.PolicyPiece(*name, 0, len(model), manifest_changes(about), difference)
+
+
+def manifest_changes(about: messages.Manifest) -> messages.ManifestChanges:
+    """What a patch or a last piece says of its policy's manifest."""
+    return messages.ManifestChanges(about.sha256, about.created_s, about.expires_s)
 
 
 def assignment(boot: int, **changes: Any) -> messages.Assignment:
@@ -57,7 +69,6 @@ def assignment(boot: int, **changes: Any) -> messages.Assignment:
         "boot": boot,
         "channel": topics.MAIN_CHANNEL,
         "slot": 0,
-        "slots": 1,
         "epsilon_start": 0.0,
         "epsilon_end": 0.0,
         "epsilon_decay_steps": 1,
@@ -119,10 +130,13 @@ class FakeLearner:
         self.say(self.topics.assignment(self._actor_id), assigned)
 
     def publish(self, published: messages.Policy) -> None:
-        self.say(self.topics.keyframe(topics.MAIN_CHANNEL), published)
+        self.say(self.topics.policy(topics.MAIN_CHANNEL), published)
 
-    def publish_delta(self, published: messages.PolicyDelta, *, retain: bool = True) -> None:
-        self.say(self.topics.delta(topics.MAIN_CHANNEL), published, retain=retain)
+    def publish_patch(self, published: messages.PolicyPatch) -> None:
+        self.say(self.topics.policy_patch(topics.MAIN_CHANNEL), published)
+
+    def publish_piece(self, published: messages.PolicyPiece) -> None:
+        self.say(self.topics.policy_piece(topics.MAIN_CHANNEL), published, retain=False)
 
     def command(self, order: messages.Command) -> None:
         self.say(self.topics.command(self._actor_id), order, retain=False)

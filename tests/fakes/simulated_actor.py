@@ -17,11 +17,16 @@ from numpy.typing import NDArray
 
 from broker.contract import address, codec, errors, messages, signing, specs, topics
 from broker.fleet import identity
-from edge_actor.policies import reassembly
+from edge_actor.policies import assembly
 from tests.fakes import light_connection
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,), "float32"), specs.ActionSpec("discrete", n=4))
 BOOT = int(time.time())
+_POLICY_LEAVES: dict[str, type[assembly.Message]] = {
+    "whole": messages.Policy,
+    "patch": messages.PolicyPatch,
+    "piece": messages.PolicyPiece,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ class Policies:
 
     def __init__(self, learner_key: bytes) -> None:
         self._verifier = signing.LearnerVerifier(learner_key)
-        self._reassembly = reassembly.Reassembly(SPEC)
+        self._assembly = assembly.Assembly(SPEC)
         self._sealed: dict[str, bytes] = {}
 
     def take(self, topic: str, leaf: str, sealed: bytes) -> int:
@@ -122,15 +127,12 @@ class Policies:
         """
         if sealed != self._sealed.get(leaf):
             body = self._verifier.open(topic, sealed)
-            if leaf == "keyframe":
-                self._reassembly.add_keyframe(codec.decode(messages.Policy, body), sealed, 0.0)
-            else:
-                self._reassembly.add_delta(codec.decode(messages.PolicyDelta, body), sealed, 0.0)
-            waiting = self._reassembly.take_waiting()
+            self._assembly.add(codec.decode(_POLICY_LEAVES[leaf], body), sealed, 0.0)
+            waiting = self._assembly.take_waiting()
             if waiting is not None:
-                self._reassembly.add_delta(*waiting, 0.0)
+                self._assembly.add(*waiting, 0.0)
             self._sealed[leaf] = sealed
-        newest = self._reassembly.newest
+        newest = self._assembly.newest
         return newest.manifest.version if newest is not None else 0
 
 
@@ -156,7 +158,8 @@ class SimulatedActor:
             (self._topics.actor_state(self._id), self._state(online=False)),
         )
         names, channel = self._topics, topics.MAIN_CHANNEL
-        wanted = [names.assignment(self._id), names.receipt(self._id), names.keyframe(channel), names.delta(channel)]
+        wanted = [names.assignment(self._id), names.receipt(self._id)]
+        wanted += [names.policy(channel), names.policy_patch(channel), names.policy_piece(channel)]
         self.connection.subscribe(wanted)
 
     @property
@@ -195,7 +198,7 @@ class SimulatedActor:
 
     @property
     def full_steps(self) -> int:
-        """The steps of a message where all are granted: what is recorded in the assigned period, where there is a rate."""
+        """The steps of a message where all are granted: what the assigned period brings, where there is a rate."""
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
@@ -203,7 +206,7 @@ class SimulatedActor:
 
     @property
     def message_steps(self) -> int:
-        """The steps of the next message; where fewer are granted, a period takes as long (edge_actor, at a control rate)."""
+        """The steps of the next message; fewer, where not all are granted (as edge_actor at a control rate)."""
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
@@ -250,7 +253,7 @@ class SimulatedActor:
             if not sealed:
                 continue
             leaf = topic.rpartition("/")[2]
-            if leaf in ("keyframe", "delta"):
+            if leaf in _POLICY_LEAVES:
                 self._take_policy(topic, leaf, sealed)
                 continue
             body = self._verifier.open(topic, sealed)

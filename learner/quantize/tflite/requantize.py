@@ -153,7 +153,9 @@ class _Kernel:
         """Returns the largest size in each of these rows."""
         limit = np.empty(band.stop - band.start, np.float32)
         kernels.row_maxima(self.weights[band], self.columns, limit)
-        return limit if self.divisors is None else limit / self.divisors[band]
+        if self.divisors is not None:
+            limit /= self.divisors[band]
+        return limit
 
     def write(
         self, weights: NDArray[np.int8], which: slice | NDArray[np.int64], inverse: FloatArray

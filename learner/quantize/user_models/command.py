@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors
-from broker.fleet import identity
+from broker.program import storage
 from learner import config
 from learner.files import run_directory
 from learner.quantize import gate
@@ -111,8 +111,8 @@ def run(request: Request) -> dict[str, Any]:
     if not chosen.verdict.passed:
         raise _refusal(request, chosen)
     result = _report(request, model, len(calibration), len(judged), plain, aware, chosen)
-    identity.write_atomic(request.output, chosen.model, mode=0o644)
-    identity.write_atomic(request.report, (json.dumps(result, indent=1) + "\n").encode(), mode=0o644)
+    storage.write_atomic(request.output, chosen.model, mode=0o644)
+    storage.write_atomic(request.report, (json.dumps(result, indent=1) + "\n").encode(), mode=0o644)
     return result
 
 

@@ -29,6 +29,7 @@ MANIFEST = messages.Manifest(
     precision="int8",
     created_s=1800000000.25,
 )
+CHANGES = messages.ManifestChanges(MANIFEST.sha256, MANIFEST.created_s, MANIFEST.expires_s)
 CARTPOLE = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
 
 EXAMPLES: dict[str, messages.Message] = {
@@ -42,8 +43,8 @@ EXAMPLES: dict[str, messages.Message] = {
         version=41,
     ),
     "policy": messages.Policy(MANIFEST, np.frombuffer(b"abcdef", np.uint8)),
-    "policy_delta": messages.PolicyDelta.of(MANIFEST, 40, np.frombuffer(b"\x00\xff\x01", np.uint8)),
-    "policy_part": messages.PolicyPart("main", 3, 41, 40, 7, 2, 6, np.frombuffer(b"\x01\x00\xff", np.uint8)),
+    "policy_patch": messages.PolicyPatch("main", 3, 41, 40, CHANGES, np.frombuffer(b"\x00\xff\x01", np.uint8)),
+    "policy_piece": messages.PolicyPiece("main", 3, 41, 40, 7, 2, 6, None, np.frombuffer(b"\x01\x00\xff", np.uint8)),
     "actor_state": messages.ActorState(
         online=True,
         session="77aa",
@@ -67,7 +68,6 @@ EXAMPLES: dict[str, messages.Message] = {
         boot=2,
         channel="main",
         slot=1,
-        slots=4,
         epsilon_start=1.0,
         epsilon_end=0.05,
         epsilon_decay_steps=10_000,

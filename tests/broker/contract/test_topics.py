@@ -11,9 +11,9 @@ LAB = topics.Topics("lab")
 
 def test_builders() -> None:
     assert LAB.learner_state == "actorq/lab/learner/state"
-    assert LAB.keyframe("main") == "actorq/lab/policy/main/keyframe"
-    assert LAB.delta("main") == "actorq/lab/policy/main/delta"
-    assert LAB.part("main") == "actorq/lab/policy/main/part"
+    assert LAB.policy("main") == "actorq/lab/policy/main/whole"
+    assert LAB.policy_patch("main") == "actorq/lab/policy/main/patch"
+    assert LAB.policy_piece("main") == "actorq/lab/policy/main/piece"
     assert LAB.actor_state("pi") == "actorq/lab/actor/pi/state"
     assert LAB.assignment("pi") == "actorq/lab/actor/pi/assignment"
     assert LAB.experience("pi") == "actorq/lab/actor/pi/experience"

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from broker.contract import errors, signing
-from broker.fleet import identity
+from broker.fleet import counters, identity
+from broker.program import storage
 
 COUNT = """
 import pathlib, sys
-from broker.fleet import identity
+from broker.fleet import counters
 for _ in range(50):
-    print(identity.next_count(pathlib.Path(sys.argv[1])))
+    print(counters.next_count(pathlib.Path(sys.argv[1])))
 """
 
 
@@ -126,7 +127,7 @@ def test_counters_are_shared_between_processes(tmp_path: Path) -> None:
 def test_a_broken_counter_is_not_started_anew(tmp_path: Path, text: str) -> None:
     (tmp_path / "epoch").write_text(text)
     with pytest.raises(errors.IdentityError, match="does not hold a number"):
-        identity.next_count(tmp_path / "epoch")
+        counters.next_count(tmp_path / "epoch")
 
 
 def test_a_fleet_that_does_not_exist_is_not_made_when_unwanted(tmp_path: Path) -> None:
@@ -176,8 +177,8 @@ def test_files_that_are_no_bundle(tmp_path: Path, text: str) -> None:
 
 def test_an_atomic_write_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
-    identity.write_atomic(path, b"one")
-    identity.write_atomic(path, b"two")
+    storage.write_atomic(path, b"one")
+    storage.write_atomic(path, b"two")
     assert path.read_bytes() == b"two" and [p.name for p in path.parent.iterdir()] == ["file"]
 
 
@@ -189,7 +190,7 @@ def test_boots_of_two_copies_differ_and_rise(left: str | None, tmp_path: Path) -
         if left is not None:
             file.write_text(left)
     before = int(time.time())
-    boots = [[identity.next_boot(file) for _ in range(3)] for file in files]
+    boots = [[counters.next_boot(file) for _ in range(3)] for file in files]
     assert all(one == sorted(set(one)) for one in boots)
     assert not {*boots[0]} & {*boots[1]}
     assert all(0 < boot < 2**63 for one in boots for boot in one)

@@ -133,7 +133,7 @@ def test_an_actor_speaks_at_its_own_topics_alone(closed: process.Mosquitto) -> N
         "actorq/lab/actor/pi-one/assignment",
         "actorq/lab/actor/pi-one/command",
         "actorq/lab/learner/state",
-        "actorq/lab/policy/main/keyframe",
+        "actorq/lab/policy/main/whole",
         "actorq/other/actor/pi-one/state",
     ]
     with enter(closed.port, "learner") as learner:
@@ -148,7 +148,7 @@ def test_an_actor_speaks_at_its_own_topics_alone(closed: process.Mosquitto) -> N
 def test_an_actor_hears_what_is_meant_for_it_alone(closed: process.Mosquitto) -> None:
     mine = [
         "actorq/lab/learner/state",
-        "actorq/lab/policy/main/keyframe",
+        "actorq/lab/policy/main/whole",
         "actorq/lab/actor/pi-one/assignment",
         "actorq/lab/actor/pi-one/receipt",
         "actorq/lab/actor/pi-one/command",

@@ -68,13 +68,13 @@ def test_a_large_policy_and_small_messages_pass_a_link(
 ) -> None:
     arrived: queue.Queue[bytes] = queue.Queue()
     actor = as_actor(fleet.bundle("one"), port, links)
-    actor.subscribe("actorq/lab/policy/main/keyframe", lambda topic, payload, retained: arrived.put(payload))
+    actor.subscribe("actorq/lab/policy/main/whole", lambda topic, payload, retained: arrived.put(payload))
     actor.start()
     actor.wait_connected(10)
     payloads = [bytes([i]) * size for i, size in enumerate((10, 4_000_000, 16_384, *[100] * 50))]
     with as_learner(fleet, port) as learner:
         for payload in payloads:
-            learner.publish("actorq/lab/policy/main/keyframe", payload, wait=False)
+            learner.publish("actorq/lab/policy/main/whole", payload, wait=False)
         assert [arrived.get(timeout=20) for _ in payloads] == payloads
 
 
@@ -214,7 +214,7 @@ def test_an_enrolled_actor_at_the_topics_of_others(fleet: identity.Fleet, port: 
         "actorq/lab/actor/two/state",
         "actorq/lab/actor/two/experience",
         "actorq/lab/actor/one/receipt",
-        "actorq/lab/policy/main/keyframe",
+        "actorq/lab/policy/main/whole",
         "actorq/lab/learner/state",
     ]
     with as_learner(fleet, port) as learner:

@@ -1,4 +1,4 @@
-"""Signed policies, whole and as differences, and a swap that takes them without a network."""
+"""Signed policies, whole, as patches and in pieces, and a receiver that takes them without a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker.contract import codec, messages, signing, topics
 from edge_actor.environment import env
-from edge_actor.policies import policy, policy_store, reassembly, swap
+from edge_actor.policies import assembly, policy, policy_store, receiver
 from tests.edge_actor.policies.models import files
 from tests.fakes import fake_learner
 
@@ -19,7 +19,7 @@ MODEL = files.INT8.read_bytes()
 SEALER = signing.LearnerSealer(ed25519.Ed25519PrivateKey.generate())
 VERIFIER = signing.LearnerVerifier(SEALER.public_key)
 NAMES = topics.Topics("f")
-Offer = tuple[messages.Policy | messages.PolicyDelta, bytes]
+Offer = tuple[assembly.Message, bytes]
 
 
 def build(manifest: messages.Manifest, model: bytes) -> policy.Policy:
@@ -33,22 +33,31 @@ def variant(version: int) -> bytes:
     return bytes(data)
 
 
-def sealed(message: messages.Policy | messages.PolicyDelta) -> Offer:
-    topic = NAMES.keyframe("main") if isinstance(message, messages.Policy) else NAMES.delta("main")
-    return message, SEALER.seal(topic, codec.encode(message))
+def sealed(message: assembly.Message) -> Offer:
+    topics_by_kind = {
+        messages.Policy: NAMES.policy("main"),
+        messages.PolicyPatch: NAMES.policy_patch("main"),
+        messages.PolicyPiece: NAMES.policy_piece("main"),
+    }
+    return message, SEALER.seal(topics_by_kind[type(message)], codec.encode(message))
 
 
-def keyframe(version: int = 1, model: bytes | None = None, **changes: Any) -> Offer:
+def whole(version: int = 1, model: bytes | None = None, **changes: Any) -> Offer:
     fields: dict[str, Any] = {"fingerprint": CARTPOLE.fingerprint, "version": version} | changes
     return sealed(fake_learner.policy(variant(version) if model is None else model, **fields))
 
 
-def delta(base: int, version: int, **changes: Any) -> Offer:
+def patch(base: int, version: int, **changes: Any) -> Offer:
     fields: dict[str, Any] = {"fingerprint": CARTPOLE.fingerprint, "version": version} | changes
-    return sealed(fake_learner.policy_delta(variant(base), variant(version), base_version=base, **fields))
+    return sealed(fake_learner.patch(variant(base), variant(version), base_version=base, **fields))
 
 
-class Swap(swap.Swap):
+def step(base: int, version: int, **changes: Any) -> Offer:
+    fields: dict[str, Any] = {"fingerprint": CARTPOLE.fingerprint, "version": version} | changes
+    return sealed(fake_learner.step(variant(base), variant(version), base_version=base, **fields))
+
+
+class Receiver(receiver.PolicyReceiver):
     """With an event that says when something can be built."""
 
     def __init__(self, store: Path, *, patience_s: float = 1.0) -> None:
@@ -62,10 +71,10 @@ class Swap(swap.Swap):
         )
 
     @property
-    def held(self) -> reassembly.Reassembly:
-        return self._held
+    def held(self) -> assembly.Assembly:
+        return self._assembly
 
     def acts(self) -> int | None:
         """Builds as the acting loop does; the version that acts then, or None if nothing was to be built."""
-        built = self.build() if self.has_work else None
-        return built.version if built else None
+        built = self.newest() if self.has_work else None
+        return built.order.version if built else None

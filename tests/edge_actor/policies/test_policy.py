@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.contract import errors, specs
+from broker.contract import errors, messages, specs
 from edge_actor.environment import env
 from edge_actor.policies import interpreter, policy
 from tests.edge_actor.policies.models import files
@@ -110,6 +110,6 @@ def test_nan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_order_comes_from_the_manifest() -> None:
-    manifest: Any = SimpleNamespace(head="q_values", epoch=3, version=8)
+    manifest: Any = SimpleNamespace(head="q_values", order=messages.Order(3, 8))
     made = policy.from_manifest(manifest, INT8, spec=CARTPOLE, batch=2, runtime="auto", threads=1)
-    assert (made.epoch, made.version, made.batch) == (3, 8, 2)
+    assert (made.order, made.batch) == ((3, 8), 2)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker.contract import errors
+from broker.contract import errors, messages
 from broker.fleet import identity
 from edge_actor import config
 from edge_actor.experience import journal
@@ -166,10 +166,10 @@ def test_no_counter_at_all(boot: Callable[[], tuple[int, list[str]]], tmp_path: 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Path]:
-    """With keyframe 5, delta 9 and their order."""
+    """With policy 5, the patch to 9 and their order."""
     directory = tmp_path / "state"
     policy_store.PolicyStore(directory, offers.VERIFIER.public_key).write(
-        (offers.keyframe(5)[1], offers.delta(5, 9)[1]), (1, 9)
+        (offers.whole(5)[1], offers.patch(5, 9)[1]), messages.Order(1, 9)
     )
     with not_blocking():
         yield directory
@@ -177,12 +177,12 @@ def store(tmp_path: Path) -> Iterator[Path]:
 
 def check_starts(store: Path, about: object) -> dict[str, int]:
     """It acts on a stored policy that is sound or on none, and refuses what is older than it knows or nothing."""
-    made = offers.Swap(store)
+    made = offers.Receiver(store)
     made.start(offers.VERIFIER, offers.NAMES)
     assert made.held.floor in ((0, 0), (1, 9)), about
     assert made.acts() in (None, 5, 9), about
     refused = dict(made.refused)
-    made.offer(*offers.keyframe(10))
+    made.take(*offers.whole(10))
     assert made.acts() == 10, "it is not locked out"
     made.close()
     return refused

@@ -85,7 +85,7 @@ def test_the_pace_is_shared_equally_and_never_taken_back() -> None:
         a, steps_left=1001, env_steps=600, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=0.0
     )
     assert first is not None
-    assert (first.steps_granted, first.slots, first.epsilon_offset, first.epsilon_decay_steps) == (501, 2, 300, 500)
+    assert (first.steps_granted, first.epsilon_offset, first.epsilon_decay_steps) == (501, 300, 500)
     a.recorded = 400
     later = found.assign(
         a, steps_left=600, env_steps=1000, lockstep_version=0, settings=SETTINGS, exploration=EXPLORATION, now_s=1.0

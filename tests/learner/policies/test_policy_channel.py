@@ -13,13 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 from broker.contract import codec, errors, messages, policy_patch, specs, topics
-from edge_actor.policies import reassembly
+from edge_actor.policies import assembly
 from learner.policies import outgoing_policy, policy_channel
 from learner.quantize import kernels
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
 NAMES = topics.Topics("f")
-KEYFRAME, DELTA, PART = NAMES.keyframe("main"), NAMES.delta("main"), NAMES.part("main")
+WHOLE, PATCH, PIECE_TOPIC = NAMES.policy("main"), NAMES.policy_patch("main"), NAMES.policy_piece("main")
 
 
 PIECE = 1 << 20
@@ -54,30 +54,29 @@ class Wire:
         return len(codec.encode(message))
 
     def kinds(self) -> str:
-        """K for a keyframe, a for a retained delta, s for one that passes by, p a part; in the order they were sent."""
-        passing = {DELTA: "s", PART: "p"}
-        return "".join(
-            "K" if topic == KEYFRAME else "a" if retained else passing[topic] for topic, retained, _ in self.sent
-        )
+        """K for a whole policy, a for a patch, s for a last piece, p for one ahead of it; in the order of sending."""
+        return "".join(self._kind(*sent) for sent in self.sent)
+
+    def _kind(self, topic: str, retained: bool, message: messages.Message) -> str:
+        assert retained == (topic != PIECE_TOPIC)
+        if isinstance(message, messages.PolicyPiece):
+            return "p" if message.changes is None else "s"
+        return {WHOLE: "K", PATCH: "a"}[topic]
 
 
 class Actor:
     """Hears messages and keeps the newest policy."""
 
     def __init__(self) -> None:
-        self.held = reassembly.Reassembly(SPEC)
+        self.held = assembly.Assembly(SPEC)
         self.missed = 0
 
     def hear(self, message: messages.Message) -> None:
         try:
-            if isinstance(message, messages.Policy):
-                self.held.add_keyframe(message, b"", 0.0)
-            elif isinstance(message, messages.PolicyPart):
-                self.held.add_part(message)
-            elif isinstance(message, messages.PolicyDelta):
-                self.held.add_delta(message, b"", 0.0)
+            assert isinstance(message, assembly.Message)
+            self.held.add(message, b"", 0.0)
         except errors.PolicyError as error:
-            if error.reason not in ("base", "parts"):
+            if error.reason not in ("base", "pieces"):
                 raise
             self.missed += 1
         if (waiting := self.held.take_waiting()) is not None:
@@ -94,7 +93,7 @@ class Learner:
 
     def __init__(self, wire: Wire, *, enabled: bool = True, size: int = 20_000) -> None:
         self.wire = wire
-        self.channel = policy_channel.Channel(wire, NAMES, "main", enabled=enabled, clock=lambda: wire.now_s)
+        self.channel = policy_channel.PolicyChannel(wire, NAMES, "main", enabled=enabled, clock=lambda: wire.now_s)
         self.random = np.random.default_rng(0)
         self.weights: NDArray[np.float64] = self.random.normal(0, 30, size)
         self.version = 0
@@ -110,15 +109,15 @@ class Learner:
         self.version += 1
         self.model = model
         pieces = [model[a : a + PIECE] for a in range(0, len(model), PIECE)]
-        draft = self.channel.draft((1, self.version))
+        outgoing = self.channel.begin(messages.Order(1, self.version))
         for piece in pieces:
-            draft.add(piece)
-        sha256 = draft.sha256()
+            outgoing.add(piece)
+        sha256 = outgoing.sha256()
         assert sha256 in ("", hashlib.sha256(model).hexdigest())
         manifest = messages.Manifest(
             1, self.version, "main", len(model), sha256, SPEC.fingerprint, "q_values", "int8", 0.0
         )
-        self.channel.send(manifest, model, draft)
+        self.channel.send(manifest, model, outgoing)
 
 
 @pytest.fixture
@@ -126,16 +125,16 @@ def wire() -> Wire:
     return Wire()
 
 
-def test_quick_policies_are_deltas_from_one_to_the_next_and_sometimes_from_the_keyframe(wire: Wire) -> None:
+def test_quick_policies_are_steps_from_one_to_the_next_and_sometimes_patches_on_the_whole_one(wire: Wire) -> None:
     learner = Learner(wire)
     for _ in range(45):
         learner.step()
     assert wire.kinds() == "K" + 20 * "s" + "a" + 20 * "s" + "a" + 2 * "s"
-    bases = [m.base for _, _, m in wire.sent if isinstance(m, messages.PolicyDelta)]
+    bases = [m.base for _, _, m in wire.sent if isinstance(m, messages.PolicyPatch | messages.PolicyPiece)]
     assert bases == [*range(1, 21), 1, *range(22, 42), 1, *range(43, 45)]
 
 
-def test_slow_policies_are_deltas_from_the_keyframe_until_a_new_one_pays(wire: Wire) -> None:
+def test_slow_policies_are_patches_on_the_whole_one_until_a_new_one_pays(wire: Wire) -> None:
     learner = Learner(wire)
     for _ in range(40):
         learner.step(deviation=3.0, after_s=10.0)
@@ -144,7 +143,7 @@ def test_slow_policies_are_deltas_from_the_keyframe_until_a_new_one_pays(wire: W
     assert wire.kinds().startswith("Kaa")
 
 
-def test_no_period_of_keyframes_would_have_been_cheaper(wire: Wire) -> None:
+def test_no_period_of_whole_policies_would_have_been_cheaper(wire: Wire) -> None:
     """The rule against every fixed period, on the same walk: within a few per cent of the best."""
     learner = Learner(wire)
     for _ in range(120):
@@ -188,7 +187,7 @@ def test_a_late_joiner_is_two_seconds_behind_at_most(wire: Wire, after: int) -> 
     learner, late = Learner(wire), Actor()
     for _ in range(after):
         learner.step()
-    for topic in (DELTA, KEYFRAME):
+    for topic in (PATCH, WHOLE):
         if topic in wire.retained:
             late.hear(wire.retained[topic])
     wire.listening.append(late.hear)
@@ -203,14 +202,14 @@ def test_when_nothing_follows_the_newest_policy_is_retained(wire: Wire) -> None:
     learner, late = Learner(wire), Actor()
     for _ in range(5):
         learner.step()
-    learner.channel.settle()
+    learner.channel.retain_newest()
     assert wire.kinds() == "Kssss", "another may follow yet"
     wire.now_s += policy_channel.RETAIN_PERIOD_S
-    learner.channel.settle()
-    learner.channel.settle()
+    learner.channel.retain_newest()
+    learner.channel.retain_newest()
     assert wire.kinds() == "Kssssa"
     learner.step(after_s=0.1)
-    learner.channel.settle(at_once=True)
+    learner.channel.retain_newest(at_once=True)
     assert wire.kinds() == "Kssssasa"
     for message in wire.retained.values():
         late.hear(message)
@@ -226,15 +225,15 @@ def test_what_cannot_go_out_now_is_retained_instead(wire: Wire) -> None:
     assert learner.channel.traffic.deltas == 1
 
 
-def test_another_layout_is_a_keyframe_and_takes_the_old_delta_back(wire: Wire) -> None:
+def test_another_layout_goes_out_whole_and_takes_the_old_patch_back(wire: Wire) -> None:
     learner, actor = Learner(wire), Actor()
     wire.listening.append(actor.hear)
     learner.step()
     learner.step(after_s=10.0)
-    assert DELTA in wire.retained
+    assert PATCH in wire.retained
     learner.send(b"another layout")
     assert wire.kinds() == "KaK"
-    assert DELTA not in wire.retained
+    assert PATCH not in wire.retained
     assert actor.model == b"another layout"
 
 
@@ -250,7 +249,7 @@ def test_a_rollback_is_one_more_policy(wire: Wire) -> None:
     assert actor.held.best == (1, 5)
 
 
-def test_without_deltas_every_policy_is_a_keyframe(wire: Wire) -> None:
+def test_without_deltas_every_policy_goes_out_whole(wire: Wire) -> None:
     learner = Learner(wire, enabled=False)
     for _ in range(5):
         learner.step()
@@ -261,7 +260,7 @@ def test_every_byte_is_counted(wire: Wire) -> None:
     learner = Learner(wire)
     for _ in range(30):
         learner.step()
-    learner.channel.settle(at_once=True)
+    learner.channel.retain_newest(at_once=True)
     traffic = learner.channel.traffic
     sizes = {"K": 0, "s": 0, "a": 0}
     for kind, (_, _, message) in zip(wire.kinds(), wire.sent, strict=True):
@@ -271,7 +270,7 @@ def test_every_byte_is_counted(wire: Wire) -> None:
     assert traffic.mean_bytes == (sizes["K"] + sizes["s"] + sizes["a"]) / 30
 
 
-def test_a_large_policy_goes_ahead_in_parts(wire: Wire) -> None:
+def test_a_large_policy_goes_ahead_in_pieces(wire: Wire) -> None:
     learner, actor = Learner(wire, size=LARGE), Actor()
     wire.listening.append(actor.hear)
     for _ in range(3):
@@ -282,11 +281,11 @@ def test_a_large_policy_goes_ahead_in_parts(wire: Wire) -> None:
     assert actor.model == learner.model
     assert wire.kinds() == "Kppps" + "ppps" + "a" + "ppps"
     assert actor.missed == 0
-    drafts_named = [message.draft for _, _, message in wire.sent if isinstance(message, messages.PolicyDelta)]
-    assert drafts_named == [1, 2, 0, 3]
+    streamed = [message for _, _, message in wire.sent if isinstance(message, messages.PolicyPiece)]
+    assert [piece.attempt for piece in streamed] == [*[1] * 4, *[2] * 4, *[3] * 4]
     traffic = learner.channel.traffic
     assert (traffic.policies, traffic.deltas) == (5, 4)
-    sizes = [len(codec.encode(message)) for topic, _, message in wire.sent if topic != KEYFRAME]
+    sizes = [len(codec.encode(message)) for topic, _, message in wire.sent if topic != WHOLE]
     assert traffic.delta_bytes == sum(sizes)
 
 
@@ -297,8 +296,8 @@ def test_a_large_policy_is_retained_when_there_is_time(wire: Wire) -> None:
     learner.step(after_s=policy_channel.RETAIN_PERIOD_S + 0.1)
     assert wire.kinds() == "Kppps", "not while it is urgent"
     assert learner.channel.is_due
-    learner.channel.settle()
-    learner.channel.settle()
+    learner.channel.retain_newest()
+    learner.channel.retain_newest()
     assert wire.kinds() == "Kppps" + "a"
     for message in wire.retained.values():
         joins.hear(message)
@@ -310,7 +309,7 @@ def test_a_large_policy_is_retained_when_there_is_time(wire: Wire) -> None:
     assert actor.missed == 0
 
 
-def test_parts_that_stay_on_this_machine_are_not_coded(wire: Wire) -> None:
+def test_pieces_that_stay_on_this_machine_are_not_coded(wire: Wire) -> None:
     sizes = {}
     for wire.is_local in (False, True):
         learner, actor = Learner(wire, size=LARGE), Actor()
@@ -323,13 +322,13 @@ def test_parts_that_stay_on_this_machine_are_not_coded(wire: Wire) -> None:
     assert 1.2 * sizes[False] < sizes[True] < 0.52 * PIECE
 
 
-def test_a_large_policy_of_which_a_part_cannot_go_out_is_retained_instead(wire: Wire) -> None:
+def test_a_large_policy_of_which_a_piece_cannot_go_out_is_retained_instead(wire: Wire) -> None:
     learner, actor = Learner(wire, size=LARGE), Actor()
     wire.listening.append(actor.hear)
     learner.step()
 
     def down(message: messages.Message) -> None:
-        wire.up = not isinstance(message, messages.PolicyPart)
+        wire.up = not isinstance(message, messages.PolicyPiece)
 
     wire.listening.append(down)
     learner.step()
@@ -337,7 +336,7 @@ def test_a_large_policy_of_which_a_part_cannot_go_out_is_retained_instead(wire: 
     assert actor.model == learner.model
 
 
-def test_a_large_policy_of_another_layout_is_a_keyframe(wire: Wire) -> None:
+def test_a_large_policy_of_another_layout_goes_out_whole(wire: Wire) -> None:
     learner, actor = Learner(wire, size=LARGE), Actor()
     wire.listening.append(actor.hear)
     learner.step()
@@ -347,14 +346,14 @@ def test_a_large_policy_of_another_layout_is_a_keyframe(wire: Wire) -> None:
         assert wire.kinds()[-1] == "K"
 
 
-def test_parts_of_a_policy_that_does_not_go_out_do_no_harm(wire: Wire) -> None:
+def test_pieces_of_a_policy_that_does_not_go_out_do_no_harm(wire: Wire) -> None:
     learner, actor = Learner(wire, size=LARGE), Actor()
     wire.listening.append(actor.hear)
     learner.step()
     refused = bytes(reversed(learner.model))
-    draft = learner.channel.draft((1, 2))
-    draft.add(refused[:PIECE])
-    draft.add(refused[PIECE:])
+    outgoing = learner.channel.begin(messages.Order(1, 2))
+    outgoing.add(refused[:PIECE])
+    outgoing.add(refused[PIECE:])
     assert actor.held.best == (1, 1)
     learner.step()
     assert actor.model == learner.model
@@ -377,20 +376,20 @@ def test_the_compiled_packing_writes_the_same_bytes(size: int, far: float) -> No
         assert count or not far or size < 10_000
 
 
-def test_a_draft_that_is_closed_leaves_the_bytes_alone_and_sends_nothing_more() -> None:
+def test_a_policy_that_is_cancelled_leaves_the_bytes_alone_and_sends_nothing_more() -> None:
     began, goes_on, sent = threading.Event(), threading.Event(), []
 
-    def send_part(start: int, end: int, patch: NDArray[np.uint8]) -> bool:
+    def send_piece(start: int, end: int, patch: NDArray[np.uint8]) -> bool:
         sent.append((start, end))
         began.set()
         return goes_on.wait(10.0)
 
     with futures.ThreadPoolExecutor(1) as beside:
-        draft = outgoing_policy.Draft(bytes(60), 1, retained=False, send_part=send_part, beside=beside)
+        outgoing = outgoing_policy.OutgoingPolicy(bytes(60), 1, is_retained=False, send_piece=send_piece, beside=beside)
         for _ in range(3):
-            draft.add(bytes(20))
+            outgoing.add(bytes(20))
         assert began.wait(10.0)
         threading.Timer(0.05, goes_on.set).start()
-        draft.close()
+        outgoing.cancel()
         assert goes_on.is_set()
     assert sent == [(0, 20)]

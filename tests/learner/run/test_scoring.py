@@ -13,13 +13,13 @@ import pytest
 from broker.contract import messages
 from learner import config
 from learner.fleet import actors
-from learner.policies import publish
+from learner.policies import publisher
 from learner.quantize import gate
 from learner.run import scoring
 from tests.fakes import fleet_examples
 
 MANIFEST = messages.Manifest(1, 3, "main", 4, "0" * 64, "f" * 16, "q_values", "int8", 1.0)
-POLICY = publish.Published(MANIFEST, b"int8", gate.Verdict(True, ""), (), np.zeros((1, 4), np.float32))
+POLICY = publisher.Published(MANIFEST, b"int8", gate.Verdict(True, ""), (), np.zeros((1, 4), np.float32))
 POLICY.__dict__["float32"] = b"float32"  # as if it had been converted
 ACTORS = [actors.Actor("a", 0, boot=1), actors.Actor("b", 1, boot=1)]
 SETTINGS = config.TrainConfig(solved_return=100.0, evaluate_episodes=2, evaluate_seed=50)

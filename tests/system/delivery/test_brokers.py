@@ -27,7 +27,7 @@ def learner_is_on(fleet: local_fleet.LocalFleet, index: int) -> bool:
     names = topics.Topics(fleet.name)
     tls = keys.tls() if fleet.brokers[index]["tls"] else None
     with plain_client.PlainClient(int(fleet.brokers[index]["port"]), "reader", "learner", keys.password, tls) as client:
-        client.subscribe(names.keyframe(topics.MAIN_CHANNEL))
+        client.subscribe(names.policy(topics.MAIN_CHANNEL))
         client.subscribe(names.learner_state)
         while True:
             topic, payload, _ = client.next()

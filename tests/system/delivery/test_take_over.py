@@ -39,7 +39,7 @@ class Listener:
         keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
         self._verifier = signing.LearnerVerifier(keys.sealer.public_key)
         self._client = plain_client.PlainClient(int(fleet.broker["port"]), "listener")
-        for topic in (self._names.learner_state, self._names.keyframe("main"), self._names.assignment("pi")):
+        for topic in (self._names.learner_state, self._names.policy("main"), self._names.assignment("pi")):
             self._client.subscribe(topic)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Listener:
         if leaf == "state":
             state = codec.decode(messages.LearnerState, body)
             return [(leaf, state.epoch)] if state.online else []
-        if leaf == "keyframe":
+        if leaf == "whole":
             return [(leaf, codec.decode(messages.Policy, body).manifest.epoch)]
         return [(leaf, codec.decode(messages.Assignment, body).epoch)]
 
@@ -120,7 +120,7 @@ def test_the_newcomer_has_the_fleet_and_the_first_ends(
     if first_is == "cut off":
         assert said == {newest}, "back again, the first one heard before it spoke"
     late = Listener(fleet)
-    assert late.retained() == {"state": newest, "keyframe": newest, "assignment": newest}
+    assert late.retained() == {"state": newest, "whole": newest, "assignment": newest}
     late.close()
 
     fleet.children["pi"].send_signal(signal.SIGTERM)

@@ -90,7 +90,7 @@ class Stage:
         policy = self.policy(version, **changes)
         self.learner.publish(policy)
         self.await_acting(version)
-        return self.sealed(self.names.keyframe("main"), policy)
+        return self.sealed(self.names.policy("main"), policy)
 
     def await_acting(self, version: int) -> None:
         conftest.wait_until(lambda: self.vitals.policy_version == version, f"policy {version} acts", 20.0)

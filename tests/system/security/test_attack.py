@@ -37,13 +37,13 @@ def stage(mosquitto: conftest.BrokerProcess, tmp_path: Path) -> Iterator[hostile
 def test_arbitrary_software(stage: hostile.Stage) -> None:
     """Altered and invented policies never reach the interpreter."""
     stage.start(*AT_A_RATE)
-    topic = stage.names.keyframe("main")
+    topic = stage.names.policy("main")
     genuine = stage.publish(1)
     bad = hostile.forgeries(stage, topic, genuine)
     for payload in bad:
         stage.attacker.publish(topic, payload, retain=True)
-        stage.attacker.publish(stage.names.delta("main"), payload)
-        stage.attacker.publish(stage.names.part("main"), payload)
+        stage.attacker.publish(stage.names.policy_patch("main"), payload)
+        stage.attacker.publish(stage.names.policy_piece("main"), payload)
     stage.await_refused(signature=3 * len(bad))
     assert stage.vitals.policy_version == 1
     stage.publish(2)
@@ -54,7 +54,7 @@ def test_rollback_also_after_a_reboot(stage: hostile.Stage) -> None:
     stage.start(*AT_A_RATE)
     first = stage.publish(1)
     second = stage.publish(2, epoch=2)
-    topic = stage.names.keyframe("main")
+    topic = stage.names.policy("main")
     conftest.wait_until((stage.directory / "state" / "newest.json").exists, "the newest is on disk")
     conftest.wait_until(
         lambda: '"epoch": 2' in (stage.directory / "state" / "newest.json").read_text(), "a new epoch is stored at once"
@@ -94,7 +94,7 @@ def test_fast_forward(stage: hostile.Stage) -> None:
     """A version so high that the genuine ones would all be old: only the learner can say it."""
     stage.start(*AT_A_RATE)
     genuine = stage.publish(1)
-    state, topic = messages.LearnerState(True, "x", HUGE, HUGE, version=HUGE), stage.names.keyframe("main")
+    state, topic = messages.LearnerState(True, "x", HUGE, HUGE, version=HUGE), stage.names.policy("main")
     policy = stage.policy(HUGE, epoch=HUGE)
     for where, message in ((stage.names.learner_state, state), (topic, policy)):
         body = codec.encode(message)
@@ -108,17 +108,17 @@ def test_fast_forward(stage: hostile.Stage) -> None:
 def test_mix_and_match(stage: hostile.Stage) -> None:
     """Genuine parts that do not belong together: other topic, other actor, other fleet, other base."""
     stage.start(*AT_A_RATE)
-    names, keyframe, deltas = stage.names, stage.names.keyframe("main"), stage.names.delta("main")
+    names, whole, patches = stage.names, stage.names.policy("main"), stage.names.policy_patch("main")
     first = stage.publish(1)
-    patch = fake_learner.policy_delta(
+    patch = fake_learner.patch(
         hostile.variant(1), hostile.variant(2), hostile.SPEC.fingerprint, base_version=1, version=2
     )
-    genuine_delta = stage.sealed(deltas, patch)
+    genuine_patch = stage.sealed(patches, patch)
     moved = [
-        (keyframe, genuine_delta),
-        (deltas, first),
-        (keyframe, stage.sealed(names.keyframe("canary"), stage.policy(9))),
-        (keyframe, stage.sealed(keyframe.replace("/lab/", "/lab2/"), stage.policy(9))),
+        (whole, genuine_patch),
+        (patches, first),
+        (whole, stage.sealed(names.policy("canary"), stage.policy(9))),
+        (whole, stage.sealed(whole.replace("/lab/", "/lab2/"), stage.policy(9))),
         (names.assignment("pi"), stage.sealed(names.assignment("other"), fake_learner.assignment(stage.boot))),
         (names.receipt("pi"), stage.sealed(names.receipt("other"), messages.Receipt("l", stage.boot, 1))),
         (names.command("pi"), stage.sealed(names.command("other"), messages.Command("c", "evaluate", stage.boot))),
@@ -128,16 +128,16 @@ def test_mix_and_match(stage: hostile.Stage) -> None:
         stage.attacker.publish(topic, payload)
     stage.await_refused(signature=len(moved))
     stage.publish(3)
-    stage.attacker.publish(deltas, genuine_delta)  # its base is gone, and it is old
+    stage.attacker.publish(patches, genuine_patch)  # its base is gone, and it is old
     stage.await_refused(older=1)
-    newer = fake_learner.policy_delta(
+    newer = fake_learner.patch(
         hostile.variant(1), hostile.variant(4), hostile.SPEC.fingerprint, base_version=1, version=4
     )
-    stage.attacker.publish(deltas, stage.sealed(deltas, newer))  # genuine, newer, and of a base that is gone
+    stage.attacker.publish(patches, stage.sealed(patches, newer))  # genuine, newer, and of a base that is gone
     stage.await_refused(base=1)
     wrong = np.frombuffer(policy_patch.difference(hostile.variant(1), hostile.variant(5)), np.uint8)
     onto = dataclasses.replace(newer, version=5, base=3, patch=wrong)
-    stage.attacker.publish(deltas, stage.sealed(deltas, onto))  # even a learner's mistake: the sum must be right
+    stage.attacker.publish(patches, stage.sealed(patches, onto))  # even a learner's mistake: the sum must be right
     stage.await_refused(sha256=1)
     assert stage.vitals.policy_version == 3
     stage.goes_on()
@@ -166,7 +166,7 @@ def test_freeze_of_everything_is_noticed(stage: hostile.Stage) -> None:
     for _ in range(2):
         for payload in (*told, will):
             stage.attacker.publish(stage.names.learner_state, payload, retain=True)
-        stage.attacker.publish(stage.names.keyframe("main"), policy, retain=True)
+        stage.attacker.publish(stage.names.policy("main"), policy, retain=True)
     stage.await_refused(older_state=4, silence=0)
     conftest.wait_until(lambda: stage.vitals.refused.get("silence") == 1, "noticed", replay_guard.SILENCE_S + 5.0)
     assert "someone holds it back" in stage.log
@@ -200,7 +200,7 @@ def test_a_repeated_policy_is_no_new_one(stage: hostile.Stage) -> None:
     stage.learner.await_steps(16)
 
     def goes_safe() -> bool:
-        stage.attacker.publish(stage.names.keyframe("main"), keyframe, retain=True)
+        stage.attacker.publish(stage.names.policy("main"), keyframe, retain=True)
         stage.attacker.publish(topic, beat, retain=True)
         return stage.vitals.steps_unrecorded > 50
 
@@ -279,7 +279,7 @@ def test_invented_and_replayed_commands(stage: hostile.Stage) -> None:
     for payload in bad:
         stage.attacker.publish(topic, payload)
     stage.await_refused(signature=len(bad))
-    stage.learner.command(messages.Command("twice", "restart", stage.boot))
+    stage.learner.command(messages.Command("twice", "explode", stage.boot))
     assert stage.learner.reports.get(timeout=20.0).command_id == "twice", "nothing else was answered"
     assert stage.learner.reports.empty()
     stage.goes_on()

@@ -220,9 +220,9 @@ def test_the_actor_and_a_broker(tmp_path: Path, no_network: None) -> None:
         policy = fake_learner.policy(MODEL, CARTPOLE.fingerprint)
         bodies = {
             LAB.learner_state: genuine("learner_state"),
-            LAB.keyframe("main"): codec.encode(policy),
-            LAB.delta("main"): genuine("policy_delta"),
-            LAB.part("main"): genuine("policy_part"),
+            LAB.policy("main"): codec.encode(policy),
+            LAB.policy_patch("main"): genuine("policy_patch"),
+            LAB.policy_piece("main"): genuine("policy_piece"),
             LAB.assignment("pi"): codec.encode(fake_learner.assignment(fuzzed.boot, steps_granted=100)),
             LAB.receipt("pi"): genuine("receipt", boot=fuzzed.boot),
             LAB.command("pi"): genuine("command", boot=fuzzed.boot),
@@ -241,7 +241,7 @@ def test_the_actor_and_a_broker(tmp_path: Path, no_network: None) -> None:
         assert fuzzed.refused == sent
         assert fuzzed.state.vitals.refused.keys() <= {"signature", "silence"}
         assert fuzzed.state.vitals.policy_version == 0
-        fuzzed.hears(LAB.keyframe("main"), sealer.seal(LAB.keyframe("main"), bodies[LAB.keyframe("main")]))
+        fuzzed.hears(LAB.policy("main"), sealer.seal(LAB.policy("main"), bodies[LAB.policy("main")]))
         fuzzed.turn()
         assert fuzzed.state.vitals.policy_version == 1, "it works as before"
     finally:
@@ -261,15 +261,15 @@ def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None, capl
     fuzzed, source = Actor(tmp_path), random.Random(3)
     try:
         policy = fake_learner.policy(MODEL, CARTPOLE.fingerprint)
-        onto = fake_learner.policy_delta(MODEL, MODEL, CARTPOLE.fingerprint, base_version=1, version=2)
+        onto = fake_learner.patch(MODEL, MODEL, CARTPOLE.fingerprint, base_version=1, version=2)
         patch = policy_patch.difference(MODEL, MODEL)
-        part = messages.PolicyPart("main", 1, 2, 1, 1, 0, len(MODEL), patch)
+        piece = messages.PolicyPiece("main", 1, 2, 1, 1, 0, len(MODEL), None, patch)
         order = messages.Command("c", "evaluate", fuzzed.boot, 1, 0, policy.manifest, policy.model)
         bodies = {
             LAB.learner_state: genuine("learner_state"),
-            LAB.keyframe("main"): codec.encode(policy),
-            LAB.delta("main"): codec.encode(onto),
-            LAB.part("main"): codec.encode(part),
+            LAB.policy("main"): codec.encode(policy),
+            LAB.policy_patch("main"): codec.encode(onto),
+            LAB.policy_piece("main"): codec.encode(piece),
             LAB.assignment("pi"): codec.encode(fake_learner.assignment(fuzzed.boot, steps_granted=100)),
             LAB.receipt("pi"): genuine("receipt", boot=fuzzed.boot),
             LAB.command("pi"): codec.encode(order),
@@ -294,13 +294,13 @@ def test_a_fleet_at_work(start_fleet: Callable[..., local_fleet.LocalFleet], run
     training, source = at_work.Training(start_fleet("mosquitto"), run_root / "run"), random.Random(4)
     names, sent = training.names, 0
     heard = {kind: examples.golden(kind) for kind in ("learner_state", "actor_state", "experience", "report")}
-    kinds = ("policy", "policy_delta", "policy_part", "assignment", "receipt", "command")
+    kinds = ("policy", "policy_patch", "policy_piece", "assignment", "receipt", "command")
     unheard = {kind: examples.golden(kind) for kind in kinds}
     where = {
         "learner_state": [names.learner_state],
-        "policy": [names.keyframe("main")],
-        "policy_delta": [names.delta("main")],
-        "policy_part": [names.part("main")],
+        "policy": [names.policy("main")],
+        "policy_patch": [names.policy_patch("main")],
+        "policy_piece": [names.policy_piece("main")],
         "actor_state": [names.actor_state("pi"), names.actor_state("nobody")],
     }
     for index in range(PAYLOADS // 8):

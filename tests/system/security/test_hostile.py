@@ -26,7 +26,7 @@ ACTOR = "pi"
 
 def all_topics(names: topics.Topics) -> list[str]:
     leaves = ("state", "assignment", "experience", "receipt", "command", "report")
-    shared = [names.learner_state, names.keyframe("main"), names.delta("main"), names.part("main")]
+    shared = [names.learner_state, names.policy("main"), names.policy_patch("main"), names.policy_piece("main")]
     return shared + [names.actor(who, leaf) for who in (ACTOR, "stranger") for leaf in leaves]
 
 
@@ -76,7 +76,7 @@ def test_a_genuine_policy_for_another_spec_is_refused_by_the_actor(
     manifest = dataclasses.replace(
         examples.MANIFEST, length=len(model), sha256=hashlib.sha256(model).hexdigest(), fingerprint="0" * 16
     )
-    topic = names.keyframe("main")
+    topic = names.policy("main")
     with plain_client.PlainClient(int(fleet.broker["port"]), "observer") as client:
         client.subscribe(names.actor_state(ACTOR))
         state_topic, payload, _ = client.next()

@@ -98,7 +98,9 @@ def test_continuous_actions_behind_tanh() -> None:
 
 def test_convolutions_are_trained_too() -> None:
     rng = np.random.default_rng(0)
-    conv = layers.Conv2D(rng.normal(size=(8, 3, 3, 2)).astype(np.float32) / 1000, np.ones(8, np.float32), 2, "relu")
+    conv = layers.Conv2D(
+        rng.normal(size=(8, 3, 3, 2)).astype(np.float32) / np.float32(1000), np.ones(8, np.float32), 2, "relu"
+    )
     dense = layers.Dense(rng.normal(size=(3, 4 * 4 * 8)).astype(np.float32), np.ones(3, np.float32), "none")
     policy, frames = (conv, layers.Flatten(), dense), rng.integers(0, 256, (512, 10, 10, 2)).astype(np.uint8)
     better = aware.distil(policy, frames, steps=200, weight_bits=3)

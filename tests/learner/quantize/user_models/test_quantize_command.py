@@ -33,7 +33,7 @@ def observations(tmp_path: Path) -> Path:
 
 def save(directory: Path, array: NDArray[Any], name: str = "observations") -> Path:
     path = directory / "observations.npz"
-    np.savez(path, **{name: array.astype(np.float32) if array.dtype.kind == "f" else array})
+    np.savez(path, **{name: array.astype(np.float32) if array.dtype.kind == "f" else array})  # type: ignore[arg-type]
     return path
 
 
@@ -292,7 +292,7 @@ def test_observations_that_do_not_do(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arrays: dict[str, NDArray[Any]], message: str
 ) -> None:
     path = tmp_path / "observations.npz"
-    np.savez(path, **arrays)
+    np.savez(path, **arrays)  # type: ignore[arg-type]
     code, _ = quantize(mlp(), path)
     error = capfd.readouterr().err
     assert code == errors.ConfigError.exit_code

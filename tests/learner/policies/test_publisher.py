@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from unittest import mock
 
@@ -10,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from broker.contract import messages, specs, topics
-from edge_actor.policies import reassembly
+from edge_actor.policies import assembly
 from learner import config
-from learner.files import run_directory
+from learner.files import records, run_directory
 from learner.networks import layers, networks
-from learner.policies import publish
+from learner.policies import publisher
 from learner.quantize import gate
 from tests import conftest
 
@@ -42,8 +43,9 @@ class Wire:
 
 @pytest.mark.parametrize(("width", "precision"), [(16, "int8"), (1800, "int8"), (16, "float16"), (1000, "float32")])
 def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes_of_it(
-    width: int, precision: str, tmp_path: Path
+    width: int, precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "learner")
     rng = np.random.default_rng(0)
     network = networks.QNetwork.build(SPEC, (width, width), False, rng)
     normalizer = networks.Normalizer.identity(SPEC.observation)
@@ -51,77 +53,79 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
     for _ in range(2):
         moved = [a + 0.01 * rng.standard_normal(a.shape, np.float32) for a in layers.arrays(policies[-1]).values()]
         policies.append(layers.with_arrays(policies[-1], moved))
-    wire, held = Wire(), reassembly.Reassembly(SPEC)
+    wire, held = Wire(), assembly.Assembly(SPEC)
     lenient = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
     directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
     names = topics.Topics("f")
-    publisher = publish.Publisher(
-        wire, names, SPEC, "q_values", 1, 0, lenient, directory, pytest.fail, precision=precision
+    made = publisher.Publisher(
+        wire, names, SPEC, "q_values", 1, 0, lenient, directory, records.Records(), precision=precision
     )
     x = rng.standard_normal((96, 4), np.float32)
     first, second, third = policies
-    reasons = [publisher.publish(policy, x[:64], x[64:]).reason for policy in (first, second, second, third)]
+    reasons = [made.publish(policy, x[:64], x[64:]).result().reason for policy in (first, second, second, third)]
     assert reasons == ["", "", "identical", ""]
-    kinds = [type(message) for message in wire.sent if not isinstance(message, messages.PolicyPart)]
-    assert kinds == [messages.Policy, messages.PolicyDelta, messages.PolicyDelta]
+    pieces = [message for message in wire.sent if isinstance(message, messages.PolicyPiece)]
+    ahead = [piece for piece in pieces if piece.changes is None]
+    kinds = [type(message) for message in wire.sent if message not in ahead]
+    assert kinds == [messages.Policy, messages.PolicyPiece, messages.PolicyPiece]
     for message in wire.sent:
-        if isinstance(message, messages.Policy):
-            held.add_keyframe(message, b"", None)
-        elif isinstance(message, messages.PolicyDelta):
-            held.add_delta(message, b"", None)
-        elif isinstance(message, messages.PolicyPart):
-            held.add_part(message)
-    assert publisher.newest is not None
+        assert isinstance(message, assembly.Message)
+        held.add(message, b"", None)
+    assert made.newest is not None
     assert held.newest is not None
-    assert held.newest.model == publisher.newest.model
-    parts = [message for message in wire.sent if isinstance(message, messages.PolicyPart)]
-    assert (len(parts) > 2) == (width > 16)
+    assert held.newest.model == made.newest.model
+    assert (len(ahead) > 2) == (width > 16)
+    assert caplog.messages == [], "nothing fell back to the slow converter"
 
 
 @pytest.mark.parametrize("expire_after_s", [0.0, 60.0])
 def test_every_policy_says_when_it_expires(expire_after_s: float, tmp_path: Path) -> None:
     wire = Wire()
-    publisher, _, x = _publisher(tmp_path, wire, expire_after_s)
+    made, _, x = _publisher(tmp_path, wire, expire_after_s)
     for seed in range(3):
-        assert publisher.publish(_policy(seed), x[:64], x[64:]).passed
-    publisher.settle(at_once=True)
-    assert publisher.newest is not None
-    publisher.publish_again(publisher.newest)
-    sent = [m.manifest if isinstance(m, messages.Policy) else m for m in wire.sent]
-    times = {(m.created_s, m.expires_s) for m in sent if isinstance(m, messages.Manifest | messages.PolicyDelta)}
-    assert len(sent) == len(wire.sent) >= 4
+        assert made.publish(_policy(seed), x[:64], x[64:]).result().passed
+    made.tidy(at_once=True)
+    assert made.newest is not None
+    made.publish_again(made.newest).result()
+    assert len(wire.sent) >= 4
+    times = set()
+    for message in wire.sent:
+        assert isinstance(message, assembly.Message)
+        said = message.manifest if isinstance(message, messages.Policy) else message.changes
+        assert said is not None
+        times.add((said.created_s, said.expires_s))
     assert all(expires_s == (created_s + 60.0 if expire_after_s else 0.0) for created_s, expires_s in times)
 
 
 def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(tmp_path: Path) -> None:
-    publisher, policies, x = _publisher(tmp_path)
+    made, policies, x = _publisher(tmp_path)
     policy = policies / "v000001.int8.tflite"
-    publisher.publish(_policy(0), x[:64], x[64:])
-    publisher.settle()
+    made.publish(_policy(0), x[:64], x[64:]).result()
+    made.tidy()
     assert not policy.exists()
-    publisher.acts(1, 0.0)
-    publisher.settle()
+    made.acts(1, 0.0)
+    made.tidy()
     conftest.wait_until(policy.exists, "the policy is kept")
-    assert publisher.newest is not None
-    assert policy.read_bytes() == publisher.newest.model
-    publisher.publish(_policy(1), x[:64], x[64:])
-    publisher.settle(at_once=True)
+    assert made.newest is not None
+    assert policy.read_bytes() == made.newest.model
+    made.publish(_policy(1), x[:64], x[64:]).result()
+    made.tidy(at_once=True)
     assert (policies / "v000002.int8.tflite").exists()
-    assert len(publisher.timings.put_off_ms) == 2
+    assert len(made.timings.put_off_ms) == 2
 
 
 def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher, _, x = _publisher(tmp_path)
+    made, _, x = _publisher(tmp_path)
     policy = _policy(0)
     moved = layers.with_arrays(policy, [a * np.float32(1.01) for a in layers.arrays(policy).values()])
     grown = layers.with_arrays(policy, [a * np.float32(8.0) for a in layers.arrays(policy).values()])
-    passes = mock.Mock(wraps=publisher._refiner.calibrate)
-    monkeypatch.setattr(publisher._refiner, "calibrate", passes)
+    passes = mock.Mock(wraps=made._maker._calibrator.calibrate)
+    monkeypatch.setattr(made._maker._calibrator, "calibrate", passes)
     counts = []
     for each in (policy, moved, grown):
-        verdict = publisher.publish(each, x[:64], x[64:])
+        verdict = made.publish(each, x[:64], x[64:]).result()
         assert verdict.passed, verdict
         assert isinstance(verdict, gate.ChoiceVerdict)
         assert verdict.agreement > 0.95
@@ -132,13 +136,14 @@ def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made
 
 def _publisher(
     directory: Path, wire: Wire | None = None, expire_after_s: float = 0.0
-) -> tuple[publish.Publisher, Path, NDArray[np.float32]]:
+) -> tuple[publisher.Publisher, Path, NDArray[np.float32]]:
     run = run_directory.RunDirectory(directory / "run", resume=False)
     names, limits = topics.Topics("f"), config.GateConfig()
-    publisher = publish.Publisher(
-        *(wire or Wire(), names, SPEC, "q_values", 1, 0, limits, run, pytest.fail), expire_after_s=expire_after_s
+    made = publisher.Publisher(
+        *(wire or Wire(), names, SPEC, "q_values", 1, 0, limits, run, records.Records()),
+        expire_after_s=expire_after_s,
     )
-    return publisher, run.policies, np.random.default_rng(1).standard_normal((96, 4), np.float32)
+    return made, run.policies, np.random.default_rng(1).standard_normal((96, 4), np.float32)
 
 
 def _policy(seed: int) -> layers.PolicyLayers:
