@@ -1,9 +1,9 @@
 """paho's client, driven by its public loop interface, with three private methods overridden. The only file with paho.
 
-paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, and writes
-each packet by itself. Each of these calls lets go of Python's lock, and beside a thread that computes it then waits
-for that thread. What is overridden is private to paho: a release without it is right as well, and slower. So is
-copying a payload three times more than it takes.
+paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, copies a
+payload three times more than it takes, and writes each packet by itself. Each call lets go of Python's lock, and beside
+a thread that computes it then waits for that thread. The figures below are the CPU time per message that an override
+saves its receiver; how they were measured, and what was dropped, is in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Client(mqtt.Client):
         return code
 
     def _sock_recv(self, bufsize: int) -> bytes:
+        """Refuses packets that are too large, and reads ahead: 13 % of 400 kB."""
         if bufsize > messages.MAX_PACKET_BYTES:  # what is left of a packet; paho would take 268 MB
             raise ConnectionAbortedError(TOO_LARGE)
         self.is_amid_packet = bufsize > 1  # of its header paho asks for one at a time
@@ -118,7 +119,7 @@ class Client(mqtt.Client):
         return taken
 
     def _handle_publish(self) -> MQTTErrorCode:
-        """Gives a message to its callback with one copy of its payload; paho makes four."""
+        """Gives a message to its callback with one copy of its payload, not four: 22 % of 400 kB, 19 % of 4 MB."""
         command, packet = self._in_packet["command"], memoryview(self._in_packet["packet"])
         qos, name_end = command >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
         start = name_end + 2 * qos
@@ -131,7 +132,7 @@ class Client(mqtt.Client):
         return self._send_puback(message.mid) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _packet_write(self) -> MQTTErrorCode:
-        """Small packets that wait become one, which is cut without being copied. DISCONNECT is left to paho."""
+        """Makes one of the small packets that wait, and cuts it without a copy: 13 % of 200 B. DISCONNECT is paho's."""
         waiting, pieces, size = self._out_packet, [], 0
         while waiting and size < _AT_ONCE_BYTES and waiting[0]["command"] & 0xF0 != MessageType.DISCONNECT:
             packet = waiting.popleft()

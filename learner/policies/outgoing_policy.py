@@ -18,8 +18,8 @@ from broker.contract import messages, policy_patch
 from learner.quantize import kernels
 
 Patch = NDArray[np.uint8]
-SendPiece = Callable[[int, int, Patch], bool]
-"""Takes bytes from `start` to `end`, as a patch; false if they could not go out."""
+SendPiece = Callable[[messages.PolicyPiece], bool]
+"""Sends a piece at once; false if it could not go out."""
 
 
 class OutgoingPolicy:
@@ -27,10 +27,9 @@ class OutgoingPolicy:
 
     Args:
         base: The policy that it is a patch on, empty where it can only go out whole.
-        version: The version of the base.
+        first: What its pieces have in common: a piece without bytes.
         is_retained: Whether the base is the retained one, and the patch is to be retained too.
-        attempt: Number of this attempt, which its pieces have.
-        send_piece: Sends each piece at once; None waits until the policy is whole.
+        send_piece: Sends the policy's bytes ahead in pieces; None waits until it is whole.
         quick: As in `policy_patch.difference`, for pieces.
         beside: A single thread that takes digest or pieces meanwhile. None takes them here.
 
@@ -44,16 +43,15 @@ class OutgoingPolicy:
     def __init__(
         self,
         base: bytes,
-        version: int,
+        first: messages.PolicyPiece,
         *,
         is_retained: bool,
-        attempt: int = 0,
         send_piece: SendPiece | None = None,
         quick: bool = False,
         beside: futures.Executor | None = None,
     ) -> None:
-        self.version, self.is_retained, self.attempt = version, is_retained, attempt
-        self._base = memoryview(base)
+        self.is_retained = is_retained
+        self._base, self._first = memoryview(base), first
         self._send_piece, self._quick = send_piece, quick
         self._beside = beside
         self._digest = hashlib.sha256()
@@ -99,13 +97,18 @@ class OutgoingPolicy:
         self.delta_ms += (time.perf_counter() - began) * 1e3
         return patch
 
+    def last_piece(self, changes: messages.ManifestChanges, patch: Patch) -> messages.PolicyPiece:
+        """Returns the piece that makes the policy one, with the `patch` that `patch` gave: of a small policy, all."""
+        start = self.size if self.went_ahead else 0
+        return replace(self._first, start=start, end=self.size, changes=changes, patch=patch)
+
     def _take(self, start: int, piece: bytes | memoryview) -> None:
         began, end = time.perf_counter(), start + len(piece)
         if self._send_piece is None:
             self._digest.update(piece)
         elif not self.is_lost and end <= len(self._base):  # else it is of another layout
             patch = _difference(self._base[start:end], piece, quick=self._quick)
-            self.is_lost = not self._send_piece(start, end, patch)
+            self.is_lost = not self._send_piece(replace(self._first, start=start, end=end, patch=patch))
         self.parts_ms += (time.perf_counter() - began) * 1e3
 
 

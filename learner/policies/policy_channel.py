@@ -19,7 +19,6 @@ retained since, itself included, makes that mean the smallest possible as long a
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -39,6 +38,9 @@ PATIENCE = 2
 
 AHEAD_BYTES = 2_000_000
 """Policies from here on go ahead in pieces."""
+
+
+_NO_BYTES = np.zeros(0, np.uint8)
 
 
 class Sender(Protocol):
@@ -127,20 +129,12 @@ class PolicyChannel:
         version, base = self._whole if is_retained else self._newest
         if not self._enabled:
             base = b""
-        if is_retained:
-            return outgoing_policy.OutgoingPolicy(base, version, is_retained=True, beside=beside)
         self._attempts += 1
-        attempt, send_piece = self._attempts, None
-        if is_large:
-            send_piece = functools.partial(self._send_piece, order, version, attempt)
+        first = messages.PolicyPiece(self._name, *order, version, self._attempts, 0, 0, None, _NO_BYTES)
+        send_piece = self._send_ahead if is_large and not is_retained else None
+        quick = self._sender.is_local
         return outgoing_policy.OutgoingPolicy(
-            base,
-            version,
-            is_retained=False,
-            attempt=attempt,
-            send_piece=send_piece,
-            quick=self._sender.is_local,
-            beside=beside,
+            base, first, is_retained=is_retained, send_piece=send_piece, quick=quick, beside=beside
         )
 
     def send(self, manifest: messages.Manifest, model: bytes, outgoing: outgoing_policy.OutgoingPolicy) -> None:
@@ -157,8 +151,8 @@ class PolicyChannel:
         if patch is None:
             self._send_whole(manifest, model)
         elif outgoing.is_retained:
-            self._send_patch(manifest, model, outgoing.version, patch)
-        elif outgoing.is_lost or not self._send_last_piece(manifest, len(model), outgoing, patch):
+            self._send_patch(manifest, model, patch)
+        elif outgoing.is_lost or not self._send_last(outgoing.last_piece(_changes(manifest), patch)):
             self._retain(manifest, model)
         self._manifest, self._newest = manifest, (manifest.version, model)
 
@@ -174,11 +168,11 @@ class PolicyChannel:
             self._retain(self._manifest, self._newest[1])
 
     def _retain(self, manifest: messages.Manifest, model: bytes) -> None:
-        version, base = self._whole
+        base = self._whole[1]
         if not self._enabled or len(base) != len(model):
             self._send_whole(manifest, model)
         else:
-            self._send_patch(manifest, model, version, policy_patch.difference(base, model, kernels.pack))
+            self._send_patch(manifest, model, policy_patch.difference(base, model, kernels.pack))
 
     def _send_whole(self, manifest: messages.Manifest, model: bytes) -> None:
         manifest = outgoing_policy.with_digest(manifest, model)
@@ -188,54 +182,30 @@ class PolicyChannel:
         self.traffic.keyframes += 1
         self.traffic.keyframe_bytes += size
 
-    def _send_patch(self, manifest: messages.Manifest, model: bytes, base: int, patch: outgoing_policy.Patch) -> None:
+    def _send_patch(self, manifest: messages.Manifest, model: bytes, patch: outgoing_policy.Patch) -> None:
         so_far = self._retained_bytes
         if len(patch) > sum(so_far) / len(so_far):
             self._send_whole(manifest, model)
             return
         changes = _changes(outgoing_policy.with_digest(manifest, model))
-        message = messages.PolicyPatch(self._name, *manifest.order, base, changes, patch)
+        message = messages.PolicyPatch(self._name, *manifest.order, self._whole[0], changes, patch)
         size = self._send_retained(self._patch_topic, message)
         so_far.append(size)
         self._count_delta(size)
 
-    def _send_last_piece(
-        self,
-        manifest: messages.Manifest,
-        model_bytes: int,
-        outgoing: outgoing_policy.OutgoingPolicy,
-        patch: outgoing_policy.Patch,
-    ) -> bool:
-        """Sends what makes a policy of its pieces, which for a small one is all of it; false if it cannot go out."""
-        start = model_bytes if outgoing.went_ahead else 0
+    def _send_last(self, piece: messages.PolicyPiece) -> bool:
         began = time.perf_counter()
-        size = self._tell(manifest.order, outgoing.version, outgoing.attempt, start, model_bytes, patch, manifest)
+        size = self._sender.tell(self._piece_topic, piece)
         self.send_ms += (time.perf_counter() - began) * 1e3
         if size:
             self._is_retained = False
             self._count_delta(size)
         return size > 0
 
-    def _send_piece(
-        self, order: messages.Order, base: int, attempt: int, start: int, end: int, patch: outgoing_policy.Patch
-    ) -> bool:
-        size = self._tell(order, base, attempt, start, end, patch, None)
+    def _send_ahead(self, piece: messages.PolicyPiece) -> bool:
+        size = self._sender.tell(self._piece_topic, piece)
         self.traffic.delta_bytes += size
         return size > 0
-
-    def _tell(
-        self,
-        order: messages.Order,
-        base: int,
-        attempt: int,
-        start: int,
-        end: int,
-        patch: outgoing_policy.Patch,
-        manifest: messages.Manifest | None,
-    ) -> int:
-        changes = None if manifest is None else _changes(manifest)
-        piece = messages.PolicyPiece(self._name, *order, base, attempt, start, end, changes, patch)
-        return self._sender.tell(self._piece_topic, piece)
 
     def _send_retained(self, topic: str, message: messages.Message) -> int:
         began = time.perf_counter()

@@ -23,6 +23,7 @@ WHOLE, PATCH, PIECE_TOPIC = NAMES.policy("main"), NAMES.policy_patch("main"), NA
 
 
 PIECE = 1 << 20
+FIRST = messages.PolicyPiece("main", 1, 2, 1, 1, 0, 0, None, np.zeros(0, np.uint8))
 LARGE = 5 * PIECE // 2
 
 
@@ -282,7 +283,7 @@ def test_a_large_policy_goes_ahead_in_pieces(wire: Wire) -> None:
     assert wire.kinds() == "Kppps" + "ppps" + "a" + "ppps"
     assert actor.missed == 0
     streamed = [message for _, _, message in wire.sent if isinstance(message, messages.PolicyPiece)]
-    assert [piece.attempt for piece in streamed] == [*[1] * 4, *[2] * 4, *[3] * 4]
+    assert [piece.attempt for piece in streamed] == [*[2] * 4, *[3] * 4, *[5] * 4], "one to an attempt"
     traffic = learner.channel.traffic
     assert (traffic.policies, traffic.deltas) == (5, 4)
     sizes = [len(codec.encode(message)) for topic, _, message in wire.sent if topic != WHOLE]
@@ -379,13 +380,15 @@ def test_the_compiled_packing_writes_the_same_bytes(size: int, far: float) -> No
 def test_a_policy_that_is_cancelled_leaves_the_bytes_alone_and_sends_nothing_more() -> None:
     began, goes_on, sent = threading.Event(), threading.Event(), []
 
-    def send_piece(start: int, end: int, patch: NDArray[np.uint8]) -> bool:
-        sent.append((start, end))
+    def send_piece(piece: messages.PolicyPiece) -> bool:
+        sent.append((piece.start, piece.end))
         began.set()
         return goes_on.wait(10.0)
 
     with futures.ThreadPoolExecutor(1) as beside:
-        outgoing = outgoing_policy.OutgoingPolicy(bytes(60), 1, is_retained=False, send_piece=send_piece, beside=beside)
+        outgoing = outgoing_policy.OutgoingPolicy(
+            bytes(60), FIRST, is_retained=False, send_piece=send_piece, beside=beside
+        )
         for _ in range(3):
             outgoing.add(bytes(20))
         assert began.wait(10.0)
