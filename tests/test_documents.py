@@ -60,3 +60,17 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         found = (document.parent / path).resolve() if path else document
         assert found.exists(), target
         assert not anchor or anchor in _anchors(found.read_text(encoding="utf-8")), target
+
+
+@pytest.mark.parametrize("heading", ["The way of a policy", "The way of an observation"])
+def test_the_ways_are_short_and_exist(heading: str) -> None:
+    section = PROTOCOL.split(f"## {heading}\n")[1].split("\n## ")[0]
+    hops = re.findall(r"^\| (\d+) \| `", section, re.MULTILINE)
+    assert [int(hop) for hop in hops] == list(range(1, len(hops) + 1)) and 8 < len(hops) <= 12
+    rows = [line for line in section.splitlines() if ".py:" in line]
+    assert len(rows) >= len(hops)
+    for row in rows:
+        for path, names in re.findall(r"`([\w/]+\.py):(\w+(?:`, `\w+)*)`", row):
+            source = (ROOT / path).read_text(encoding="utf-8")
+            for name in names.split("`, `"):
+                assert re.search(rf"(def|class) {name}\b", source), f"{path} has no {name}"
