@@ -131,7 +131,7 @@ class Assembly:
             self.newest = WholePolicy(manifest, held.model, sources)
             return False
         model = policy_patch.apply(base.model, message.patch)
-        manifest_check.check_policy(manifest, model, self._spec, now_s)
+        manifest_check.check_digest(manifest, model)
         self.newest = WholePolicy(manifest, model, sources)
         if held is not None:
             self._begun = self.ahead = None  # pieces on what those pieces made wrongly
@@ -149,19 +149,19 @@ class Assembly:
         if self._begun is None:
             raise errors.PolicyError(f"a piece of policy {order}, whose first is not here", reason="pieces")
         base = self._begun.base
-        if changes is not None:
-            manifest_check.check_manifest(base.followed_by(order.version, changes), base.length, self._spec, now_s)
-        self._begun.add(piece)
-        model = self._begun.whole()
         if changes is None:
-            manifest = replace(base, version=order.version, sha256="")
+            self._begun.add(piece)
+            model, manifest = self._begun.whole(), replace(base, version=order.version, sha256="")
             self.ahead = None if model is None else WholePolicy(manifest, model, ())
             return False
+        manifest = base.followed_by(order.version, changes)
+        manifest_check.check_manifest(manifest, base.length, self._spec, now_s)
+        self._begun.add(piece)
+        model = self._begun.whole()
         if model is None:
             raise errors.PolicyError(f"not all of policy {order} came before its last piece", reason="pieces")
-        manifest = base.followed_by(order.version, changes)
         if changes.sha256 is not None or piece.start == 0:  # only what went ahead in pieces needs no digest
-            manifest_check.check_policy(manifest, model, self._spec, now_s)
+            manifest_check.check_digest(manifest, model)
         self.newest = WholePolicy(manifest, model, ())
         self._begun = self.ahead = None
         return True

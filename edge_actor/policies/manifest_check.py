@@ -22,8 +22,7 @@ def check_policy(
         PolicyError: As `check_manifest`, and if the bytes are not those of the manifest.
     """
     check_manifest(manifest, len(model), spec, now_s)
-    if manifest.sha256 != hashlib.sha256(model).hexdigest():
-        raise errors.PolicyError("the policy's bytes are not those of its manifest", reason="sha256")
+    check_digest(manifest, model)
 
 
 def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.EnvSpec, now_s: float | None) -> None:
@@ -52,6 +51,16 @@ def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.En
     if manifest.head not in spec.action.heads:
         raise errors.PolicyError(f"a head {manifest.head!r} cannot choose these actions", reason="head")
     check_expiry(manifest, now_s)
+
+
+def check_digest(manifest: messages.Manifest, model: bytes | memoryview) -> None:
+    """Refuses bytes that are not those of a manifest.
+
+    Raises:
+        PolicyError: They have another SHA-256.
+    """
+    if manifest.sha256 != hashlib.sha256(model).hexdigest():
+        raise errors.PolicyError("the policy's bytes are not those of its manifest", reason="sha256")
 
 
 def check_expiry(manifest: messages.Manifest, now_s: float | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -112,6 +114,40 @@ def test_files_and_ranges_wait_for_an_actor_that_acts_and_for_nobody_at_the_end(
     made.tidy(at_once=True)
     assert (policies / "v000002.int8.tflite").exists()
     assert len(made.timings.put_off_ms) == 2
+
+
+def test_one_worker_does_all_in_order_and_ends(tmp_path: Path) -> None:
+    """Jobs queue up: whoever publishes waits for none of them, and two policies never are under way."""
+    made, _, x = _publisher(tmp_path)
+    goes_on = threading.Event()
+    made._worker.submit(goes_on.wait, 10.0)
+    publishing = [made.publish(_policy(seed), x[:64], x[64:]) for seed in range(2)]
+    made.acts(0, 0.0)
+    made.tidy()
+    assert made.version == 0
+    assert not any(one.done() for one in publishing)
+    goes_on.set()
+    assert all(one.result(10.0).passed for one in publishing)
+    made.close()
+    assert made.version == 2
+    assert not [thread.name for thread in threading.enumerate() if thread in made._worker._threads]
+
+
+def test_metrics_and_summary_tell_what_went_out(tmp_path: Path) -> None:
+    made, _, x = _publisher(tmp_path)
+    assert made.metrics()["policy_version"] == 0
+    assert made.summary()["calibrate_ms_p50"] is None
+    made.publish(_policy(0), x[:64], x[64:]).result()
+    made.publish(_policy(0), x[:64], x[64:]).result()
+    made.publish(_policy(1), x[:64], x[64:]).result()
+    made.acts(2, time.monotonic())
+    row, summary = made.metrics(), made.summary()
+    assert (row["policy_version"], row["keyframes"], row["deltas"], row["policies_held_back"]) == (2, 1, 1, 1)
+    assert {"quantize_ms", "send_ms", "publish_to_acting_ms", "gate_agreement"} <= row.keys()
+    assert (summary["policies_published"], summary["policies_held_back"]) == (2, {"identical": 1})
+    assert summary["publish_to_acting_ms_p50"] == row["publish_to_acting_ms"] > 0.0
+    assert (summary["publish_to_acting_count"], summary["bytes_per_policy"]) == (1, 1)
+    made.close()
 
 
 def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made_anew(
