@@ -36,21 +36,6 @@ def test_every_topic_and_message_is_listed() -> None:
     assert {f"actorq/f/{row[0]}" for row in rows} == built
 
 
-@pytest.mark.parametrize("thing", ["a policy", "an observation"])
-def test_the_way_is_as_it_is_written_down(thing: str) -> None:
-    """Every function of the list is there, in its file; and they are few."""
-    _, _, rest = PROTOCOL.partition(f"\n## The way of {thing}\n")
-    rows = re.findall(r"^\| (\d*) \| (.*?) \| (.*) \|$", rest.partition("\n## ")[0], re.MULTILINE)
-    assert len(rows) > 10
-    assert [int(number) for number, *_ in rows if number] == list(range(1, 1 + sum(bool(row[0]) for row in rows)))
-    assert sum(bool(row[0]) for row in rows) <= 12
-    for _, where, _ in rows:
-        (path, first), *others = re.findall(r"`(?:([\w/]+\.py):)?(\w+)`", where)
-        text = (ROOT / path).read_text(encoding="utf-8")
-        for name in (first, *(name for _, name in others)):
-            assert re.search(rf"^ *(?:def|class) {name}\b", text, re.MULTILINE), f"{path} has no {name}"
-
-
 def test_every_exit_code_is_listed() -> None:
     listed = dict(re.findall(r"^\| (\d+) \| `?(\w*)`? ?\|", TEXT, re.MULTILINE))
     named: list[type[errors.ActorqError]] = [errors.ActorqError, *errors.ActorqError.__subclasses__()]
