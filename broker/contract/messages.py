@@ -22,7 +22,7 @@ MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
 """The largest policy, its header (64 KB), its seal and its topic, with room to spare: more is neither sent nor read."""
 
 MAX_NAME_CHARS = 1000
-"""Of each text in a birth certificate: they go into file names, tables and the learner's console."""
+"""The longest text of a birth certificate: they go into file names, tables and the learner's console."""
 MAX_ENVS = 4096
 """Environments of one actor at once."""
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.02, 10.0
 """Pause before the environment is made anew, and what it grows to while it fails without a step in between."""
 _LOG_PERIOD_S = 1.0
-"""Of failures in quick succession one is logged in so long; all are counted."""
+"""Between two log lines of failures in quick succession; all are counted."""
 
 
 class SupervisedEnv:
