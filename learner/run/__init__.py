@@ -1,1 +1,1 @@
-"""A training run: the loop, its metrics, its console, and the fleet on one machine."""
+"""A training run: its parts are built here, looped in `loop`, and shown by `reports`; and a whole fleet on one machine."""

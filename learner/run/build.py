@@ -16,7 +16,7 @@ from learner.experience import dead_letters, ingest, ledger, rate_limiter, repla
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
 from learner.policies import publisher
-from learner.run import (
+from learner.run.loop import (
     assigning,
     checkpoints,
     first_steps,

@@ -23,7 +23,7 @@ from learner.files import checkpoint, records
 from learner.run.reports import console, metrics
 from tests.conftest import BrokerProcess
 from tests.fakes import log_reader
-from tests.learner.run import test_training_loop as loops
+from tests.learner.run.loop import test_training_loop as loops
 
 pytestmark = pytest.mark.fault(19)
 

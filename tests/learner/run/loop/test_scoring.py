@@ -15,7 +15,7 @@ from learner import config
 from learner.fleet import actors
 from learner.policies import publisher
 from learner.quantize import gate
-from learner.run import scoring
+from learner.run.loop import scoring
 from tests.fakes import fleet_examples
 
 MANIFEST = messages.Manifest(1, 3, "main", 4, "0" * 64, "f" * 16, "q_values", "int8", 1.0)

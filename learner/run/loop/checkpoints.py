@@ -10,7 +10,7 @@ import numpy as np
 from broker.contract import errors, specs
 from learner import algorithms
 from learner.files import checkpoint, records, run_directory
-from learner.run import pace
+from learner.run.loop import pace
 from learner.run.reports import progress
 
 _COUNT_MAX = 1 << 53

@@ -7,7 +7,7 @@ import logging
 from learner import config
 from learner.experience import validate
 from learner.fleet import actors, roster
-from learner.run import first_steps, pace, policy_scores
+from learner.run.loop import first_steps, pace, policy_scores
 from learner.run.reports import notices
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from learner import algorithms, config
 from learner.fleet import actors
 from learner.policies import publisher
 from learner.quantize import compare
-from learner.run import pace, scoring
+from learner.run.loop import pace, scoring
 
 _log = logging.getLogger(__name__)
 _TIMINGS = ("invoke_us_p50", "invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99")

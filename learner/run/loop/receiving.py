@@ -10,7 +10,7 @@ from broker.contract import messages
 from learner.experience import ingest, rate_limiter
 from learner.fleet import roster, session
 from learner.policies import publisher
-from learner.run import policy_scores
+from learner.run.loop import policy_scores
 from learner.run.reports import notices, progress
 
 ARRIVALS = 64  # messages that are taken in at once, at most: about 10 ms, then updates have their turn

@@ -22,7 +22,8 @@ from learner.experience import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import gathering, roster, session
 from learner.networks import layers
-from learner.run import build, training_loop
+from learner.run import build
+from learner.run.loop import training_loop
 from learner.run.reports import console, summary
 from tests import conftest
 from tests.conftest import BrokerProcess

@@ -9,7 +9,7 @@ import pytest
 
 from learner import config
 from learner.experience import rate_limiter
-from learner.run import pace
+from learner.run.loop import pace
 
 EXPLORATION = config.DqnConfig(epsilon_start=1.0, epsilon_end=0.1, epsilon_decay_steps=100, batch_size=4)
 SETTINGS = config.TrainConfig(max_env_steps=500, learning_starts=24, samples_per_insert=4.0, publish_period_updates=20)

@@ -10,7 +10,7 @@ from learner import config
 from learner.experience import ingest
 from learner.files import run_directory
 from learner.fleet import roster, session
-from learner.run import pace
+from learner.run.loop import pace
 from learner.run.reports import progress
 
 

@@ -25,7 +25,7 @@ from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
 from learner.policies import publisher
 from learner.quantize import calibrate
-from learner.run import (
+from learner.run.loop import (
     assigning,
     checkpoints,
     first_steps,

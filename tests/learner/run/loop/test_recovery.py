@@ -20,7 +20,7 @@ from learner.files import checkpoint, run_directory
 from learner.networks import optimizer
 from tests.conftest import BrokerProcess
 from tests.fakes import fleet_examples, log_reader
-from tests.learner.run import test_training_loop as loops
+from tests.learner.run.loop import test_training_loop as loops
 
 pytestmark = pytest.mark.fault(8)
 
