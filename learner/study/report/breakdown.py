@@ -14,8 +14,8 @@ ACTORQ_S = {"step": 6.53, "pull": 0.49, "deserialise": 0.15, "load": 1.94}
 ACTORQ_TOTAL_S = {("fp32", 30): 14.9, ("int8", 30): 9.1, ("fp32", 300): 11.2, ("int8", 300): 5.6}
 """The whole of it, by precision and steps between two pulls."""
 DIFFERS = (
-    "What differs: ActorQ's actors were four PyTorch processes on one x86 machine, its int8 was dynamic (only weights are "
-    "int8 ahead of time), its network 2048x3, policies were pulled every 30 steps; its figures are read off a picture, "
+    "What differs: ActorQ's actors were four PyTorch processes on one x86 machine, its int8 was dynamic (only "
+    "weights are int8 ahead of time), its network 2048x3, policies were pulled every 30 steps; its figures are read off a picture, "
     "to about 2 %. Here actors run TFLite files, and policies are pushed over MQTT, mostly as differences: `pull` is "
     "receiving one, `deserialise` checking and assembling it, `load` building it and swapping it in; `step` is "
     "environment, inference and recording."

@@ -95,7 +95,8 @@ def fidelity(run: reading.Run) -> svg.Picture | None:
         ]
         text = (
             f"fp32 returns {tables.shown(study.get('fp32_return'))}, "
-            f"chance {tables.shown(study.get('random_return'))}, mean of {study.get('episodes')} episodes. Less fp32: {'; '.join(sentences)}."
+            f"chance {tables.shown(study.get('random_return'))}, "
+            f"mean of {study.get('episodes')} episodes. Less fp32: {'; '.join(sentences)}."
         )
     else:
         what = "states with the same action, %" if states == "agreement" else "mean error of an action, % of its range"
@@ -109,12 +110,14 @@ def fidelity(run: reading.Run) -> svg.Picture | None:
 def _forest(title: str, rows: Sequence[Object]) -> svg.Picture:
     made, drawn = svg.new(0.8 + 0.46 * len(rows), axis="x")
     bounds = [tables.number(row["ratio"]) or 1.0 for row in rows]
+    who = list(dict.fromkeys(_who(row) for row in rows))
     for y, row in enumerate(rows):
+        colour = svg.colour(who.index(_who(row)))
         ratio, ends = tables.number(row["ratio"]) or 1.0, _interval(row)
         if ends:
-            drawn.plot(ends, [y, y], color=svg.colour(0), linewidth=2.4, alpha=0.6)
+            drawn.plot(ends, [y, y], color=colour, linewidth=2.4, alpha=0.6)
             bounds += ends
-        drawn.plot(ratio, y, "o", color=svg.colour(0), markersize=6)
+        drawn.plot(ratio, y, "o", color=colour, markersize=6)
         name = f"{tables.label(_short(row))}: {tables.shown(ratio)}"
         drawn.text(0.0, y - 0.2, name, va="bottom", fontsize=10, transform=drawn.get_yaxis_transform())
     drawn.axvline(1.0, color=svg.MUTED, linewidth=1.0)
@@ -128,7 +131,7 @@ def _forest(title: str, rows: Sequence[Object]) -> svg.Picture:
     drawn.set_yticks([])
     drawn.set_xlabel("ratio to the reference (1: alike)")
     text = "; ".join(
-        f"{_case_name(row)}: {tables.shown(row['ratio'])}" + (f" ({_interval_text(row)})" if _interval(row) else "")
+        f"{_short(row)}: {tables.shown(row['ratio'])}" + (f" ({_interval_text(row)})" if _interval(row) else "")
         for row in rows
     )
     body = [
@@ -142,7 +145,7 @@ def _forest(title: str, rows: Sequence[Object]) -> svg.Picture:
         for row in rows
     ]
     table = tables.table(("case", "ratio", "interval", "runs", "what explains it"), body, words=(0, 4))
-    return svg.finish(made, f"Ratios: {tables.label(title)}", f"{tables.plain(text, 3000)}.", table)
+    return svg.finish(made, f"Ratio of {title}", f"{tables.plain(text, 3000)}.", table)
 
 
 def _ticks(low: float, high: float, *, none: bool = False) -> Any:
@@ -168,10 +171,14 @@ def _case_name(row: Object) -> str:
 
 def _short(row: Object) -> str:
     """Returns who is compared with whom, at which size: the regime and the figure are in the title."""
-    who, over, hidden = row.get("peer") or row.get("precision"), row.get("over"), row.get("hidden")
-    if not (who and over and isinstance(hidden, list)):
+    over, hidden = row.get("over"), row.get("hidden")
+    if not (_who(row) and over and isinstance(hidden, list)):
         return _case_name(row)
-    return f"{'x'.join(map(str, hidden))}, {who} over {over}"
+    return tables.plain(f"{'x'.join(map(str, hidden))}, {_who(row)} over {over}", 80)
+
+
+def _who(row: Object) -> str:
+    return str(row.get("peer") or row.get("precision") or "")
 
 
 def _interval(row: Object) -> list[float]:

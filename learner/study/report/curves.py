@@ -61,6 +61,8 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
     for goal in goals:
         drawn.axhline(goal, color=svg.MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
     drawn.set_xlabel(_AXES[by])
+    drawn.xaxis.set_major_formatter(svg.thousands)
+    drawn.locator_params(axis="x", nbins=6)
     drawn.set_ylabel("return")
     drawn.set_xlim(left=0)
     svg.legend(drawn, len(curves))

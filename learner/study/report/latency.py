@@ -138,6 +138,8 @@ def _mean_lag(panel: grouping.Panel) -> svg.Picture | None:
     if not ends or not drawn.lines:
         return None
     drawn.set_xlabel("environment steps")
+    drawn.xaxis.set_major_formatter(svg.thousands)
+    drawn.locator_params(axis="x", nbins=6)
     drawn.set_ylabel("versions, mean so far")
     text = "; ".join(f"{label}: {mean} versions at the end (median of {count} runs)" for label, mean, count in ends)
     table = tables.table(("runs", "mean, versions", "of runs"), ends)

@@ -115,6 +115,14 @@ def new(height_in: float = 3.3, **grid: str) -> tuple[figure.Figure, axes.Axes]:
         return made, drawn
 
 
+def thousands(value: float, _: object = None) -> str:
+    """Returns a tick's number, short: 200k, 1.5M."""
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:g}{name}"
+    return f"{value:g}"
+
+
 def legend(drawn: axes.Axes, count: int) -> None:
     """Puts the names of `count` series above the picture, where there are several."""
     if count > 1:
