@@ -14,11 +14,11 @@ ACTORQ_S = {"step": 6.53, "pull": 0.49, "deserialise": 0.15, "load": 1.94}
 ACTORQ_TOTAL_S = {("fp32", 30): 14.9, ("int8", 30): 9.1, ("fp32", 300): 11.2, ("int8", 300): 5.6}
 """The whole of it, by precision and steps between two pulls."""
 DIFFERS = (
-    "What differs: ActorQ's actors were four PyTorch processes on one x86 machine, its int8 was dynamic (only "
-    "weights are int8 ahead of time), its network 2048x3, policies were pulled every 30 steps; its figures are read off a picture, "
-    "to about 2 %. Here actors run TFLite files, and policies are pushed over MQTT, mostly as differences: `pull` is "
-    "receiving one, `deserialise` checking and assembling it, `load` building it and swapping it in; `step` is "
-    "environment, inference and recording."
+    "What differs: ActorQ's actors were four PyTorch processes on one x86 machine, its int8 was dynamic (only weights "
+    "are int8 ahead of time), its network 2048x3, policies were pulled every 30 steps; its figures are read off a "
+    "picture, to about 2 %. Here actors run TFLite files, and policies are pushed over MQTT, mostly as differences: "
+    "`pull` is receiving one, `deserialise` checking and assembling it, `load` building it and swapping it in; `step` "
+    "is environment, inference and recording."
 )
 _STAGES_SHOWN = 14
 Object = Mapping[str, Any]
@@ -48,13 +48,13 @@ def published(panels: Sequence[grouping.Panel]) -> svg.Picture | None:
                 label=PARTS[part] if row == 0 else None,
             )
             start += share
-        drawn.text(0, row - 0.29, tables.label(label), va="bottom", fontsize=10)
-    drawn.invert_yaxis()
+        drawn.text(0, row - 0.27, tables.plain(label, 64), va="bottom", fontsize=10)
+    drawn.set_ylim(len(shown) - 0.5, -0.8)
     drawn.set_yticks([])
     drawn.set_xlim(0, 100)
     drawn.set_xlabel("share of the actors' time, %")
     drawn.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.2, handlelength=1.2)
-    text = "; ".join(f"{tables.label(name)}: {_shares(seconds)}" for name, seconds in shown.items())
+    text = "; ".join(f"{tables.plain(name, 80)}: {_shares(seconds)}" for name, seconds in shown.items())
     return svg.finish(made, "The actors' time, ours beside ActorQ's", f"{text}.", _published_table(ours))
 
 

@@ -49,6 +49,11 @@ pre{font-size:.84rem;margin:0;padding:.7rem;background:var(--card)}
 
 def render(found: reading.Found) -> str:
     """Returns the page of all that was read."""
+    with svg.style():
+        return _page(found)
+
+
+def _page(found: reading.Found) -> str:
     panels = grouping.panels(found)
     runs = found.all_runs
     tasks = list(dict.fromkeys(run.task for run in runs))

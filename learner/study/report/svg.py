@@ -5,6 +5,7 @@ matplotlib draws with stand-in colours; in what it writes, each becomes a variab
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import logging
@@ -28,7 +29,7 @@ _DARK = ("#6cb4ff", "#ff9d5c", "#4fd1a0", "#c7a4ff", "#ff8ac2", "#b4bec8")
 _VARIABLES = {TEXT: "currentColor", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
     stand_in: f"var(--s{k})" for k, stand_in in enumerate(SERIES)
 }
-_WIDTH_IN = 5.6
+_WIDTH_IN = 5.1
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _STYLE = {
     "svg.fonttype": "none",
@@ -100,19 +101,23 @@ def variables() -> str:
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
 
+def style() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which pictures are drawn in this style."""
+    return mpl.rc_context(_STYLE)  # type: ignore[arg-type]  # as it wants the names of its settings one by one
+
+
 def new(height_in: float = 3.3, **grid: str) -> tuple[figure.Figure, axes.Axes]:
     """Returns an empty picture, as wide as a column of the page.
 
     Args:
-        height_in: Of the picture, 5.6 in wide; it is scaled to its column.
+        height_in: Of the picture, 5.1 in wide; it is scaled to its column.
         grid: `axis`: x, y or both, along which lines help to read it.
     """
-    with mpl.rc_context(_STYLE):
-        made = figure.Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
-        drawn = made.add_subplot()
-        drawn.grid(True, axis=grid.get("axis", "y"))  # type: ignore[arg-type]  # a literal, for all that mypy knows
-        drawn.tick_params(length=3)
-        return made, drawn
+    made = figure.Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
+    drawn = made.add_subplot()
+    drawn.grid(True, axis=grid.get("axis", "y"))  # type: ignore[arg-type]  # a literal, for all that mypy knows
+    drawn.tick_params(length=3)
+    return made, drawn
 
 
 def thousands(value: float, _: object = None) -> str:
@@ -126,15 +131,14 @@ def thousands(value: float, _: object = None) -> str:
 def legend(drawn: axes.Axes, count: int) -> None:
     """Puts the names of `count` series above the picture, where there are several."""
     if count > 1:
-        with mpl.rc_context(_STYLE):
-            columns = 1 if count > 3 else 2
-            drawn.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2)
+        columns = 1 if count > 3 else 2
+        drawn.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2)
 
 
 def finish(made: figure.Figure, title: str, text: str, table: str = "") -> Picture:
     """Writes a picture."""
     written = io.StringIO()
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that its font lacks; it may not be able to lay out what is huge
         made.savefig(written, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     number = next(_numbers)
