@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib import ticker
+
 from learner.study.report import reading, svg, tables
 
 _ROWS_MAX = 14
@@ -150,8 +152,6 @@ def _forest(title: str, rows: Sequence[Object]) -> svg.Picture:
 
 def _ticks(low: float, high: float, *, none: bool = False) -> Any:
     """Returns few round ticks for a short logarithmic axis, for which matplotlib has none or too many."""
-    from matplotlib import ticker
-
     offered = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
     if high / low < 3:
         offered = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)

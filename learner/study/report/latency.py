@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from matplotlib import ticker
 from numpy.typing import NDArray
 
 from learner.study.report import grouping, reading, svg, tables
@@ -77,6 +78,8 @@ def _publish_to_acting(panel: grouping.Panel) -> svg.Picture | None:
         )
         body.append((label, *(tables.shown(float(np.percentile(found, q))) for q in (5, 25, 50, 75, 95, 99, 100))))
     drawn.set_xscale("log")
+    drawn.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    drawn.xaxis.set_minor_formatter(ticker.NullFormatter())
     drawn.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     drawn.set_ylim(0, 100)
     drawn.set_xlabel("ms until an actor acts on a policy, by the learner's clock")
