@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker.contract import errors
-from broker.program import storage
+from broker.program import stopwatch, storage
 
 _log = logging.getLogger(__name__)
 _TIDY_S = 0.5
@@ -132,6 +132,7 @@ class Ledger:
         id: Names this ledger in receipts.
         last_id: Of the newest message.
         on_commit: Called on the ledger's thread when a commit has ended, well or not.
+        times: `ledger`: transactions, by messages.
 
     Raises:
         Broken: The file is no ledger, or a broken one.
@@ -149,6 +150,7 @@ class Ledger:
         self._refused: dict[str, dict[int, _Refused]] = {}  # by actor and boot, the one that was heard last at the end
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
+        self.times = stopwatch.Stopwatch("ledger")
         fresh = not path.exists()
         with _named(path, _OPENED):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -305,6 +307,10 @@ class Ledger:
         self._db.close()
 
     def _write(self, ids: range, entries: Sequence[Entry], forget_before: int) -> None:
+        with self.times.time("ledger", len(entries)):
+            self._transact(ids, entries, forget_before)
+
+    def _transact(self, ids: range, entries: Sequence[Entry], forget_before: int) -> None:
         now = time.time()
         rows = [
             (id_, e.actor_id, e.boot, e.seq, e.step, e.steps, e.ended, e.size_bytes, now, e.verdict)
