@@ -17,7 +17,7 @@ DIFFERS = (
     "What differs: ActorQ's actors were four PyTorch processes on one x86 machine, its int8 was dynamic (only weights "
     "are int8 ahead of time), its network 2048x3, policies were pulled every 30 steps; its figures are read off a "
     "picture, to about 2 %. Here actors run TFLite files, and policies are pushed over MQTT, mostly as differences: "
-    "pull is receiving one, deserialise checking and assembling it, load building it and swapping it in; `step` "
+    "pull is receiving one, deserialise checking and assembling it, load building it and swapping it in; step "
     "is environment, inference and recording."
 )
 _STAGES_SHOWN = 14

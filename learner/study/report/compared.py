@@ -82,7 +82,7 @@ def fidelity(run: reading.Run) -> svg.Picture | None:
             low, high = tables.number(row.get("return_low")), tables.number(row.get("return_high"))
             if low is not None and high is not None:
                 drawn.plot([low, high], [y, y], color=colour, linewidth=2.2, alpha=0.6)
-            drawn.plot(tables.number(row["return_difference"]), y, "o", color=colour, markersize=5)
+            drawn.plot(tables.number(row["return_difference"]) or 0.0, y, "o", color=colour, markersize=5)
         else:
             drawn.plot(100 * (tables.number(row[states]) or 0.0), y, "o", color=colour, markersize=5)
     drawn.set_yticks(range(len(shown)), [tables.label(row.get("recipe", "?")) for row in shown])
@@ -152,7 +152,7 @@ def _forest(title: str, rows: Sequence[Object]) -> svg.Picture:
 
 def _ticks(low: float, high: float, *, none: bool = False) -> Any:
     """Returns few round ticks for a short logarithmic axis, for which matplotlib has none or too many."""
-    offered = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
+    offered: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
     if high / low < 3:
         offered = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
     return ticker.FixedLocator([] if none else [tick for tick in offered if low / 1.08 <= tick <= high * 1.08])

@@ -57,7 +57,8 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
             (label, *(tables.shown(curve_of[k]) for curve_of in (curve.at, curve.median, curve.low, curve.high)))
             for k in shares
         ]
-    goals = {tables.number(run.settings.get("solved_return")) for arm in panel.arms for run in arm.runs} - {None}
+    told = (tables.number(run.settings.get("solved_return")) for arm in panel.arms for run in arm.runs)
+    goals = {goal for goal in told if goal is not None}
     for goal in goals:
         drawn.axhline(goal, color=svg.MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
     drawn.set_xlabel(_AXES[by])
@@ -71,7 +72,7 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
     return svg.finish(made, title, _text(curves, by, goals), tables.table(head, rows))
 
 
-def _text(curves: dict[str, Curve], by: str, goals: set[float | None]) -> str:
+def _text(curves: dict[str, Curve], by: str, goals: set[float]) -> str:
     parts = [
         f"{label}: median {tables.shown(curve.median[-1])} ({tables.shown(curve.low[-1])} to "
         f"{tables.shown(curve.high[-1])}) after {tables.shown(curve.at[-1])} {'steps' if by == 'env_steps' else 's'}"
@@ -80,11 +81,7 @@ def _text(curves: dict[str, Curve], by: str, goals: set[float | None]) -> str:
     counts = {len(curve.thin) for curve in curves.values()}
     few = max(counts) < _QUARTILES_FROM
     how = "" if counts == {1} else f" Thin: each run; band: {'smallest to largest' if few else 'middle half'}."
-    goal = (
-        f" Dashed: the goal, {tables.listed(tables.shown(one) for one in sorted(filter(None, goals)))}."
-        if goals
-        else ""
-    )
+    goal = f" Dashed: the goal, {tables.listed(tables.shown(one) for one in sorted(goals))}." if goals else ""
     return f"{'; '.join(parts)}.{how}{goal}"
 
 

@@ -202,7 +202,7 @@ def test_says_whose_environment_fails_and_how(
     ):
         actor.vitals = messages.Vitals(env_failures=3, env_failure="TypeError: the old API")
         loop.train()
-        made = summary.make(loop.summaries(), None, "")
+        made = summary.make(loop.summaries(), {})
     assert any("actor pi failed 3 times: TypeError: the old API" in line for line in log.lines)
     assert made["env_failures"] == {"pi": {"count": 3, "message": "TypeError: the old API"}}
     assert "failed 3 times: TypeError: the old API" in summary.table(made)
