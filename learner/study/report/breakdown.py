@@ -21,6 +21,8 @@ DIFFERS = (
     "is environment, inference and recording."
 )
 _STAGES_SHOWN = 14
+_NO_WORK = ("wait", "broker")
+"""Stages in which nobody works: what is waited for, and messages on their way."""
 Object = Mapping[str, Any]
 
 
@@ -59,39 +61,38 @@ def published(panels: Sequence[grouping.Panel]) -> svg.Picture | None:
 
 
 def stages(panel: grouping.Panel, who: str) -> svg.Picture | None:
-    """Returns the share of each stage in the timed work of `learner` or `actors`, by arm."""
-    arms = {arm.label: found for arm in panel.arms if (found := _stage_seconds(arm.runs, who))}
+    """Returns the share of each stage in the work of `learner` or `actors`, by arm; waiting is told in words."""
+    every = {arm.label: found for arm in panel.arms if (found := _stage_seconds(arm.runs, who))}
+    arms = {label: {name: s for name, s in found.items() if name not in _NO_WORK} for label, found in every.items()}
+    arms = {label: found for label, found in arms.items() if found}
     if not arms:
         return None
-    totals = {label: sum(found.values()) for label, found in arms.items()}
-    names = dict.fromkeys(name for found in arms.values() for name in found)
-    order = sorted(names, key=lambda name: -max(arms[a].get(name, 0.0) / totals[a] for a in arms))
+    order = sorted({name for found in arms.values() for name in found}, key=lambda name: -_most(arms, name))
     most = order[:_STAGES_SHOWN]
     made, drawn = svg.new(0.9 + 0.3 * len(most) * (0.55 + 0.3 * len(arms)), axis="x")
     height = 0.8 / len(arms)
     for index, (label, found) in enumerate(arms.items()):
         drawn.barh(
             [row + (index - (len(arms) - 1) / 2) * height for row in range(len(most))],
-            [100 * found.get(name, 0.0) / totals[label] for name in most],
+            [_share(found, name) for name in most],
             height=0.9 * height,
             color=svg.colour(index),
             label=tables.label(label),
         )
     drawn.set_yticks(range(len(most)), [tables.label(name.replace("_", " ")) for name in most])
     drawn.invert_yaxis()
-    drawn.set_xlabel("share of the time, %")
+    drawn.set_xlabel("share of the work, %")
     svg.legend(drawn, len(arms))
-    text = "; ".join(f"{label}: {_largest(found)}" for label, found in arms.items())
+    text = "; ".join(f"{label}: {_largest(found)}{_waits(every[label])}" for label, found in arms.items())
+    more = " Its threads work beside each other." if who == "learner" else " Of all actors together."
+    names = [*order, *(name for name in _NO_WORK if any(name in found for found in every.values()))]
     body = [
-        (
-            name.replace("_", " "),
-            *(cell for a in arms for cell in (tables.shown(arms[a].get(name)), _percent(arms[a], name))),
-        )
-        for name in order
+        (name.replace("_", " "), *(cell for label in arms for cell in _cells(every[label], arms[label], name)))
+        for name in names
     ]
-    head = ("stage", *(cell for label in arms for cell in (f"{label}, s a run", "share")))
-    title = f"Where the time of {'the learner' if who == 'learner' else 'the actors'} goes: {tables.label(panel.title)}"
-    return svg.finish(made, title, f"{text}.", tables.table(head, body))
+    head = ("stage", *(cell for label in arms for cell in (f"{label}, s a run", "of the work")))
+    title = f"What {'the learner' if who == 'learner' else 'the actors'} work on: {tables.label(panel.title)}"
+    return svg.finish(made, title, f"{text}.{more}", tables.table(head, body))
 
 
 def _of_arms(panels: Sequence[grouping.Panel]) -> list[tuple[str, grouping.Arm, dict[str, float]]]:
@@ -158,5 +159,20 @@ def _largest(found: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {100 * value / total:.0f} %" for name, value in first)
 
 
-def _percent(found: Mapping[str, float], name: str) -> str:
-    return f"{100 * found.get(name, 0.0) / sum(found.values()):.1f} %"
+def _waits(every: Mapping[str, float]) -> str:
+    """Returns how much of the time was none of work; empty where nothing is told of that."""
+    waited_s = every.get("wait", 0.0)
+    total_s = sum(seconds for name, seconds in every.items() if name != "broker")
+    return f"; besides, it waited for {100 * waited_s / total_s:.0f} % of its time" if waited_s else ""
+
+
+def _most(arms: Mapping[str, Mapping[str, float]], name: str) -> float:
+    return max(_share(found, name) for found in arms.values())
+
+
+def _share(found: Mapping[str, float], name: str) -> float:
+    return 100 * found.get(name, 0.0) / sum(found.values())
+
+
+def _cells(every: Mapping[str, float], work: Mapping[str, float], name: str) -> tuple[str, str]:
+    return tables.shown(every.get(name)), "no work" if name in _NO_WORK else f"{_share(work, name):.1f} %"

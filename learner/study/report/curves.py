@@ -93,12 +93,11 @@ def _curve(runs: Sequence[reading.Run], name: str, by: str) -> Curve | None:
     arrays = [
         (np.array(xs, float), np.array(ys, float)) for xs, ys in (zip(*sorted(one), strict=True) for one in pairs)
     ]
-    start = min(xs[0] for xs, _ in arrays)
+    start = max(xs[0] for xs, _ in arrays)  # before, the median would be of those alone that were first
     at = np.linspace(start, max(xs[-1] for xs, _ in arrays), POINTS)
     values = np.stack([_held(xs, ys, at) for xs, ys in arrays])
     ends = (25, 75) if len(runs) >= _QUARTILES_FROM else (0, 100)
-    with np.errstate(all="ignore"):
-        low, median, high = np.nanpercentile(values, (ends[0], 50, ends[1]), axis=0)
+    low, median, high = np.percentile(values, (ends[0], 50, ends[1]), axis=0)
     return Curve([_thinned(xs, ys) for xs, ys in arrays], at, median, low, high)
 
 
@@ -114,9 +113,8 @@ def _points(run: reading.Run, name: str, by: str) -> list[tuple[float, float]]:
 
 
 def _held(xs: Floats, ys: Floats, at: Floats) -> Floats:
-    """Returns the figure that was last known at each point; NaN before the first."""
-    index = np.searchsorted(xs, at, side="right") - 1
-    return np.where(index < 0, np.nan, ys[np.maximum(index, 0)])
+    """Returns the figure that was last known at each point, none of which is before the first."""
+    return ys[np.maximum(np.searchsorted(xs, at, side="right") - 1, 0)]
 
 
 def _thinned(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:

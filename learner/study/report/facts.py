@@ -8,6 +8,7 @@ from typing import Any
 
 from learner.study.report import grouping, reading, tables
 
+_OF_ONE_PROCESS = ("broker", "run_dir", "fleet")
 ACTORS_SHOWN = 200
 """Actors of one run in the table."""
 
@@ -81,12 +82,12 @@ def configuration(runs: Sequence[reading.Run]) -> str:
     known = [run for run in runs if run.settings]
     if not known:
         return "<p>None of these runs kept its settings.</p>"
-    names = grouping.differing(known)
+    names = [name for name in grouping.differing(known) if name not in _OF_ONE_PROCESS]
     parts = []
-    if names and len(known) > 1:
+    if names:
         body = [(run.name, *(grouping.setting(run.settings.get(name, "none")) for name in names)) for run in known]
         parts.append(f"<p>What differs between the runs:</p>{tables.table(('run', *names), body)}")
-    same = {name: value for name, value in known[0].settings.items() if name not in names or len(known) == 1}
+    same = {name: value for name, value in known[0].settings.items() if name not in (*names, *_OF_ONE_PROCESS)}
     listed = [(name, grouping.setting(value)) for name, value in same.items()]
     parts.append(
         tables.folded("What is the same in all of them", tables.table(("setting", "value"), listed, words=(0, 1)))
