@@ -37,7 +37,7 @@ def published(panels: Sequence[grouping.Panel]) -> svg.Picture | None:
         total, start = sum(seconds.values()), 0.0
         for index, part in enumerate(PARTS):
             share = 100 * seconds[part] / total
-            hatch = ("", "//", "..", "xx")[index]
+            hatch = ("", "//", "--", "xx")[index]
             drawn.barh(
                 row,
                 share,

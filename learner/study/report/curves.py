@@ -48,7 +48,7 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
     for index, (label, curve) in enumerate(curves.items()):
         colour, dashes = svg.colour(index), svg.DASHES[index % len(svg.DASHES)]
         for xs, ys in curve.thin:
-            drawn.plot(xs, ys, color=colour, linewidth=0.6, alpha=0.45)
+            drawn.step(xs, ys, where="post", color=colour, linewidth=0.6, alpha=0.45)
         if len(curve.thin) > 1:
             drawn.fill_between(curve.at, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
         drawn.plot(curve.at, curve.median, color=colour, linewidth=2.0, linestyle=dashes, label=tables.label(label))
