@@ -14,7 +14,7 @@ from learner import config
 from learner.algorithms import registry
 from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, validate
 from learner.files import checkpoint, records, run_directory
-from learner.fleet import roster, session
+from learner.fleet import receipts, roster, session
 from learner.policies import publisher
 from learner.run.loop import (
     assigning,
@@ -22,6 +22,7 @@ from learner.run.loop import (
     first_steps,
     pace,
     policy_scores,
+    publishing,
     receiving,
     recovery,
     scoring,
@@ -130,11 +131,20 @@ def build(
         roster=actors,
         validator=validator,
         ingest=ingesting,
-        replay=buffer,
-        rng=rng,
         algorithm=algorithm,
         publisher=policies,
-        receiver=receiving.Receiver(fleet, actors, ingesting, limiter, counted, policies, scores, failures),
+        publishing=publishing.Publishing(train, algorithm, buffer, rng, policies, fleet, actors, scores),
+        receiver=receiving.Receiver(
+            fleet,
+            actors,
+            ingesting,
+            receipts.Receipts(fleet, actors, ingesting.receipts),
+            limiter,
+            counted,
+            policies,
+            scores,
+            failures,
+        ),
         pace=steps,
         first_steps=gathering,
         assigner=assigner,
