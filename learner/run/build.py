@@ -30,7 +30,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import console, metrics, notices, progress
+from learner.run.reports import breakdown, console, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +126,10 @@ def build(
     scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
+    owed = receipts.Receipts(fleet, actors, ingesting.receipts)
+    receiver = receiving.Receiver(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures)
+    updater = updating.Updater(algorithm_settings, per_call, algorithm, buffer, limiter, rng)
+    measured = [fleet.times, receiver.times, ingesting.times, committed.times, updater.times, policies.timings.times]
     parts = training_loop.Parts(
         session=fleet,
         roster=actors,
@@ -134,27 +138,18 @@ def build(
         algorithm=algorithm,
         publisher=policies,
         publishing=publishing.Publishing(train, algorithm, buffer, rng, policies, fleet, actors, scores),
-        receiver=receiving.Receiver(
-            fleet,
-            actors,
-            ingesting,
-            receipts.Receipts(fleet, actors, ingesting.receipts),
-            limiter,
-            counted,
-            policies,
-            scores,
-            failures,
-        ),
+        receiver=receiver,
         pace=steps,
         first_steps=gathering,
         assigner=assigner,
-        updater=updating.Updater(algorithm_settings, per_call, algorithm, buffer, limiter, rng),
+        updater=updater,
         recovery=recovery.Recovery(algorithm, good, ingesting),
         scores=scores,
         checkpoints=saving,
         records=kept,
         progress=counted,
         metrics=written,
+        breakdown=breakdown.Breakdown(measured, actors.work, counted),
         notices=failures,
         waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
     )
