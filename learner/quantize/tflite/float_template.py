@@ -102,7 +102,8 @@ class Template:
         if affine is not None:
             assert self._gain is not None
             assert self._offset is not None
-            policy = input_scaling.compensate(policy, affine)
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by name
+                policy = input_scaling.compensate(policy, affine)
             self._gain[:], self._offset[:] = affine.gain.reshape(-1), affine.offset.reshape(-1)
         policy = bits.rounded(policy, weight_bits)
         self.is_faithful = weight_bits == bits.BITS_MAX
