@@ -162,7 +162,7 @@ def _published(case: str, hidden: tuple[int, ...], precision: str, *, is_local: 
     sizes: list[int] = []
 
     with tempfile.TemporaryDirectory(prefix="actorq-bench-") as name, _sink.opened(is_local=is_local) as sink:
-        directory = run_directory.RunDirectory(Path(name) / "run", resume=False)
+        directory = run_directory.RunDirectory.open(Path(name) / "run", resume=False)
         publishing = publisher.Publisher(
             sink, topics.Topics("bench"), SPEC, "q_values", 1, 0, lenient, directory, records.Records(),
             precision=precision,

@@ -91,7 +91,7 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
 def test_a_policy_of_floats_that_cannot_act_is_held_back(
     precision: str, number: float, reason: str, tmp_path: Path
 ) -> None:
-    wire, directory = Wire(), run_directory.RunDirectory(tmp_path / "run", resume=False)
+    wire, directory = Wire(), run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     made = publisher.Publisher(
         wire, topics.Topics("f"), SPEC, "q_values", 1, 0, config.GateConfig(), directory, records.Records(),
         precision=precision,
