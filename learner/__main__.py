@@ -64,6 +64,15 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="as in `actorq-broker up --kind`",
     )
+    demo.add_argument(
+        "--actor-cpu-share",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="hold each actor to so much of a core by a cgroup, where this user may (default: no limit)",
+    )
+    demo.add_argument("--actor-python", default="", help=argparse.SUPPRESS)  # of peers, for `compare`
+    demo.add_argument("--actor-runtime", default="", help=argparse.SUPPRESS)
     _add_quantize(commands)
     _add_fidelity(commands)
     _add_export(commands)
@@ -264,7 +273,8 @@ def _demo(args: argparse.Namespace) -> int:
         effective = config.effective(args, env_id, defaults, actions=local_fleet.actions_of(env_id))
     if settings.dump_if_asked(args, *effective):
         return errors.EXIT_OK
-    summary, code = local_fleet.demo(effective, envs=args.envs, broker_kind=args.broker_kind)
+    actors = local_fleet.ActorOptions(args.envs, args.actor_cpu_share, args.actor_python, args.actor_runtime)
+    summary, code = local_fleet.demo(effective, actors=actors, broker_kind=args.broker_kind)
     if summary is not None:
         _print_summary(summary, args.json)
     return code
