@@ -113,7 +113,7 @@ def _act(args: argparse.Namespace) -> int:
     from edge_actor.run import build
 
     bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
-    dog = watchdog.Watchdog()
+    dog = watchdog.Watchdog.open()
     actor = build.build(chosen, bundle, on_alive=dog.alive, patient=dog.supervised)
     cli.on_stop_signal(actor.stop)
     actor.run()

@@ -216,7 +216,7 @@ def _train(args: argparse.Namespace) -> int:
     def configure(env_id: str, actions: str) -> config.Settings:
         return initial if args.resume else config.effective(args, env_id, actions=actions)
 
-    display = console.Console()
+    display = console.Console.on_stderr()
     logs.configure(display)
     try:
         summary, path = train.run(

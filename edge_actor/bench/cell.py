@@ -36,19 +36,21 @@ _ACTS_PER_LOOK = 64
 
 
 class Cell:
-    """A policy, ready to act.
+    """A policy that acts once it is loaded.
 
     Args:
         request: width, layers, cnn, model (a path; empty: numpy), runtime, delegated, threads.
-
-    Attributes:
-        facts: What loading it took: load and first invoke, memory, delegate, runtime.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._request = request
         self._shape = models.Shape(request["width"], request["layers"], request["cnn"])
-        self.facts: dict[str, Any] = {}
+        self._model = b""
+
+    def load(self) -> dict[str, Any]:
+        """Loads the policy; returns what that took (load and first invoke, memory), delegate and runtime."""
+        request = self._request
+        facts: dict[str, Any] = {}
         if request["model"]:
             # Loads all of the runtime's code first, so that what follows is the model's share
             tiny = models.tflite(models.make(models.Shape(8, 1)), "int8")
@@ -62,13 +64,13 @@ class Cell:
             built = self._built(1)
             loaded = time.perf_counter()
             built.invoke()
-            self.facts |= {"delegate": built.delegate, "runtime": str(built.runtime)}
+            facts |= {"delegate": built.delegate, "runtime": str(built.runtime)}
         else:
-            self._numpy = models.make(self._shape)
+            network = self._numpy
             loaded = time.perf_counter()
-            self._numpy(models.observations(self._shape, 1))
-            self.facts |= {"delegate": "", "runtime": f"numpy {np.__version__}"}
-        self.facts |= {
+            network(models.observations(self._shape, 1))
+            facts |= {"delegate": "", "runtime": f"numpy {np.__version__}"}
+        return facts | {
             "load_ms": (loaded - began) * 1e3,
             "first_invoke_us": (time.perf_counter() - loaded) * 1e6,
             "memory_bytes": process.memory_info().rss - before,
@@ -96,6 +98,10 @@ class Cell:
     def _acting(self) -> tuple[Callable[[Any], object], list[Any]]:
         act, _, rows = self._ready(1)
         return act, rows
+
+    @functools.cached_property
+    def _numpy(self) -> Callable[[Any], Any]:
+        return models.make(self._shape)
 
     def _built(self, batch: int) -> interpreter.Interpreter:
         request = self._request
@@ -169,7 +175,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the runtime prints is no answer
     cell = Cell(json.loads(sys.stdin.readline()))
-    print(json.dumps(cell.facts), file=answers)
+    print(json.dumps(cell.load()), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
         if "hold_s" in request:

@@ -19,15 +19,21 @@ _SPIN = "import sys\nfrom broker.program import children\nchildren.die_with(int(
 
 
 class Child:
-    """A `cell.Cell` in a process of its own.
+    """A `cell.Cell` in a process of its own, as `start` gives it.
 
     Attributes:
-        facts: About its policy, as `cell.Cell` has them.
+        facts: About its policy, as `cell.Cell.load` returns them.
     """
 
-    def __init__(
-        self, shape: models.Shape, model: Path | None, *, runtime: str, delegated: bool, threads: int, log: Path
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.facts: dict[str, Any] = {}
+
+    @classmethod
+    def start(
+        cls, shape: models.Shape, model: Path | None, *, runtime: str, delegated: bool, threads: int, log: Path
+    ) -> Child:
         """Starts it and waits until the policy is loaded.
 
         Raises:
@@ -35,9 +41,8 @@ class Child:
         """
         threads = threads or len(os.sched_getaffinity(0))
         env = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
-        self._log = log
         with open(log, "w") as said:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "edge_actor.bench.cell", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -46,11 +51,13 @@ class Child:
                 env=env,
             )
         request = {"width": shape.width, "layers": shape.layers, "cnn": shape.cnn, "model": str(model or "")}
+        child = cls(process, log)
         try:
-            self.facts = self.ask(request | {"runtime": runtime, "delegated": delegated, "threads": threads})
+            child.facts = child.ask(request | {"runtime": runtime, "delegated": delegated, "threads": threads})
         except BaseException:
-            self.close()
+            child.close()
             raise
+        return child
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Sends one request, and waits for the answer."""

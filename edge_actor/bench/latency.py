@@ -90,7 +90,7 @@ def run(settings: BenchConfig, scratch: Path, emit: rows.Sink, progress: Callabl
 def _measure(settings: BenchConfig, shape: models.Shape, cell: Cell, file: Path, scratch: Path) -> Iterator[rows.Row]:
     if why := _too_large(4 * file.stat().st_size):  # the file, the runtime's packed copy, and as much while packing
         raise errors.PolicyError(why)
-    with child.Child(
+    with child.Child.start(
         shape,
         None if cell.kernels == "numpy" else file,
         runtime=settings.runtime,

@@ -123,7 +123,7 @@ class Measurement:
             shape = models.Shape(width, layers)
             file = self._scratch / f"{name}-{precision}.tflite"
             file.write_bytes(models.tflite(models.make(shape), precision))
-            process = child.Child(
+            process = child.Child.start(
                 shape,
                 file,
                 runtime=self._settings.runtime,

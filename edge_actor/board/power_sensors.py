@@ -70,20 +70,27 @@ class Pmic:
     note = "a lower bound: the sum over the rails of the PMIC, without its own losses and what hangs on USB and 5 V"
     modelled = False
 
-    def __init__(self, program: str, period_s: float) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], pipe: int) -> None:
+        self._process = process
+        self._pipe = pipe
+        self._rest = ""
+
+    @classmethod
+    def start(cls, program: str, period_s: float) -> Pmic:
+        """Starts the loop that asks `program`."""
         # The loop ends by itself when this process is gone: then nobody reads what it writes (SIGPIPE)
         script = 'while "$0" pmic_read_adc && echo end; do sleep "$1"; done'
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             ["/bin/sh", "-c", script, program, f"{max(period_s, _PMIC_PERIOD_S):g}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us
         )
-        assert self._process.stdout is not None
-        self._pipe = self._process.stdout.fileno()
-        os.set_blocking(self._pipe, False)
-        self._rest = ""
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
+        os.set_blocking(pipe, False)
+        return cls(process, pipe)
 
     def read_w(self) -> float | None:
         """Mean of the answers that came since the last call."""
@@ -133,7 +140,7 @@ def pmic(root: Path, kind: str, period_s: float) -> Pmic | str:
     if rails_w(tried.stdout) is None:
         said = (tried.stderr or tried.stdout).strip().splitlines()
         return f"vcgencmd pmic_read_adc: {said[0] if said else 'no answer'} (the user must be in the group video)"
-    return Pmic(program, period_s)
+    return Pmic.start(program, period_s)
 
 
 @dataclass(slots=True)

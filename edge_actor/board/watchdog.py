@@ -14,20 +14,33 @@ _SHARE = 4  # signs of life in one WatchdogSec; systemd's manual asks for at lea
 
 
 class Watchdog:
-    """Speaks to the socket that systemd names; without one (started by hand) it says nothing."""
+    """Speaks to systemd.
 
-    def __init__(self) -> None:
+    Args:
+        to: Sends to systemd; None (started by hand): it says nothing.
+        address: Of the socket that systemd named.
+        period_s: Between two signs of life; 0: none are asked for.
+    """
+
+    def __init__(self, to: socket.socket | None, address: str, period_s: float) -> None:
+        self._socket = to
+        self._address = address
+        self._period_s = period_s
+        self._next = 0.0
+        self._ready = False
+
+    @classmethod
+    def open(cls) -> Watchdog:
+        """Opens the socket that systemd's variables name, if they are there."""
         address = os.environ.pop("NOTIFY_SOCKET", "")  # popped: no child of ours is to speak for us
         limit_us = os.environ.pop("WATCHDOG_USEC", "0")
         meant = os.environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self._period_s = int(limit_us) / 1e6 / _SHARE if limit_us.isdecimal() and meant else 0.0
-        self._next = 0.0
-        self._ready = False
-        self._socket: socket.socket | None = None
-        if address[:1] in ("/", "@"):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-            self._socket.setblocking(False)
-            self._address = "\0" + address[1:] if address[0] == "@" else address
+        period_s = int(limit_us) / 1e6 / _SHARE if limit_us.isdecimal() and meant else 0.0
+        if address[:1] not in ("/", "@"):
+            return cls(None, "", period_s)
+        to = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        to.setblocking(False)
+        return cls(to, "\0" + address[1:] if address[0] == "@" else address, period_s)
 
     @property
     def supervised(self) -> bool:

@@ -87,6 +87,8 @@ class ActingLoop:
         Raises:
             ActorRefused: The learner does not want this actor.
         """
+        if self._metronome is not None:
+            self._metronome.restart()  # to look for a broker and a task is no missed deadline
         while not self._told_to_stop():
             self.run_once()
 

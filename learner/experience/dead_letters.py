@@ -67,7 +67,7 @@ class DeadLetters:
         self._limit_bytes = limit_bytes
         self._now_s = now_s
         self._allowances: dict[str, _Allowance] = {}
-        self._size = path.stat().st_size if path.exists() else 0
+        self._size: int | None = None  # not looked at yet
 
     def add(self, topic: str, reason: str, what: str, payload: bytes) -> None:
         """Keeps one message, unless there were too many of its reason.
@@ -97,6 +97,8 @@ class DeadLetters:
             allowance.left_out = 0
 
     def _append(self, line: bytes) -> None:
+        if self._size is None:
+            self._size = self._path.stat().st_size if self._path.exists() else 0
         if self._size + len(line) > self._limit_bytes // 2 and self._size:
             os.replace(self._path, f"{self._path}.1")
             self._size = 0

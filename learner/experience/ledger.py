@@ -55,6 +55,14 @@ with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."
 _OF_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 """Errors of SQLite that are the disk's: primary codes."""
 _NOTHING: Mapping[str, str] = {}
+_PRAGMAS = (
+    "page_size = 16384",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "secure_delete = OFF",  # Debian's is on: what is deleted is written again, as zeros; 19 ms, not 12
+    "wal_autocheckpoint = 4000",
+    "journal_size_limit = 100000000",
+)
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE messages (
@@ -120,62 +128,72 @@ class _Refused:
 
 
 class Ledger:
-    """An open ledger. One commit is under way at most.
+    """An open ledger, as `open` gives it. One commit is under way at most.
 
     Args:
-        path: Of the file; made if missing.
+        path: Of the file.
+        database: Open on it, its tables there.
         keep: Whether payloads stay for ever.
-        before: Steps and episodes that the run counted before this ledger began; kept in a new one.
-        about: What readers of the file need to know; kept in a new one.
+        about: What the file says of itself.
+        last_id: Of the newest message.
 
     Attributes:
         id: Names this ledger in receipts.
-        last_id: Of the newest message.
+        last_id: As given, and those since.
         on_commit: Called on the ledger's thread when a commit has ended, well or not.
-
-    Raises:
-        Broken: The file is no ledger, or a broken one.
-        RunError: It cannot be opened now: the disk is full, say.
     """
 
+    @classmethod
+    def open(
+        cls, path: Path, *, keep: bool = False, before: tuple[int, int] = (0, 0), about: Mapping[str, str] = _NOTHING
+    ) -> Ledger:
+        """Opens the ledger in a file, or makes one.
+
+        Args:
+            path: Of the file; made if missing.
+            keep: Whether payloads stay for ever.
+            before: Steps and episodes that the run counted before this ledger began; kept in a new one.
+            about: What readers of the file need to know; kept in a new one.
+
+        Raises:
+            Broken: The file is no ledger, or a broken one.
+            RunError: It cannot be opened now: the disk is full, say.
+        """
+        fresh = not path.exists()
+        with _named(path, _OPENED):
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            for pragma in _PRAGMAS:
+                database.execute(f"PRAGMA {pragma}")
+            if fresh:
+                _make(database, {**about, "steps_before": str(before[0]), "episodes_before": str(before[1])})
+            _check(database, path)
+            kept = dict(database.execute("SELECT key, value FROM meta"))
+            (last_id,) = database.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()
+        except sqlite3.Error as error:
+            database.close()
+            raise _failed(path, error, _OPENED) from error
+        except errors.ActorqError:
+            database.close()
+            raise
+        return cls(path, database, keep=keep, about=kept, last_id=last_id)
+
     def __init__(
-        self, path: Path, *, keep: bool = False, before: tuple[int, int] = (0, 0), about: Mapping[str, str] = _NOTHING
+        self, path: Path, database: sqlite3.Connection, *, keep: bool, about: Mapping[str, str], last_id: int
     ) -> None:
         self._path = path
+        self._db = database
         self._keep = keep
+        self.id = about["id"]
+        self.last_id = last_id
+        self._before = int(about["steps_before"]), int(about["episodes_before"])
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
         self._refused: dict[str, dict[int, _Refused]] = {}  # by actor and boot, the one that was heard last at the end
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
-        fresh = not path.exists()
-        with _named(path, _OPENED):
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._others: sqlite3.Connection | None = None  # to look something up while a commit goes on
-        try:
-            for pragma in (
-                "page_size = 16384",
-                "journal_mode = WAL",
-                "synchronous = FULL",
-                "secure_delete = OFF",  # Debian's is on: what is deleted is written again, as zeros; 19 ms, not 12
-                "wal_autocheckpoint = 4000",
-                "journal_size_limit = 100000000",
-            ):
-                self._db.execute(f"PRAGMA {pragma}")
-            if fresh:
-                self._make({**about, "steps_before": str(before[0]), "episodes_before": str(before[1])})
-            self._check()
-            meta = dict(self._db.execute("SELECT key, value FROM meta"))
-            (self.last_id,) = self._db.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()
-        except sqlite3.Error as error:
-            self.close()
-            raise _failed(path, error, _OPENED) from error
-        except errors.ActorqError:
-            self.close()
-            raise
-        self.id = meta["id"]
-        self._before = int(meta["steps_before"]), int(meta["episodes_before"])
 
     def begin_session(self, epochs: Iterable[int]) -> frozenset[int]:
         """Notes epochs of the run, that of the session that begins among them; returns all of the run's.
@@ -358,27 +376,29 @@ class Ledger:
         with contextlib.suppress(sqlite3.Error):  # it stays in the log, which is as good, until the next time
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
-    def _make(self, about: Mapping[str, str]) -> None:
-        values = {**about, "id": secrets.token_hex(16), "schema": _SCHEMA_VERSION}
-        self._db.executescript(f"BEGIN; {_TABLES} {_SINCE_2}")
-        self._db.executemany("INSERT INTO meta VALUES (?, ?)", values.items())
-        self._db.execute("COMMIT")
 
-    def _check(self) -> None:
-        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise _broken(self._path, found)
-        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-            raise _broken(self._path, "it has no tables")
-        row = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-        if row == ("1",):
-            self._db.executescript(f"BEGIN; {_FROM_1} COMMIT;")
-        elif row != (_SCHEMA_VERSION,):  # sound for all that we know: whoever wrote it can go on
-            raise errors.RunError(
-                f"the ledger's schema is {row and row[0]}, and this release of actorq-fleet has {_SCHEMA_VERSION}",
-                where=str(self._path),
-                todo="go on with the release that wrote it, or begin a new run",
-            )
+def _make(database: sqlite3.Connection, about: Mapping[str, str]) -> None:
+    values = {**about, "id": secrets.token_hex(16), "schema": _SCHEMA_VERSION}
+    database.executescript(f"BEGIN; {_TABLES} {_SINCE_2}")
+    database.executemany("INSERT INTO meta VALUES (?, ?)", values.items())
+    database.execute("COMMIT")
+
+
+def _check(database: sqlite3.Connection, path: Path) -> None:
+    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise _broken(path, found)
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        raise _broken(path, "it has no tables")
+    row = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    if row == ("1",):
+        database.executescript(f"BEGIN; {_FROM_1} COMMIT;")
+    elif row != (_SCHEMA_VERSION,):  # sound for all that we know: whoever wrote it can go on
+        raise errors.RunError(
+            f"the ledger's schema is {row and row[0]}, and this release of actorq-fleet has {_SCHEMA_VERSION}",
+            where=str(path),
+            todo="go on with the release that wrote it, or begin a new run",
+        )
 
 
 def _insert(db: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -449,14 +469,14 @@ def resume(path: Path, *, keep: bool, before: tuple[int, int], about: Mapping[st
         path: Of the file.
         keep: Whether payloads stay for ever.
         before: Steps and episodes by the run's checkpoint, for a new one.
-        about: As for Ledger.
+        about: As for `Ledger.open`.
 
     Raises:
         RunError: It cannot be opened now, and nothing says that it is broken.
     """
     if path.exists():
         try:
-            return Ledger(path, keep=keep)
+            return Ledger.open(path, keep=keep)
         except Broken as error:
             aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}")
             for suffix in ("", "-wal", "-shm"):
@@ -466,7 +486,7 @@ def resume(path: Path, *, keep: bool, before: tuple[int, int], about: Mapping[st
     else:
         _log.warning("the ledger of the run is lost (%s)", path)
     _log.warning("a new ledger begins; actors send again what they still hold, and replay fills anew")
-    return Ledger(path, keep=keep, before=before, about=about)
+    return Ledger.open(path, keep=keep, before=before, about=about)
 
 
 _OPENED = "opened"

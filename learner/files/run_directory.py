@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import importlib.metadata
+import io
 import json
 import math
 import platform
@@ -30,37 +31,50 @@ _NAME_CHARS = 100
 
 
 class RunDirectory:
-    """An open run directory, locked against a second process.
+    """An open run directory, locked against a second process, as `open` gives it.
 
     Args:
-        path: Made if missing.
-        resume: Whether it must exist already (true) or must not (false).
-
-    Raises:
-        RunError: It exists and should not, or the reverse; or another process uses it.
+        path: Of the directory.
+        lock: Locked for as long as it is open.
     """
 
-    def __init__(self, path: Path, *, resume: bool) -> None:
+    def __init__(self, path: Path, lock: io.BufferedWriter) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.policies = path / "policies"
+        self._lock = lock  # until the process ends
+
+    @classmethod
+    def open(cls, path: Path, *, resume: bool) -> RunDirectory:
+        """Opens a run directory, or makes one.
+
+        Args:
+            path: Made if missing.
+            resume: Whether it must exist already (true) or must not (false).
+
+        Raises:
+            RunError: It exists and should not, or the reverse; or another process uses it.
+        """
         if resume and not (path / "config.toml").exists():
             raise no_run(path)
         if not resume and any((path / name).exists() for name in ("config.toml", LEDGER)):
             raise errors.RunError(
                 "the run directory holds a run already", where=str(path), todo=f"--resume {path}, or another --run-dir"
             )
-        self.path = path
-        self.checkpoints = path / "checkpoints"
-        self.policies = path / "policies"
-        for directory in (self.checkpoints, self.policies):
-            directory.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / ".lock", "wb")  # noqa: SIM115  held, and thereby locked, until the process ends
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open(path / ".lock", "wb")  # noqa: SIM115  held, and thereby locked, until the process ends
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise errors.RunError(
                 "another process is using the run directory",
                 where=str(path),
                 todo="stop it, or choose another --run-dir",
             ) from None
+        opened = cls(path, lock)
+        for directory in (opened.checkpoints, opened.policies):
+            directory.mkdir(exist_ok=True)
+        return opened
 
     def describe(self, effective: config.Settings) -> None:
         """Writes the effective settings, and who ran what with which versions; a resumed run adds to the latter."""

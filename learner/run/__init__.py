@@ -1,1 +1,1 @@
-"""A training run: its parts are built here, looped in `loop`, and shown by `reports`; and a whole fleet on one machine."""
+"""A training run: its parts are built here, looped in `loop`, shown by `reports`; and a whole fleet on one machine."""

@@ -169,7 +169,7 @@ def _open_ledger(
     path, keep, spec = directory.path / run_directory.LEDGER, settings.keep_experience, actors.the_spec
     about = {"env_id": actors.env_id, "spec": json.dumps(dataclasses.asdict(spec))}
     if is_new and not path.exists():
-        opened = ledger.Ledger(path, keep=keep, about=about)
+        opened = ledger.Ledger.open(path, keep=keep, about=about)
     else:
         opened = ledger.resume(path, keep=keep, before=(steps.env_steps, counted.episodes), about=about)
     found = ledger.about(path)

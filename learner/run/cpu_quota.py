@@ -47,18 +47,24 @@ class CpuQuota:
     Args:
         share: Of a core, for each of them.
         proc: Where the kernel says which groups there are.
-
-    Raises:
-        ConfigError: The kernel takes no such share.
     """
 
-    def __init__(self, share: float, proc: Path = Path("/proc")) -> None:
+    @classmethod
+    def of(cls, share: float) -> CpuQuota:
+        """Returns groups for this machine.
+
+        Raises:
+            ConfigError: The kernel takes no such share.
+        """
         if not SHARE_MIN <= share <= (os.cpu_count() or 1):
             raise errors.ConfigError(
                 f"a share of {share:g} cores cannot be given",
                 where="--actor-cpu-share",
                 todo=f"name one from {SHARE_MIN:g} to the number of cores",
             )
+        return cls(share)
+
+    def __init__(self, share: float, proc: Path = Path("/proc")) -> None:
         self._share, self._proc = share, proc
         self._groups: dict[str, Path] = {}
         self._refused = ""

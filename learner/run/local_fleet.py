@@ -28,6 +28,7 @@ from learner import config
 from learner.files import run_directory
 from learner.run import cpu_quota
 
+_NAME = "local"
 _BROKER_TIMEOUT_S = 15.0
 _LEARNER_STOP_S = 3.5
 _STOP_S = 1.0
@@ -51,10 +52,12 @@ class ActorOptions:
 
 
 class LocalFleet:
-    """Processes of one fleet; a context that ends them all.
+    """Processes of one fleet, as `start` gives it; a context that ends them all.
 
     Args:
         directory: For keys, boot counters and logs.
+        fleet: Enrols its actors.
+        spools: Where actors keep what they have not sent.
         broker_kind: As in `actorq-broker up --kind`.
         brokers: How many brokers serve it.
         tls: Whether over TLS, as on a network.
@@ -64,35 +67,65 @@ class LocalFleet:
         quota: What holds the actors to a share of a core; None where nothing does.
         children: Processes by name: `broker-0` and so on, `learner`, and actors by their own.
         brokers: What each broker said of itself when it was ready.
-        addresses: Where they are.
     """
 
     def __init__(
         self,
+        directory: Path,
+        fleet: identity.Fleet,
+        spools: tempfile.TemporaryDirectory[str],
+        broker_kind: str,
+        brokers: int,
+        tls: bool,
+        actors: ActorOptions,
+        quota: cpu_quota.CpuQuota | None,
+    ) -> None:
+        self.directory = directory
+        self.quota = quota
+        self._actors = actors
+        self.name = fleet.name
+        self.children: dict[str, subprocess.Popen[str]] = {}
+        self._environment = os.environ | {"ACTORQ_HOME": str(directory / "home"), "PYTHONUNBUFFERED": "1"}
+        self._fleet = fleet
+        self._spools = spools
+        self._tls = tls
+        self._broker_options = ["--fleet", self.name, "--kind", broker_kind, *(["--tls"] if tls else [])]
+        self.brokers: list[dict[str, Any]] = [{"port": 0}] * brokers
+
+    @classmethod
+    def start(
+        cls,
         directory: Path,
         broker_kind: str = "auto",
         *,
         brokers: int = 1,
         tls: bool = False,
         actors: ActorOptions = ActorOptions(),  # noqa: B008  frozen
-    ) -> None:
-        self.directory = directory
-        self.quota = cpu_quota.CpuQuota(actors.cpu_share) if actors.cpu_share else None
-        self._actors = actors
-        self.name = "local"
-        self.children: dict[str, subprocess.Popen[str]] = {}
-        self._environment = os.environ | {"ACTORQ_HOME": str(directory / "home"), "PYTHONUNBUFFERED": "1"}
-        self._fleet = identity.Fleet.open(self.name, directory / "home" / "fleets" / self.name)
+    ) -> LocalFleet:
+        """Makes the keys of a new fleet, and starts its brokers.
+
+        Raises:
+            BrokerUnreachable: One does not start.
+            ConfigError: The kernel takes no such share of a core.
+        """
+        quota = cpu_quota.CpuQuota.of(actors.cpu_share) if actors.cpu_share else None
+        fleet = identity.Fleet.open(_NAME, directory / "home" / "fleets" / _NAME)
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._spools = tempfile.TemporaryDirectory(
-            prefix="actorq-", dir=memory
-        )  # what is left there ends with the fleet
-        self._broker_options = ["--fleet", self.name, "--kind", broker_kind, *(["--tls"] if tls else [])]
-        self.brokers: list[dict[str, Any]] = [{"port": 0}] * brokers
-        for index in range(brokers):
-            self.start_broker(index)
-        self.addresses = tuple(str(address.Address(one["host"], one["port"], tls)) for one in self.brokers)
+        spools = tempfile.TemporaryDirectory(prefix="actorq-", dir=memory)  # what is left there ends with the fleet
+        started = cls(directory, fleet, spools, broker_kind, brokers, tls, actors, quota)
+        try:
+            for index in range(brokers):
+                started.start_broker(index)
+        except BaseException:
+            started.stop()
+            raise
+        return started
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the brokers are."""
+        return tuple(str(address.Address(one["host"], one["port"], self._tls)) for one in self.brokers)
 
     @property
     def broker(self) -> dict[str, Any]:
@@ -250,9 +283,7 @@ def _as_said(stderr: str, code: int) -> errors.ActorqError:
     return error
 
 
-def demo(
-    effective: config.Settings, *, actors: ActorOptions, broker_kind: str
-) -> tuple[dict[str, Any] | None, int]:
+def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) -> tuple[dict[str, Any] | None, int]:
     """Trains on a fleet of this machine.
 
     Args:
@@ -274,7 +305,7 @@ def demo(
     if (path / "config.toml").exists():
         raise errors.RunError("the run directory holds a run already", where=str(path), todo="choose another --run-dir")
     started = time.time()
-    with LocalFleet(path, broker_kind, actors=actors) as fleet:
+    with LocalFleet.start(path, broker_kind, actors=actors) as fleet:
         print(f"{fleet.broker['kind']} broker on {fleet.address}; run directory: {path}", file=sys.stderr, flush=True)
         config_file = path / "demo.toml"
         config_file.write_text(settings.dump(effective.train, effective.algorithm, effective.gate))

@@ -60,7 +60,7 @@ def run(
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:
-        directory = run_directory.RunDirectory(resume, resume=True) if resume else None
+        directory = run_directory.RunDirectory.open(resume, resume=True) if resume else None
         saved = checkpoint.load_newest(directory.checkpoints) if directory else None
         if directory and saved is None:
             _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
@@ -80,7 +80,7 @@ def run(
             until_s = started_s + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
             gathering.gather(initial.train, fleet, actors, stop, until_s)
             settings = configure(actors.env_id, actors.the_spec.action.kind)
-            directory = directory or run_directory.RunDirectory(
+            directory = directory or run_directory.RunDirectory.open(
                 run_directory.new_path(settings.train, actors.env_id), resume=False
             )
             directory.describe(settings)

@@ -60,7 +60,7 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
             here.epoch,
             0,
             gate,
-            run_directory.RunDirectory(site.directory / "fanout", resume=False),
+            run_directory.RunDirectory.open(site.directory / "fanout", resume=False),
             records.Records(),
             send_deltas=send_deltas,
         )

@@ -95,7 +95,7 @@ class _Bench:
             here.epoch,
             0,
             settings,
-            run_directory.RunDirectory(directory, resume=False),
+            run_directory.RunDirectory.open(directory, resume=False),
             records.Records(),
         )
         self.publisher.prepare(self.policy)

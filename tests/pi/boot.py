@@ -113,7 +113,7 @@ def run(fresh: Path, kernel: Path, wheels: Path) -> None:
     card, home = directory / "card.img", directory / "fleet" / "home"
     init = [sys.executable, "-m", "broker", "init", "local", "--address", _HOST]
     subprocess.run(init, check=True, env=os.environ | {"ACTORQ_HOME": str(home)}, stderr=subprocess.DEVNULL)
-    with local_fleet.LocalFleet(directory / "fleet", tls=True) as fleet:
+    with local_fleet.LocalFleet.start(directory / "fleet", tls=True) as fleet:
         fleet.start_actor(_ACTOR, ["--dump-config"]).wait()  # enrols it
         bundle = json.loads((home / f"{_ACTOR}.json").read_text())
         bundle["brokers"] = [f"{_HOST}:{fleet.broker['port']}"]

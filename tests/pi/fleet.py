@@ -25,7 +25,7 @@ def on_board(*command: str) -> list[str]:
 
 
 def main(directory: Path, board: Path) -> None:
-    with local_fleet.LocalFleet(directory / "fleet", tls=True) as fleet:
+    with local_fleet.LocalFleet.start(directory / "fleet", tls=True) as fleet:
         fleet.start_actor("pi-kitchen", ["--dump-config"]).wait()  # enrols it
         bundle = board / "srv" / "fleet.json"
         bundle.write_bytes((fleet.directory / "home" / "pi-kitchen.json").read_bytes())

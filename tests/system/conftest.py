@@ -36,7 +36,7 @@ def start_fleet(run_root: Path) -> Iterator[Callable[..., local_fleet.LocalFleet
     def start(kind: str = "auto", **options: Any) -> local_fleet.LocalFleet:
         if kind != "auto":
             conftest.require(kind)
-        fleets.append(local_fleet.LocalFleet(run_root / f"fleet-{len(fleets)}", kind, **options))
+        fleets.append(local_fleet.LocalFleet.start(run_root / f"fleet-{len(fleets)}", kind, **options))
         return fleets[-1]
 
     yield start

@@ -21,12 +21,17 @@ class Console(logging.Handler):
     Where the stream is no terminal, progress is a plain line now and then.
 
     Args:
-        stream: None takes a copy of stderr, which stays readable while stderr_filter.py holds the original back.
+        stream: Where it is shown.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    @classmethod
+    def on_stderr(cls) -> Console:
+        """Shows on a copy of stderr, which stays readable while stderr_filter.py holds the original back."""
+        return cls(os.fdopen(os.dup(sys.stderr.fileno()), "w"))
+
+    def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._stream = stream or os.fdopen(os.dup(sys.stderr.fileno()), "w")
+        self._stream = stream
         self._live = self._stream.isatty()
         self._line_open = False
         self._shown_at = -math.inf

@@ -171,7 +171,7 @@ def test_a_policy_that_kills_its_process_is_named(tmp_path: Path) -> None:
     junk.write_bytes(b"\0\0\0\0TFL3" + b"\xff" * 100)
     shape = models.Shape(64, 2)
     with pytest.raises(errors.PolicyError, match="the measured process ended with"):
-        child.Child(shape, junk, runtime="auto", delegated=True, threads=1, log=tmp_path / "log")
+        child.Child.start(shape, junk, runtime="auto", delegated=True, threads=1, log=tmp_path / "log")
 
 
 def test_a_late_step_is_late_by_all_it_missed() -> None:

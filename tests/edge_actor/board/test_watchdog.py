@@ -51,7 +51,7 @@ def test_ready_once_then_alive_four_times_in_each_limit(
     monkeypatch.setenv("WATCHDOG_USEC", "8000000")
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    dog = watchdog.Watchdog()
+    dog = watchdog.Watchdog.open()
     for now in (100.0, 101.9, 102.0, 103.9, 104.1, 104.2, 106.2):  # noqa: B007  the clock reads it
         dog.alive()
     assert _heard(systemd) == [b"READY=1", *[b"WATCHDOG=1"] * 3]
@@ -64,14 +64,14 @@ def test_without_a_limit_for_this_process_it_is_only_ready(
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "1")
     monkeypatch.setenv(*variable)
-    dog = watchdog.Watchdog()
+    dog = watchdog.Watchdog.open()
     for _ in range(3):
         dog.alive()
     assert _heard(systemd) == [b"READY=1"]
 
 
 def test_a_systemd_that_is_gone_ends_nobody(systemd: socket.socket) -> None:
-    dog = watchdog.Watchdog()
+    dog = watchdog.Watchdog.open()
     Path(systemd.getsockname()).unlink()
     dog.alive()
 

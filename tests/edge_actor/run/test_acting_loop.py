@@ -14,7 +14,7 @@ import pytest
 from broker.contract import errors, messages
 from broker.fleet import identity
 from edge_actor import config
-from edge_actor.acting import evaluate
+from edge_actor.acting import evaluate, pace
 from edge_actor.environment import env
 from edge_actor.fleet import command
 from edge_actor.run import acting_loop, build
@@ -230,6 +230,20 @@ def test_a_control_rate_is_held_and_what_is_not_granted_is_not_recorded(site: Si
     later = site.await_vitals(lambda v: v.steps >= first + 100, "and on")
     assert later.steps_recorded == 40 == site.learner.steps
     assert later.steps < 230 * (time.monotonic() - began) + 60
+
+
+def test_looking_for_a_broker_misses_no_deadline(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was due before the loop began is forgotten, not counted."""
+    now_s = 100.0
+    monkeypatch.setattr(pace.Metronome.__init__, "__defaults__", (lambda: now_s,))
+    running = site.start(rate_hz=50.0)
+    loop = acting(running)
+    running.stop()
+    assert loop._metronome is not None
+    now_s = 200.0
+    loop.run()  # it was told to stop already
+    assert loop._metronome.wait(threading.Event())
+    assert loop._metronome.missed == 0
 
 
 def test_at_a_control_rate_it_acts_on_when_the_broker_is_gone_and_starts_without_one(

@@ -23,7 +23,7 @@ class Learner:
 
     def __init__(self, run: Path, capacity: int = 100) -> None:
         self.replay = replay.Replay(fleet_examples.SPEC, capacity, n_step=2, gamma=0.9)
-        self.book = ledger.Ledger(run / run_directory.LEDGER)
+        self.book = ledger.Ledger.open(run / run_directory.LEDGER)
         letters = dead_letters.DeadLetters(run / dead_letters.NAME)
         checks = validate.Validator(
             {"pi": MAC}, fleet_examples.SPEC, (1, 1), self.book.marks(), letters, self.replay.fits

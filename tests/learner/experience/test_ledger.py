@@ -33,7 +33,7 @@ def seqs(book: ledger.Ledger, steps: int = 10**6) -> list[int]:
 
 
 def test_remembers_over_a_restart(tmp_path: Path, log: log_reader.LogReader) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     commit(book, entry(1), entry(2, verdict="shape"), entry(1, boot=2))
     commit(book, entry(3))
     book.close()
@@ -49,20 +49,20 @@ def test_remembers_over_a_restart(tmp_path: Path, log: log_reader.LogReader) -> 
 
 
 def test_a_key_never_comes_twice(tmp_path: Path) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     commit(book, entry(1))
     book.begin([entry(2), entry(1)], 0)
     for _ in range(2):
         with pytest.raises(errors.RunError, match="cannot be written"):
             book.wait()
     book.close()
-    again = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    again = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     assert again.marks() == {("pi", 1): ledger.Mark(1, 111)}, "of a group all is written, or nothing"
     again.close()
 
 
 def test_a_full_disk_is_named_and_nothing_is_half_there(tmp_path: Path) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     book._db.execute("PRAGMA max_page_count = 12")
     commit(book, entry(1))
     big = ledger.Entry("pi", 1, 2, 0, 10, 0, 10**6, ledger.OK, bytes(10**6))
@@ -70,14 +70,14 @@ def test_a_full_disk_is_named_and_nothing_is_half_there(tmp_path: Path) -> None:
     with pytest.raises(errors.StorageError, match="full"):
         book.wait()
     book.close()
-    again = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    again = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     assert seqs(again) == [1]
     again.close()
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_forgets_payloads_and_never_keys(tmp_path: Path, keep: bool) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER, keep=keep)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER, keep=keep)
     commit(book, *(entry(seq) for seq in range(1, 6)))
     commit(book, entry(6), forget_before=4)
     assert seqs(book) == ([1, 2, 3, 4, 5, 6] if keep else [4, 5, 6])
@@ -87,14 +87,14 @@ def test_forgets_payloads_and_never_keys(tmp_path: Path, keep: bool) -> None:
 
 
 def test_a_new_ledger_has_a_new_id(tmp_path: Path) -> None:
-    books = [ledger.Ledger(tmp_path / name) for name in ("a", "b")]
+    books = [ledger.Ledger.open(tmp_path / name) for name in ("a", "b")]
     assert books[0].id != books[1].id
     for book in books:
         book.close()
 
 
 def test_what_is_forgotten_is_not_written_again(tmp_path: Path) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     commit(book, *(ledger.Entry("pi", 1, seq, 0, 10, 0, 27_000, ledger.OK, bytes(27_000)) for seq in range(1, 85)))
     book._worker.submit(book._tidy).result()  # the log begins anew with the next commit
     commit(book, entry(85), forget_before=85)
@@ -109,7 +109,7 @@ def test_a_lost_or_broken_ledger_is_named_and_a_new_one_begins(
     tmp_path: Path, damage: str, log: log_reader.LogReader
 ) -> None:
     path = tmp_path / run_directory.LEDGER
-    book = ledger.Ledger(path)
+    book = ledger.Ledger.open(path)
     commit(book, *(entry(seq) for seq in range(1, 100)))
     book.close()
     data = path.read_bytes()
@@ -130,7 +130,7 @@ def test_a_lost_or_broken_ledger_is_named_and_a_new_one_begins(
 
 
 def test_others_read_along(tmp_path: Path) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER, about={"env_id": "x"})
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER, about={"env_id": "x"})
     commit(book, entry(1), entry(2, verdict="shape"), entry(3))
     assert list(ledger.bodies(tmp_path / run_directory.LEDGER)) == [("pi", entry(1).body), ("pi", entry(3).body)]
     assert ledger.about(tmp_path / run_directory.LEDGER)["id"] == book.id
@@ -140,7 +140,7 @@ def test_others_read_along(tmp_path: Path) -> None:
 
 
 def test_what_is_committed_is_in_the_file_when_wait_returns(tmp_path: Path) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     commit(book, entry(1))
     other = sqlite3.connect(tmp_path / run_directory.LEDGER)
     assert other.execute("SELECT seq FROM messages").fetchall() == [(1,)]
@@ -152,7 +152,7 @@ def test_what_is_committed_is_in_the_file_when_wait_returns(tmp_path: Path) -> N
 def test_the_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much was committed, moving it into the file makes no receipt wait for long."""
     monkeypatch.setattr(ledger, "_TIDY_S", 0.0)
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     size = 100_000
     for seq in range(1, 31):
         commit(book, ledger.Entry("pi", 1, seq, 0, 10, 0, size, ledger.OK, bytes([seq]) * size))
@@ -179,7 +179,7 @@ def test_a_sound_ledger_that_cannot_be_opened_now_is_not_called_broken(
     tmp_path: Path, left_behind: str, log: log_reader.LogReader
 ) -> None:
     path = tmp_path / run_directory.LEDGER
-    book = ledger.Ledger(path)
+    book = ledger.Ledger.open(path)
     commit(book, *(entry(seq) for seq in range(1, 100)))
     if left_behind == "killed":  # its log is not in the file
         (tmp_path / "copy").mkdir()
@@ -208,7 +208,7 @@ def test_a_ledger_that_somebody_holds_is_not_called_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
 ) -> None:
     path = tmp_path / run_directory.LEDGER
-    ledger.Ledger(path).close()
+    ledger.Ledger.open(path).close()
     monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0.05))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -219,12 +219,12 @@ def test_a_ledger_that_somebody_holds_is_not_called_broken(
     assert not log.lines
     assert not list(tmp_path.glob("*.broken-*"))
     with pytest.raises(errors.ActorqError, match="cannot be opened"):
-        ledger.Ledger(tmp_path / "nowhere" / run_directory.LEDGER)
+        ledger.Ledger.open(tmp_path / "nowhere" / run_directory.LEDGER)
 
 
 def test_a_ledger_of_another_release_is_not_called_broken(tmp_path: Path, log: log_reader.LogReader) -> None:
     path = tmp_path / run_directory.LEDGER
-    book = ledger.Ledger(path)
+    book = ledger.Ledger.open(path)
     book._db.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
     book.close()
     with pytest.raises(errors.RunError, match="schema is 99"):
@@ -235,7 +235,7 @@ def test_a_ledger_of_another_release_is_not_called_broken(tmp_path: Path, log: l
 
 def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path, log: log_reader.LogReader) -> None:
     path = tmp_path / run_directory.LEDGER
-    book = ledger.Ledger(path)
+    book = ledger.Ledger.open(path)
     commit(book, entry(1))
     book.close()
     with contextlib.closing(sqlite3.connect(path)) as old:
@@ -251,9 +251,9 @@ def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path, log: lo
 
 
 def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     assert book.begin_session({3}) == {3}
-    again = ledger.Ledger(tmp_path / run_directory.LEDGER)  # the first one was killed
+    again = ledger.Ledger.open(tmp_path / run_directory.LEDGER)  # the first one was killed
     assert again.begin_session({7}) == {3, 7}
     again.close()
 
@@ -266,7 +266,7 @@ def refused_rows(book: ledger.Ledger) -> tuple[int, int]:
 
 @pytest.mark.fault(16)
 def test_rows_of_refused_messages_do_not_grow_for_ever(tmp_path: Path) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     commit(book, entry(1))
     for begin in range(2, 2002, 100):
         commit(book, *(entry(seq, verdict="grant", steps=1) for seq in range(begin, begin + 100)))
@@ -280,7 +280,7 @@ def test_rows_of_refused_messages_do_not_grow_for_ever(tmp_path: Path) -> None:
 
 @pytest.mark.fault(16)
 def test_nor_do_boots_that_were_invented(tmp_path: Path) -> None:
-    book = ledger.Ledger(tmp_path / run_directory.LEDGER)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     commit(book, entry(1, boot=7))
     commit(book, entry(1, boot=8, verdict="grant"), entry(2, boot=8))
     for boot in range(100, 1100):

@@ -18,7 +18,7 @@ SETTINGS = config.Settings(config.TrainConfig(env="CartPole-v1", seed=5), config
 
 
 def test_says_what_it_ran_with(tmp_path: Path) -> None:
-    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    found = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     found.describe(SETTINGS)
     assert (found.path / "config.toml").read_text() == settings.dump(*SETTINGS)
     found.describe(SETTINGS)
@@ -29,26 +29,26 @@ def test_says_what_it_ran_with(tmp_path: Path) -> None:
 
 
 def test_is_not_overwritten(tmp_path: Path) -> None:
-    run_directory.RunDirectory(tmp_path / "run", resume=False).describe(SETTINGS)
+    run_directory.RunDirectory.open(tmp_path / "run", resume=False).describe(SETTINGS)
     with pytest.raises(errors.RunError, match="holds a run already") as caught:
-        run_directory.RunDirectory(tmp_path / "run", resume=False)
+        run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     assert "--resume" in caught.value.todo
 
 
 def test_is_not_resumed_where_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(errors.RunError, match="no run to resume"):
-        run_directory.RunDirectory(tmp_path / "run", resume=True)
+        run_directory.RunDirectory.open(tmp_path / "run", resume=True)
 
 
 def test_belongs_to_one_process(tmp_path: Path) -> None:
-    first = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    first = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     first.describe(SETTINGS)
     with pytest.raises(errors.RunError, match="another process"):
-        run_directory.RunDirectory(tmp_path / "run", resume=True)
+        run_directory.RunDirectory.open(tmp_path / "run", resume=True)
 
 
 def test_keeps_policies_as_plain_files(tmp_path: Path) -> None:
-    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    found = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     model = b"a model"
     digest = hashlib.sha256(model).hexdigest()
     manifest = messages.Manifest(1, 12, "main", len(model), digest, "f" * 16, "q_values", "int8", 1.0)
@@ -59,7 +59,7 @@ def test_keeps_policies_as_plain_files(tmp_path: Path) -> None:
 
 
 def test_keeps_ever_fewer_of_the_older_policies(tmp_path: Path) -> None:
-    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    found = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     for version in range(1, 1206):
         found.save_policy(messages.Manifest(1, version, "main", 1, "", "", "q_values", "int8", 1.0), b"m")
     kept = sorted(int(path.name[1:7]) for path in found.policies.glob("*.tflite"))
@@ -82,7 +82,7 @@ def test_an_actor_that_names_its_environment_at_length_makes_no_path_that_is_too
 
 @pytest.mark.fault(13)
 def test_what_was_granted_outlives_the_learner_and_is_unbounded_where_nobody_knows(tmp_path: Path) -> None:
-    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    found = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     assert found.owed_steps() == math.inf
     for steps in (4096, math.inf):
         found.note_owed_steps(steps)

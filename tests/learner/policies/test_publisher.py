@@ -57,7 +57,7 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
         policies.append(layers.with_arrays(policies[-1], moved))
     wire, held = Wire(), assembly.Assembly(SPEC)
     lenient = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
-    directory = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    directory = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     names = topics.Topics("f")
     made = publisher.Publisher(
         wire, names, SPEC, "q_values", 1, 0, lenient, directory, records.Records(), precision=precision
@@ -173,7 +173,7 @@ def test_ranges_of_the_last_policy_serve_the_next_and_those_that_do_not_are_made
 def _publisher(
     directory: Path, wire: Wire | None = None, expire_after_s: float = 0.0
 ) -> tuple[publisher.Publisher, Path, NDArray[np.float32]]:
-    run = run_directory.RunDirectory(directory / "run", resume=False)
+    run = run_directory.RunDirectory.open(directory / "run", resume=False)
     names, limits = topics.Topics("f"), config.GateConfig()
     made = publisher.Publisher(
         *(wire or Wire(), names, SPEC, "q_values", 1, 0, limits, run, records.Records()),

@@ -81,7 +81,7 @@ def run(tmp_path: Path) -> Path:
     """A run directory with a ledger: an episode over two messages, one that was truncated, one that goes on."""
     directory = tmp_path / "my run.1"
     directory.mkdir()
-    book = ledger.Ledger(directory / run_directory.LEDGER, about=ABOUT)
+    book = ledger.Ledger.open(directory / run_directory.LEDGER, about=ABOUT)
     bodies = [message((1, 3, "-")), message((4, 5, "T"), (1, 4, "t"), (1, 2, "-"))]
     book.begin(
         [ledger.Entry("pi", 1, seq, 0, 3, 0, len(b), ledger.OK, b) for seq, b in enumerate(bodies, 1)], forget_before=0

@@ -42,7 +42,7 @@ def make_run(path: Path, *, dueling: bool = True, replay: bool = True, states: i
     (path / "config.toml").write_text(settings.dump(config.TrainConfig(), algorithm))
     facts = {"env_id": "CartPole-v1", "fingerprint": SPEC.fingerprint} | meta
     checkpoint.save(path / "checkpoints", 7, facts, {"algorithm": state})
-    book = ledger.Ledger(path / run_directory.LEDGER, about={"spec": json.dumps(dataclasses.asdict(SPEC))})
+    book = ledger.Ledger.open(path / run_directory.LEDGER, about={"spec": json.dumps(dataclasses.asdict(SPEC))})
     if replay:
         body = codec.encode(fleet_examples.experience((states - 1,), observation=observations))
         book.begin([ledger.Entry("pi", 1, 1, 0, states - 1, 1, len(body), ledger.OK, body)], forget_before=0)
@@ -66,7 +66,7 @@ def make_pendulum_run(path: Path) -> Path:
     (path / "config.toml").write_text(settings.dump(config.TrainConfig(algorithm="d4pg"), algorithm))
     facts = {"env_id": "Pendulum-v1", "fingerprint": spec.fingerprint}
     checkpoint.save(path / "checkpoints", 7, facts, {"algorithm": state})
-    book = ledger.Ledger(path / run_directory.LEDGER, about={"spec": json.dumps(dataclasses.asdict(spec))})
+    book = ledger.Ledger.open(path / run_directory.LEDGER, about={"spec": json.dumps(dataclasses.asdict(spec))})
     action = np.zeros((399, 1), np.float32)
     body = codec.encode(fleet_examples.experience((399,), observation=observations, action=action))
     book.begin([ledger.Entry("pi", 1, 1, 0, 399, 1, len(body), ledger.OK, body)], forget_before=0)

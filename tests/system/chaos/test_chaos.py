@@ -61,7 +61,7 @@ def fill(directory: Path, in_ledger: list[list[int]]) -> books.Balance:
     (logs / "pi" / "life-0").write_bytes(b"." * 10)
     (logs / "pi" / "accepted-0").write_bytes(np.arange(1, 9, dtype=np.int32).tobytes())
     (logs / "pi" / "dropped-0").write_bytes(np.array([4, 9], np.int32).tobytes())
-    book = ledger.Ledger(directory / run_directory.LEDGER, keep=True)
+    book = ledger.Ledger.open(directory / run_directory.LEDGER, keep=True)
     example = examples.EXAMPLES["experience"]
     assert isinstance(example, messages.Experience)
     entries = []

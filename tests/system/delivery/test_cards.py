@@ -36,7 +36,7 @@ class Site:
     """A fleet with a learner, on which cards of one image are put into one machine after the other."""
 
     def __init__(self, root: Path) -> None:
-        self.fleet = local_fleet.LocalFleet(root / "fleet")
+        self.fleet = local_fleet.LocalFleet.start(root / "fleet")
         self.root, self.books = root, books.Books(root / "books", root / "run")
         self._keys = identity.Fleet.open(self.fleet.name, self.fleet.directory / "home" / "fleets" / self.fleet.name)
 

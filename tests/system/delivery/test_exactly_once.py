@@ -91,7 +91,7 @@ class Learner:
     def start(self) -> None:
         self._lives += 1
         self.session = f"life-{self._lives}"
-        self._book = ledger.Ledger(self._directory / run_directory.LEDGER, keep=True)
+        self._book = ledger.Ledger.open(self._directory / run_directory.LEDGER, keep=True)
         self.replay = replay.Replay(fleet_examples.SPEC, 100_000, n_step=1, gamma=0.9)
         letters = dead_letters.DeadLetters(self._directory / dead_letters.NAME)
         self.checks = validate.Validator(

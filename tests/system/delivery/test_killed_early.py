@@ -49,7 +49,7 @@ def test_killed_before_its_first_checkpoint_a_run_goes_on_with_what_its_ledger_h
     before, book = held(run), ledger.about(run / run_directory.LEDGER)["id"]
 
     with pytest.raises(errors.RunError, match="holds a run already"):
-        run_directory.RunDirectory(run, resume=False)
+        run_directory.RunDirectory.open(run, resume=False)
     again = fleet.start_learner(["--resume", str(run), "--json"])
     output, _ = again.communicate(timeout=120.0)
     assert again.returncode == errors.EXIT_OK
@@ -64,14 +64,14 @@ def test_killed_before_it_had_settings_it_can_be_started_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    run_directory.RunDirectory(run, resume=False)  # and then the power went
+    run_directory.RunDirectory.open(run, resume=False)  # and then the power went
     (run / ".config.toml.123").write_text("hid")
     assert main.main(["train", "--resume", str(run)]) == errors.RunError.exit_code
     assert f"start it again as it was started, with --run-dir {run}" in capsys.readouterr().err
 
 
 def test_what_a_broken_disk_left_of_the_list_of_starts_stops_no_run(tmp_path: Path) -> None:
-    found = run_directory.RunDirectory(tmp_path / "run", resume=False)
+    found = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     for left in ("", "[", "{}", '{"starts": 3}'):
         (found.path / "run.json").write_text(left)
         found.describe(examples.SETTINGS)
@@ -80,9 +80,9 @@ def test_what_a_broken_disk_left_of_the_list_of_starts_stops_no_run(tmp_path: Pa
 
 def test_a_ledger_without_its_settings_is_not_written_into(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    ledger.Ledger(tmp_path / "run" / run_directory.LEDGER).close()
+    ledger.Ledger.open(tmp_path / "run" / run_directory.LEDGER).close()
     with pytest.raises(errors.RunError, match="holds a run already"):
-        run_directory.RunDirectory(tmp_path / "run", resume=False)
+        run_directory.RunDirectory.open(tmp_path / "run", resume=False)
 
 
 @pytest.mark.parametrize("left", ["nothing", "a header"])

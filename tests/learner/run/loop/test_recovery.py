@@ -130,7 +130,7 @@ def test_what_spoilt_training_is_put_aside_and_the_last_good_state_comes_back(
     assert any("pi (boot 1, message 3, 12 steps)" in line for line in log.lines)
     with closing(sqlite3.connect(run / run_directory.LEDGER)) as book:
         assert book.execute("SELECT seq FROM messages WHERE verdict = 'quarantined'").fetchall() == [(3,)]
-    again = ledger.Ledger(run / run_directory.LEDGER)
+    again = ledger.Ledger.open(run / run_directory.LEDGER)
     assert again.totals()[0] == loop.parts.pace.env_steps, "it counts as before"
     held = [codec.decode(messages.Experience, body) for _, body in again.newest(10**6)]
     again.close()

@@ -126,7 +126,7 @@ def training(
         try:
             actors = roster.Roster(here.id, here.epoch, "")
             gathering.gather(train, here, actors, stop)
-            directory = run_directory.RunDirectory(tmp_path / "run", resume=resume)
+            directory = run_directory.RunDirectory.open(tmp_path / "run", resume=resume)
             directory.describe(settings)
             saved = checkpoint.load_newest(directory.checkpoints)
             display, now_s = console.Console(io.StringIO()), time.monotonic()
