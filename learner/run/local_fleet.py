@@ -100,7 +100,7 @@ class LocalFleet:
         *,
         brokers: int = 1,
         tls: bool = False,
-        actors: ActorOptions = ActorOptions(),  # noqa: B008  frozen
+        actors: ActorOptions = ActorOptions(),
     ) -> LocalFleet:
         """Makes the keys of a new fleet, and starts its brokers.
 

@@ -60,7 +60,7 @@ def of_run(rows: Sequence[Row], summary: Row, *, reached: bool) -> Figures:
         "return": next((row["return_mean"] for row in reversed(rows) if row.get("return_mean") is not None), None),
         "policy_bytes": summary.get(f"policy_{precision}_bytes"),
         "bytes_per_policy": summary.get("bytes_per_policy"),
-        "bytes": sum(bytes_all) if None not in bytes_all else None,
+        "bytes": sum(known) if len(known := [one for one in bytes_all if one is not None]) == 2 else None,
         "learner_cpu_s": summary.get("learner_cpu_s"),
         "actors_cpu_s": summary.get("actors_cpu_s"),
         "learner_joules": learner_j.get("joules"),

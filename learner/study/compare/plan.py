@@ -116,8 +116,8 @@ def cells(request: Request) -> Iterator[tuple[str, tuple[int, ...]]]:
 def runs(request: Request) -> list[Run]:
     """Returns all runs in their order.
 
-    Arms of a cell follow one another, and each seed begins with the next arm: what changes on the machine within minutes
-    then meets all alike. A comparison that ends early has whole seeds of all sizes.
+    Arms of a cell follow one another, and each seed begins with the next arm: what changes on the machine within
+    minutes then meets all alike. A comparison that ends early has whole seeds of all sizes.
     """
     found = []
     for index in range(request.seeds):
