@@ -116,25 +116,29 @@ class Comparison:
 
     def _decide(self, regime: str, hidden: tuple[int, ...]) -> None:
         """Decides what the runs of a regime and size share, by a first short run where it takes one."""
+        pace = self._directory.pace(regime, hidden) or self._new_pace(regime, hidden)
+        if pace is not None:
+            self._paces[regime, hidden] = pace
+
+    def _new_pace(self, regime: str, hidden: tuple[int, ...]) -> headroom.Pace | None:
         request, tuned = self._request, self._tuned
-        pace = self._directory.pace(regime, hidden)
-        if pace is None:
-            is_learner_bound = regime == plan.LEARNER_BOUND
-            pilot = headroom.Pace(0) if is_learner_bound else headroom.first(tuned)
-            if (plan.THROUGHPUT in request.kinds and not request.steps) or not is_learner_bound:
-                found = self._pilot(regime, hidden, pilot)
-                if not found or self._stop.is_set():
-                    return
-            else:
-                found = {}
+        is_learner_bound, asked = regime == plan.LEARNER_BOUND, request.samples_per_insert
+        pilot = headroom.Pace(0) if is_learner_bound else headroom.first(tuned, asked)
+        needs_steps = plan.THROUGHPUT in request.kinds and not request.steps
+        if needs_steps or not (is_learner_bound or asked):
+            found = self._pilot(regime, hidden, pilot)
+            if not found or self._stop.is_set():
+                return None
             if is_learner_bound:
                 pace = headroom.learner_bound(found, tuned, request.run_s)
             else:
-                pace = headroom.actor_bound(found, pilot, tuned, request.run_s, request.samples_per_insert)
-            if request.steps:
-                pace = dataclasses.replace(pace, steps=max(request.steps, tuned["learning_starts"]))
-            self._directory.note_pace(regime, hidden, pace)
-        self._paces[regime, hidden] = pace
+                pace = headroom.actor_bound(found, pilot, tuned, request.run_s, asked)
+        else:
+            pace = headroom.Pace(0, None if is_learner_bound else asked)
+        if request.steps:
+            pace = dataclasses.replace(pace, steps=max(request.steps, tuned["learning_starts"]))
+        self._directory.note_pace(regime, hidden, pace)
+        return pace
 
     def _pilot(self, regime: str, hidden: tuple[int, ...], pace: headroom.Pace) -> figures.Figures:
         request = self._request

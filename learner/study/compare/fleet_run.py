@@ -68,7 +68,8 @@ def settings(request: plan.Request) -> list[str]:
 def until_steps(pace: headroom.Pace, tuned: Mapping[str, Any], max_s: float) -> list[str]:
     """Returns flags of a run of so many steps.
 
-    No score stops it or takes actors' time, and exploration is what it is at the end: a random action takes no inference.
+    No score stops it or takes actors' time. Exploration is from the start what it is at the end: a random action takes
+    no inference.
     """
     return [
         *("--solved-return", "inf", "--evaluate-episodes", "0", "--max-env-steps", str(pace.steps or 10**9)),

@@ -46,11 +46,11 @@ class Pace:
         return [word for name, value in given.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def first(tuned: Mapping[str, Any]) -> Pace:
-    """Returns what the first short run in the actor-bound regime is made with: little work for the learner."""
+def first(tuned: Mapping[str, Any], samples_per_insert: float) -> Pace:
+    """Returns what the first short run in the actor-bound regime is made with: little work, or what is asked for."""
     return Pace(
         0,
-        min(tuned["samples_per_insert"], 0.25),
+        samples_per_insert or min(tuned["samples_per_insert"], 0.25),
         min(tuned["updates_per_call"], 4),
         min(tuned["publish_period_updates"], 4),
     )
