@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -25,6 +25,13 @@ MAX_NAME_CHARS = 1000
 """The longest text of a birth certificate: they go into file names, tables and the learner's console."""
 MAX_ENVS = 4096
 """Environments of one actor at once."""
+ACTOR_STAGES = (
+    *("environment", "observation_to_action", "record", "spool", "seal", "send"),
+    *("policy_receive", "policy_verify", "policy_build", "policy_swap", "wait"),
+)
+"""What an actor's time goes into; docs/metrics.md says what each is. Their names become those of metrics."""
+_STAGE_SECONDS_MAX = 1e9
+_STAGE_COUNT_MAX = 1 << 53
 
 FloatArray = NDArray[np.float32]
 
@@ -208,7 +215,8 @@ class Vitals:
     refusals by reason. `env_failure` says how the environment failed the last time, of `env_failures`. `swap_pause_ms`
     is how long the acting loop stood still for the newest policy. `power_w` is what the whole board drew since the last
     heartbeat, `step_energy_j` that energy per step, both by `power_source`: measured, or `power_modelled` from load.
-    Fields a board cannot read are None.
+    `stages` has how often each of ACTOR_STAGES ran, and its seconds; `cpu_s` is the process's CPU time, of all threads,
+    and `created_s` the Unix time at which all this was so (0: nobody looked). Fields a board cannot read are None.
     """
 
     policy_epoch: int = 0
@@ -236,6 +244,32 @@ class Vitals:
     power_source: str = ""
     power_modelled: bool = False
     refused: dict[str, int] = field(default_factory=dict)
+    stages: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    cpu_s: float | None = None
+    created_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.stages.keys() <= _STAGES or not all(map(_is_spent, self.stages.values())):
+            raise errors.SpecError(
+                "the stages of an actor's vitals are not counts and seconds of stages that there are",
+                where=repr(self.stages)[:200],
+                todo="run the same release of actorq-fleet on learner and actors",
+            )
+        if self.cpu_s is not None and not 0.0 <= self.cpu_s <= _STAGE_SECONDS_MAX:
+            raise errors.SpecError(f"an actor's CPU time is {self.cpu_s} s")
+
+
+_STAGES = frozenset(ACTOR_STAGES)
+
+
+def _is_spent(spent: tuple[float, ...]) -> bool:
+    """Returns whether this is a count and seconds."""
+    return (
+        len(spent) == 2
+        and 0 <= spent[0] <= _STAGE_COUNT_MAX
+        and spent[0] == int(spent[0])
+        and 0.0 <= spent[1] <= _STAGE_SECONDS_MAX
+    )
 
 
 @dataclass(frozen=True, slots=True)

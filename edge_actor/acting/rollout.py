@@ -1,22 +1,28 @@
 """The hot loops: environment, policy, exploration and record, burst by burst.
 
-Nothing here allocates arrays, reads a clock, takes a lock or touches the network. Both loops act by Gymnasium's
-NEXT_STEP rule: the step after an end resets and does nothing else (trajectory.py says why).
+Nothing here allocates arrays, takes a lock or touches the network, and few rows read a clock (step_times.py): a loop
+goes through its rows in pieces, and for those of one row it calls environment and policy by functions that time them.
+Both loops act by Gymnasium's NEXT_STEP rule: the step after an end resets and does nothing else (trajectory.py says
+why).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from broker.contract import errors
-from edge_actor.acting import exploration
+from edge_actor.acting import exploration, step_times
 from edge_actor.environment import answers, env
 from edge_actor.experience import trajectory
 from edge_actor.policies import policy
+
+clock = time.perf_counter
 
 
 def burst(
@@ -27,6 +33,7 @@ def burst(
     rows: int,
     *,
     until_end: bool = False,
+    times: step_times.StepTimes | None = None,
 ) -> None:
     """Takes `rows` steps, or fewer where the record or the block of random rows ends.
 
@@ -37,26 +44,35 @@ def burst(
         record: Where the steps go. If the environment raises or answers nonsense, all steps before are in it.
         rows: At least 1.
         until_end: Stop at the end of an episode, where there is only one environment.
+        times: Told what it takes.
     """
+    began, times = clock(), times or step_times.StepTimes()
     rows = min(rows, record.free, explorer.left)
     goal = record.used + rows
     if acting is None:
-        run(environment, explorer.draw_random(rows), record)
+        run(environment, explorer.draw_random(rows), record, times=times)
     elif acting.stochastic:
-        _sampled(environment, acting, explorer, record, rows, until_end)
+        _sampled(environment, acting, explorer, record, rows, times, until_end)
     elif acting.head == "deterministic" and explorer.perturbs:
         drawn, noise = explorer.draw_perturbed(rows)
         unused = iter(noise)
         act = acting.perturbed(unused)
-        _loop(environment)(environment, act, drawn, record, functools.partial(next, unused), until_end)
+        _loop(environment)(environment, act, drawn, record, functools.partial(next, unused), times, until_end)
     else:
-        _loop(environment)(environment, acting.act, explorer.draw(rows), record, _pass, until_end)
+        _loop(environment)(environment, acting.act, explorer.draw(rows), record, _pass, times, until_end)
     explorer.give_back(goal - record.used)
+    times.note_burst(clock() - began)
 
 
-def run(environment: env.Environment, actions: Sequence[Any], record: trajectory.Trajectory) -> None:
-    """Takes a step with each of `actions`, for which the record must have rows."""
-    _loop(environment)(environment, _unasked, actions, record, _pass)
+def run(
+    environment: env.Environment,
+    actions: Sequence[Any],
+    record: trajectory.Trajectory,
+    *,
+    times: step_times.StepTimes | None = None,
+) -> None:
+    """Takes a step with each of `actions`, for which the record must have rows; `times` is told what that takes."""
+    _loop(environment)(environment, _unasked, actions, record, _pass, times or step_times.StepTimes())
 
 
 def _sampled(
@@ -65,6 +81,7 @@ def _sampled(
     explorer: exploration.Explorer,
     record: trajectory.Trajectory,
     rows: int,
+    times: step_times.StepTimes,
     until_end: bool,
 ) -> None:
     first = record.used
@@ -78,7 +95,7 @@ def _sampled(
 
     act = acting.sampler(noise, log_probs.append)
     try:
-        _loop(environment)(environment, act, [None] * rows, record, skip, until_end)
+        _loop(environment)(environment, act, [None] * rows, record, skip, times, until_end)
     finally:
         done = record.used - first
         record.log_prob[first : record.used] = np.reshape(log_probs[:done], (done, record.n_envs))
@@ -91,6 +108,7 @@ def _one(
     draws: Sequence[Any],
     record: trajectory.Trajectory,
     skip: Callable[[], Any],
+    times: step_times.StepTimes,
     until_end: bool = False,
 ) -> None:
     step, reset, to_env = environment.step, environment.reset, environment.to_env
@@ -109,35 +127,49 @@ def _one(
     took, gained = actions.append, rewards.append
     last = first + len(draws)
     rows = zip(record.rows[first:last], cells[first + 1 : last + 1], draws, strict=True)
+    untimed, timed = (act, step), times.watched(act, step)
+    resets: list[float] = []
+    began = clock()
     try:
-        for row, cell, drawn in rows:
-            if ended:
-                cell[whole] = fitted(reset()[0])
-                if drawn is None:
-                    skip()
-                took(nothing)
-                gained(0.0)
-                ended = False
-                continue
-            action = act(row) if drawn is None else drawn
-            seen, reward, terminated, truncated, _ = step(to_env(action))
-            try:
-                cell[whole] = seen
-            except (TypeError, ValueError):  # of a memoryview: it is not exactly what it should be
-                cell[whole] = fitted(seen)
-            if terminated is False and truncated is False:
+        for is_timed, some in times.plan(len(draws)):
+            act, step = timed if is_timed else untimed
+            row_began = clock()
+            for row, cell, drawn in itertools.islice(rows, some):
+                if ended:
+                    reset_began = clock()
+                    seen = reset()[0]
+                    resets.append(clock() - reset_began)
+                    cell[whole] = fitted(seen)
+                    if drawn is None:
+                        skip()
+                    took(nothing)
+                    gained(0.0)
+                    ended = False
+                    continue
+                action = act(row) if drawn is None else drawn
+                seen, reward, terminated, truncated, _ = step(to_env(action))
+                try:
+                    cell[whole] = seen
+                except (TypeError, ValueError):  # of a memoryview: it is not exactly what it should be
+                    cell[whole] = fitted(seen)
+                if terminated is False and truncated is False:
+                    took(action)
+                    gained(reward)
+                    continue
+                terminated, truncated = over(terminated), over(truncated)
                 took(action)
                 gained(reward)
-                continue
-            terminated, truncated = over(terminated), over(truncated)
-            took(action)
-            gained(reward)
-            if terminated or truncated:
-                ends.append((len(rewards) - 1, terminated, truncated))
-                ended = True
-                if until_end:
-                    break
+                if terminated or truncated:
+                    ends.append((len(rewards) - 1, terminated, truncated))
+                    ended = True
+                    if until_end:
+                        break
+            if is_timed:
+                times.note_row(clock() - row_began)
+            if ends and until_end:
+                break
     finally:
+        times.note_loop(len(rewards), clock() - began, resets)
         window = slice(first, first + len(rewards))
         if rewards:
             record.action[window, 0] = actions
@@ -156,6 +188,7 @@ def _several(
     draws: Sequence[Any],
     record: trajectory.Trajectory,
     skip: Callable[[], Any],
+    times: step_times.StepTimes,
     until_end: bool = False,
 ) -> None:
     step, to_env = environment.step, environment.to_env
@@ -175,18 +208,26 @@ def _several(
         draws,
         strict=True,
     )
+    untimed, timed = (act, step), times.watched(act, step)
+    began = clock()
     try:
-        for row, cell, action, reward, terminated, truncated, drawn in rows:
-            chosen = act(row) if drawn is None else drawn
-            seen, gained, over, cut, _ = step(to_env(chosen))
-            if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
-                seen = answers.observation(seen, shape, record.spec.observation.dtype)
-            if not gained.shape == over.shape == cut.shape == each:
-                raise errors.EnvironmentFailure(f"rewards and ends must have the shape {each}")
-            cell[...], reward[...], terminated[...], truncated[...] = seen, gained, over, cut
-            action[...] = chosen
-            done += 1
+        for is_timed, some in times.plan(len(draws)):
+            act, step = timed if is_timed else untimed
+            row_began = clock()
+            for row, cell, action, reward, terminated, truncated, drawn in itertools.islice(rows, some):
+                chosen = act(row) if drawn is None else drawn
+                seen, gained, over, cut, _ = step(to_env(chosen))
+                if type(seen) is not array or seen.shape != shape or seen.dtype is not dtype:
+                    seen = answers.observation(seen, shape, record.spec.observation.dtype)
+                if not gained.shape == over.shape == cut.shape == each:
+                    raise errors.EnvironmentFailure(f"rewards and ends must have the shape {each}")
+                cell[...], reward[...], terminated[...], truncated[...] = seen, gained, over, cut
+                action[...] = chosen
+                done += 1
+            if is_timed:
+                times.note_row(clock() - row_began)
     finally:
+        times.note_loop(done, clock() - began)
         record.advance(done)
 
 

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from broker.contract import messages
+from broker.program import stopwatch
 from edge_actor.experience import spool, trajectory
 
 _RETURNS = 20
@@ -21,12 +22,14 @@ class Recorder:
         trajectory: Where rollout.py writes.
         order: Epoch and version of the policy that acts; change it only after a flush.
         steps, episodes: All that were taken, recorded or not, up to the last flush.
+        times: `record`: from rows to the segments of a message. Counted by steps, elsewhere.
     """
 
     def __init__(self, record: trajectory.Trajectory, outbox: spool.Spool) -> None:
         self.trajectory = record
         self.order = messages.Order(0, 0)
         self.steps = self.episodes = 0
+        self.times = stopwatch.Stopwatch("record")
         self._spool = outbox
         self._returns: collections.deque[float] = collections.deque(maxlen=_RETURNS)
         self._assignment: messages.Assignment | None = None
@@ -65,6 +68,7 @@ class Recorder:
             "steps_recorded": self._spool.steps,
             "steps_unrecorded": max(0, self.steps - self._spool.steps),
             "return_mean": self.return_mean,
+            "stages": self.times.totals(),
         }
 
     def record(self, wanted: bool) -> None:
@@ -93,7 +97,8 @@ class Recorder:
         if not record.used:
             return
         self.steps += record.steps
-        segments = record.flush()
+        with self.times.time("record", 0):
+            segments = record.flush()
         self.episodes += len(segments.finished)
         self._returns.extend(segments.finished.tolist())
         if segments.steps:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import codec, errors, messages, specs
+from broker.program import stopwatch
 from edge_actor import config
 from edge_actor.experience import journal, trajectory, window
 
@@ -55,6 +56,7 @@ class Spool:
     Attributes:
         steps: Steps that were added since the start.
         steps_dropped: Steps that left without a receipt since the start.
+        times: `spool`: encoding and keeping a message; `seal` and `send`: signing it, and handing it to the link.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Spool:
         self._ledger = ""
         self.steps = 0
         self.steps_dropped = 0
+        self.times = stopwatch.Stopwatch("spool", "seal", "send")
         if too_large := [held for held in found if held.size_bytes > specs.MAX_EXPERIENCE_BYTES]:
             self._discard(too_large)
         if self._held:
@@ -109,6 +112,10 @@ class Spool:
 
     def add(self, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int) -> None:
         """Accepts segments that the policy `(epoch, version)` chose, under an assignment of `assigned_epoch`."""
+        with self.times.time("spool"):
+            self._add(segments, assigned_epoch, epoch, version)
+
+    def _add(self, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int) -> None:
         self._seq += 1
         room = segments.observation.nbytes + segments.action.nbytes + segments.reward.nbytes  # nearly all of it
         while self._held and not self._files.has_room(room + self._unwritten_bytes):
@@ -149,7 +156,11 @@ class Spool:
             body = self._body(held)
             if body is None:
                 continue
-            if not publish(self._seal(body)):
+            with self.times.time("seal"):
+                sealed = self._seal(body)
+            with self.times.time("send"):
+                is_taken = publish(sealed)
+            if not is_taken:
                 return
             if self._sent + self._left == 0:
                 self._window.restart()
@@ -181,7 +192,7 @@ class Spool:
 
     def vitals(self) -> dict[str, Any]:
         """Returns what is held and what was dropped, by fields of `messages.Vitals`."""
-        return {"messages_held": len(self), "steps_dropped": self.steps_dropped}
+        return {"messages_held": len(self), "steps_dropped": self.steps_dropped, "stages": self.times.totals()}
 
     def close(self) -> None:
         """Leaves what is held to the next boot."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import psutil
 
 from broker.contract import messages, specs
+from broker.program import stopwatch
 from edge_actor.board import board, power
 
 _ENERGY_WINDOW_S = _LOAD_WINDOW_S = 0.5
@@ -92,6 +93,8 @@ class Load:
             "step_energy_j": self.energy.step_energy_j,
             "power_source": self.energy.source,
             "power_modelled": self.energy.modelled,
+            "cpu_s": time.process_time(),
+            "created_s": time.time(),
         }
 
     @classmethod
@@ -110,6 +113,17 @@ class Load:
         self.rss_bytes = int(self._process.memory_info().rss)
         self.memory_available_bytes = int(psutil.virtual_memory().available)
         self.temperature_c = board.temperature_c()
+
+
+class Stages:
+    """Tells what a stopwatch measured."""
+
+    def __init__(self, times: stopwatch.Stopwatch) -> None:
+        self._times = times
+
+    def vitals(self) -> dict[str, Any]:
+        """Returns where the time went, by fields of `messages.Vitals`."""
+        return {"stages": self._times.totals()}
 
 
 def birth(env_id: str, spec: specs.EnvSpec, n_envs: int, runtime: str, delegate: str, rate_hz: float) -> messages.Birth:
@@ -139,13 +153,18 @@ class Source(Protocol):
 
 
 def merge(sources: Iterable[Source]) -> messages.Vitals:
-    """Asks each source in turn. Refusals are added up by reason, and a figure that is not finite is none."""
+    """Asks each source in turn. Refusals and stages are added up by name, and a figure that is not finite is none."""
     figures: dict[str, Any] = {}
+    stages: list[stopwatch.Totals] = []
     refused: collections.Counter[str] = collections.Counter()
     for source in sources:
         for name, value in source.vitals().items():
             if name == "refused":
                 refused += collections.Counter(value)
+            elif name == "stages":
+                stages.append(value)
             else:
                 figures[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-    return messages.Vitals(**figures, refused=dict(refused))
+    added = stopwatch.added(stages).items()
+    spent: dict[str, tuple[float, ...]] = {name: (one.runs, round(one.seconds, 6)) for name, one in added if one.runs}
+    return messages.Vitals(**figures, refused=dict(refused), stages=spent)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import logging
 import threading
 import time
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from broker.contract import codec, errors, messages, signing, specs, topics
+from broker.program import stopwatch
 from edge_actor.board import clock
 from edge_actor.policies import arrivals, assembly, policy, policy_store
 
@@ -78,6 +80,8 @@ class PolicyReceiver:
         heard_at: Monotonic time at which there was last no doubt that the acting policy is the newest: a good one came
             that is newer than all before, or the learner said anew that it has no newer one; or of the start.
         pause_ms: How long the acting loop stood still for the newest policy; None before the first.
+        times: `policy_receive`: checking the signature of what came, and decoding it; `policy_verify`: unpacking it,
+            putting it together and checking that; `policy_build`: interpreters; `policy_swap`: the rest of the pause.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class PolicyReceiver:
         self.refused: dict[str, int] = {}
         self.heard_at = self._waiting_since = time.monotonic()
         self.pause_ms: float | None = None
+        self.times = stopwatch.Stopwatch("policy_receive", "policy_verify", "policy_build", "policy_swap")
         self._assembly = assembly.Assembly(spec)
         self._candidate: assembly.WholePolicy | None = None
         self._ahead: assembly.WholePolicy | None = None  # its last piece may never come
@@ -137,15 +142,31 @@ class PolicyReceiver:
             names: Topics of the fleet.
             opener: Opens what comes (`Inbox.opener`).
         """
-        queued, channel = self._arrivals.queued, self.channel
+        channel = self.channel
 
         def take(message: assembly.Message, sealed: bytes) -> None:
             if channel == self.channel:  # topics of one that was followed before are still subscribed to
-                self.take(message, sealed)
+                with self.times.time("policy_verify"):
+                    self.take(message, sealed)
+
+        def queued(handle: arrivals.Handler) -> arrivals.Handler:
+            return self._arrivals.queued(functools.partial(self._open, handle))
 
         subscribe(names.policy(channel), queued(opener(messages.Policy, take)))
         subscribe(names.policy_piece(channel), queued(opener(messages.PolicyPiece, take)))
         subscribe(names.policy_patch(channel), queued(opener(messages.PolicyPatch, take)))
+
+    def _open(self, handle: arrivals.Handler, topic: str, payload: bytes, retained: bool) -> None:
+        """Has a message opened, and what is in it taken; one at a time."""
+        taken_s, began = self.times.seconds("policy_verify"), time.perf_counter()
+        handle(topic, payload, retained)
+        took_s = time.perf_counter() - began
+        self.times.add("policy_receive", took_s - (self.times.seconds("policy_verify") - taken_s))
+
+    @property
+    def arrival_s(self) -> float:
+        """The seconds that all that came took so far, on whatever thread."""
+        return self.times.seconds("policy_receive") + self.times.seconds("policy_verify")
 
     def announce(self, newest: messages.Order) -> None:
         """The learner says that this policy is its newest; what it said before must not come here again."""
@@ -206,7 +227,7 @@ class PolicyReceiver:
         Returns:
             None if there is no newer one than the one that acts, or it cannot be loaded.
         """
-        began = time.perf_counter()
+        began, built_s = time.perf_counter(), self.times.seconds("policy_build")
         with self._lock:
             candidate, self._candidate = self._candidate, None
         if candidate is None:
@@ -216,7 +237,7 @@ class PolicyReceiver:
         model, built, ahead_ms = self._built
         try:
             if built is None or model is not candidate.model:
-                built, ahead_ms = self._build(candidate.manifest, candidate.model), 0.0
+                built, ahead_ms = self._make(candidate), 0.0
         except errors.ActorqError as error:
             self._refuse(error.reason if isinstance(error, errors.PolicyError) else "build", str(error))
             return None
@@ -226,8 +247,14 @@ class PolicyReceiver:
             if candidate.order == self._assembly.best:
                 self.phase = Phase.ACTIVE
         self._keep(candidate)
-        self.pause_ms = ahead_ms + (time.perf_counter() - began) * 1e3
+        paused_s = time.perf_counter() - began
+        self.pause_ms = ahead_ms + paused_s * 1e3
+        self.times.add("policy_swap", paused_s - (self.times.seconds("policy_build") - built_s))
         return built
+
+    def _make(self, whole: assembly.WholePolicy) -> policy.Policy:
+        with self.times.time("policy_build"):
+            return self._build(whole.manifest, whole.model)
 
     def vitals(self) -> dict[str, Any]:
         """Returns how far the newest policy has come, by fields of `messages.Vitals`."""
@@ -237,6 +264,7 @@ class PolicyReceiver:
             "policy_phase": self.phase.value,
             "swap_pause_ms": self.pause_ms,
             "refused": dict(self.refused),
+            "stages": self.times.totals(),
         }
 
     def close(self) -> None:
@@ -251,7 +279,7 @@ class PolicyReceiver:
             return
         self._built = _NONE_BUILT  # first, so that there are never three
         with contextlib.suppress(errors.ActorqError):  # should it become a policy, it will be refused by name
-            built = self._build(ahead.manifest, ahead.model)
+            built = self._make(ahead)
             self._built = _Built(ahead.model, built, (time.perf_counter() - began_s) * 1e3)
 
     def _propose(self) -> None:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import time
 
-from edge_actor.acting import exploration, pace, rollout, supervised_env
+from broker.program import stopwatch
+from edge_actor.acting import exploration, pace, rollout, step_times, supervised_env
 from edge_actor.experience import recorder, spool
 from edge_actor.fleet import vitals
 from edge_actor.run import command_runner, dispatcher, fleet_connection, policy_switch, sender, status, stopping
+
+POLICY_BYTES = 4096
+"""Payloads that come in one turn of the socket, from which on it counts as receiving a policy: all else is small."""
 
 
 class ActingLoop:
@@ -33,6 +37,8 @@ class ActingLoop:
         reporter: Publishes the actor's state.
         commands: Carried out by this loop or beside it.
         load: Of the board.
+        times: Told where the time of steps goes.
+        idle: Told what waiting and serving the socket take: `wait`, `send`, `policy_receive`.
         max_policy_age_s: With an older policy the safe action is taken; 0: never.
 
     Attributes:
@@ -56,6 +62,8 @@ class ActingLoop:
         reporter: status.StatusReporter,
         commands: command_runner.CommandRunner,
         load: vitals.Load,
+        times: step_times.StepTimes,
+        idle: stopwatch.Stopwatch,
         max_policy_age_s: float,
     ) -> None:
         self._link = connection.link
@@ -75,6 +83,7 @@ class ActingLoop:
         self._load = load
         self._max_policy_age_s = max_policy_age_s
         self._burst = pace.BurstLength()
+        self._times, self._idle = times, idle
 
     @property
     def acts_alone(self) -> bool:
@@ -116,13 +125,14 @@ class ActingLoop:
             part.close()
 
     def _act_for_a_burst(self) -> None:
-        is_more_coming = self._link.turn()
+        is_more_coming = self._serve()
         rows = self._allowed_rows()
         if not rows:
             self.recorder.flush()
             self._sender.send()
             self._link.rest()
-            self._sender.wait()
+            with self._idle.time("wait"):
+                self._sender.wait()
             return
         record = self.recorder.trajectory
         before, began = record.used, time.perf_counter()
@@ -131,7 +141,9 @@ class ActingLoop:
         self.recorder.flush_if_due()
 
     def _act_on_time(self, metronome: pace.Metronome) -> None:
-        if not metronome.wait(self._wake):
+        with self._idle.time("wait"):
+            is_due = metronome.wait(self._wake)
+        if not is_due:
             self._wake.clear()
             return
         if self.policies.acting is None and self._dispatcher.assignment is None:
@@ -140,6 +152,16 @@ class ActingLoop:
         self.recorder.record(not is_too_old and self._allowed_rows() > 0)
         self._act(1, safely=is_too_old)
         self.recorder.flush_if_due()
+
+    def _serve(self) -> bool:
+        """Serves the socket; returns whether a message has come in part, which nearly always is a policy's."""
+        policies, received = self.policies.receiver, self._link.bytes_received
+        came_s, began = policies.arrival_s, time.perf_counter()
+        is_more_coming = self._link.turn()
+        took_s = time.perf_counter() - began - (policies.arrival_s - came_s)  # what was opened in it has its own stage
+        is_policy = is_more_coming or self._link.bytes_received - received > POLICY_BYTES
+        self._idle.add("policy_receive" if is_policy else "send", max(0.0, took_s))
+        return is_more_coming
 
     def _allowed_rows(self) -> int:
         """Rows that the learner wants to be recorded now; the last one may exceed the grant by n_envs - 1 steps."""
@@ -155,12 +177,14 @@ class ActingLoop:
         record, supervised = self.recorder.trajectory, self.environment
         try:
             if not supervised.running:
-                supervised.begin(record, self._dispatcher.assignment)
+                with self._times.times.time("environment"):
+                    supervised.begin(record, self._dispatcher.assignment)
+            made, times = supervised.environment, self._times
             if safely:
-                rollout.run(supervised.environment, [supervised.safe_action], record)
+                rollout.run(made, [supervised.safe_action], record, times=times)
             else:
                 until_end, acting = self.policies.is_waiting, self.policies.acting
-                rollout.burst(supervised.environment, acting, self._explorer, record, rows, until_end=until_end)
+                rollout.burst(made, acting, self._explorer, record, rows, until_end=until_end, times=times)
             supervised.report_clipping(record)
         except (Exception, SystemExit) as error:  # whatever an environment raises: counted, said, and tried again
             self.recorder.flush(cut=True)

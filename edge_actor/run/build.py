@@ -8,8 +8,9 @@ from pathlib import Path
 
 from broker.contract import errors, messages
 from broker.fleet import counters, identity
+from broker.program import stopwatch
 from edge_actor import config
-from edge_actor.acting import exploration, pace, supervised_env
+from edge_actor.acting import exploration, pace, step_times, supervised_env
 from edge_actor.environment import env
 from edge_actor.experience import recorder, spool, trajectory
 from edge_actor.fleet import command, vitals
@@ -118,7 +119,9 @@ def _loop(
     policies = policy_switch.PolicySwitch(newest, connection, record, metronome)
     outgoing, grant = sender.Sender(connection, outbox), pace.Grant()
     load = vitals.Load.of_board(settings.heartbeat_s, lambda: record.steps)
+    times, idle = step_times.StepTimes(), stopwatch.Stopwatch("wait", "send", "policy_receive")
     sources: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, load]
+    sources += [times, vitals.Stages(idle)]
     sources += [metronome] if metronome else []
     reporter = status.StatusReporter(
         connection,
@@ -156,5 +159,7 @@ def _loop(
         reporter=reporter,
         commands=commands,
         load=load,
+        times=times,
+        idle=idle,
         max_policy_age_s=settings.max_policy_age_s,
     )

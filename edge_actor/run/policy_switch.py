@@ -27,6 +27,7 @@ class PolicySwitch:
 
     Attributes:
         acting: The policy that acts; None before the first.
+        receiver: Where policies come from.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class PolicySwitch:
         record: recorder.Recorder,
         metronome: pace.Metronome | None,
     ) -> None:
-        self._receiver = policies
+        self.receiver = policies
         self._connection = connection
         self._recorder = record
         self._metronome = metronome
@@ -44,20 +45,20 @@ class PolicySwitch:
 
     def start(self) -> None:
         """Acts with the stored policy, if there is a good one, and listens for others."""
-        self._receiver.start(self._connection.verifier, self._connection.topics)
+        self.receiver.start(self._connection.verifier, self._connection.topics)
         self._replace()
         self._subscribe()
-        self._connection.on_announced = self._receiver.announce
+        self._connection.on_announced = self.receiver.announce
 
     @property
     def is_waiting(self) -> bool:
         """Whether there is a policy to build, which an episode's end would suit."""
-        return self._receiver.has_work
+        return self.receiver.has_work
 
     def follow(self, channel: str) -> None:
         """Takes policies from another channel from now on."""
-        if channel != self._receiver.channel:
-            self._receiver.channel = channel
+        if channel != self.receiver.channel:
+            self.receiver.channel = channel
             self._subscribe()
 
     def replace_if_suitable(self, is_running: bool, allowed_rows: Callable[[], int]) -> bool:
@@ -70,17 +71,17 @@ class PolicySwitch:
         Returns:
             Whether another policy acts now.
         """
-        return self._receiver.has_work and self._is_suitable(is_running, allowed_rows) and self._replace()
+        return self.receiver.has_work and self._is_suitable(is_running, allowed_rows) and self._replace()
 
     def is_older_than(self, limit_s: float) -> bool:
         """Whether for so long no newer policy came, nor word that there is none; never for 0."""
-        return limit_s > 0 and time.monotonic() - self._receiver.heard_at > limit_s
+        return limit_s > 0 and time.monotonic() - self.receiver.heard_at > limit_s
 
     def vitals(self) -> dict[str, Any]:
         """Returns what acts, and how far the newest policy has come, by fields of `messages.Vitals`."""
         epoch, version = self._recorder.order
         acts = {"policy_epoch": epoch, "policy_version": version, "delegate": self.delegate}
-        return acts | self._receiver.vitals()
+        return acts | self.receiver.vitals()
 
     @property
     def delegate(self) -> str:
@@ -89,19 +90,19 @@ class PolicySwitch:
 
     def close(self) -> None:
         """Stores what was not stored yet."""
-        self._receiver.close()
+        self.receiver.close()
 
     def _is_suitable(self, is_running: bool, allowed_rows: Callable[[], int]) -> bool:
         """Before the first step, at an episode's end, in slack, or when none of these came in time."""
-        if self.acting is None or not is_running or self._receiver.overdue:
+        if self.acting is None or not is_running or self.receiver.overdue:
             return True
         if self._metronome is not None:
-            return self._metronome.has_room(_BUILD_MARGIN * 1e-3 * self._receiver.build_ms)
+            return self._metronome.has_room(_BUILD_MARGIN * 1e-3 * self.receiver.build_ms)
         ended = self._recorder.trajectory.ended
         return len(ended) > 1 or bool(ended[0]) or not allowed_rows()
 
     def _replace(self) -> bool:
-        built = self._receiver.newest()
+        built = self.receiver.newest()
         if built is None:
             return False
         self._recorder.flush()
@@ -112,4 +113,4 @@ class PolicySwitch:
 
     def _subscribe(self) -> None:
         connection = self._connection
-        self._receiver.listen(connection.link.subscribe, connection.topics, connection.inbox.opener)
+        self.receiver.listen(connection.link.subscribe, connection.topics, connection.inbox.opener)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from broker.contract import codec, errors, messages
+from broker.program import stopwatch
 from learner.experience import ledger, replay, validate
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Ingest:
 
     Attributes:
         pending_steps: Steps that were received and are not yet in replay.
+        times: `decode`: opening and validating, by messages; `replay_insert`, by messages.
     """
 
     def __init__(self, validator: validate.Validator, committed: ledger.Ledger, buffer: replay.Replay) -> None:
@@ -47,6 +49,7 @@ class Ingest:
         self._waiting: list[validate.Validated] = []
         self._waiting_bytes = 0
         self.pending_steps = 0
+        self.times = stopwatch.Stopwatch("decode", "replay_insert")
         self._under_way: list[validate.Validated] = []
         self._first_id = 0  # of those under way
         self._began_at = -math.inf  # the last commit
@@ -99,7 +102,8 @@ class Ingest:
             payload: The sealed message.
             version: The newest policy version published.
         """
-        validated = self._validator.validate(actor_id, topic, payload, version)
+        with self.times.time("decode"):
+            validated = self._validator.validate(actor_id, topic, payload, version)
         if validated is None:
             return None
         self._waiting.append(validated)
@@ -174,7 +178,8 @@ class Ingest:
             for id_, one in enumerate(self._under_way, self._first_id)
             if one.entry.body is not None and one.experience is not None
         }
-        self._insert(accepted)
+        with self.times.time("replay_insert", len(accepted)):
+            self._insert(accepted)
         self._validator.note_committed([one.entry for one in self._under_way])
         self.pending_steps -= sum(one.entry.steps for one in self._under_way)
         self._under_way = []

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker.contract import errors
-from broker.program import storage
+from broker.program import stopwatch, storage
 
 _log = logging.getLogger(__name__)
 _TIDY_S = 0.5
@@ -141,6 +141,7 @@ class Ledger:
         id: Names this ledger in receipts.
         last_id: As given, and those since.
         on_commit: Called on the ledger's thread when a commit has ended, well or not.
+        times: `ledger`: transactions, by messages.
     """
 
     @classmethod
@@ -193,6 +194,7 @@ class Ledger:
         self._refused: dict[str, dict[int, _Refused]] = {}  # by actor and boot, the one that was heard last at the end
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
+        self.times = stopwatch.Stopwatch("ledger")
         self._others: sqlite3.Connection | None = None  # to look something up while a commit goes on
 
     def begin_session(self, epochs: Iterable[int]) -> frozenset[int]:
@@ -323,6 +325,10 @@ class Ledger:
         self._db.close()
 
     def _write(self, ids: range, entries: Sequence[Entry], forget_before: int) -> None:
+        with self.times.time("ledger", len(entries)):
+            self._transact(ids, entries, forget_before)
+
+    def _transact(self, ids: range, entries: Sequence[Entry], forget_before: int) -> None:
         now = time.time()
         rows = [
             (id_, e.actor_id, e.boot, e.seq, e.step, e.steps, e.ended, e.size_bytes, now, e.verdict)

@@ -12,7 +12,7 @@ from typing import Any
 from broker.contract import errors, messages, specs, topics
 from broker.program import logs
 from learner import config
-from learner.fleet import actors, names
+from learner.fleet import actors, names, work
 
 _log = logging.getLogger(__name__)
 SILENCE_S = 10.0
@@ -54,6 +54,9 @@ class Roster:
         quorum: So many live actors must have the same spec until it becomes the fleet's.
         fingerprint: Of the spec that the fleet must have; empty: any.
         unfit: Why the learner cannot train on what an actor has; empty if it can.
+
+    Attributes:
+        work: What the actors spend their time on.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Roster:
         self.epoch = epoch
         self._quorum, self._fingerprint, self._unfit = quorum, fingerprint, unfit
         self.actors: dict[str, actors.Actor] = {}
+        self.work = work.Work()
         self._spec: specs.EnvSpec | None = None
         self._earlier_steps: float = 0
         self._earlier: dict[str, float] = {}  # by actor: what may still come of sessions before this one
@@ -145,6 +149,7 @@ class Roster:
             actor.assignment, actor.due_at = None, -math.inf
         was_live = actor.live
         actor.state = state
+        self.work.note(actor_id, state)
         actor.live = state.online and (actor.live or not retained)
         if not retained:
             actor.seen_at = now_s

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from broker.contract import address, codec, errors, messages, signing, topics
 from broker.fleet import identity
-from broker.program import logs
+from broker.program import logs, stopwatch
 from learner import config
 from learner.fleet import brokers, enrolment, floods, inbox
 
@@ -51,6 +51,11 @@ class Session:
         fleet: The fleet's keys.
         epoch: This session's epoch.
         take_over: Claim the fleet though another learner is live; that one ends.
+
+    Attributes:
+        waited_s: How long `drain` has waited for something to arrive.
+        times: `receive`: reading the sockets between two messages, and opening states and reports; `sign`: encoding and
+            signing what goes out; `publish`: handing that to the sockets.
     """
 
     @classmethod
@@ -80,6 +85,8 @@ class Session:
         self._enrolment = enrolment.Enrolment(fleet)
         self.macs = self._enrolment.macs
         self.refused: Counter[str] = Counter()
+        self.waited_s = 0.0
+        self.times = stopwatch.Stopwatch("receive", "sign", "publish")
         self._settings = settings
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
         self._addresses = settings.broker or self.fleet.brokers
@@ -209,22 +216,28 @@ class Session:
     def retain(self, topic: str, message: messages.Message) -> int:
         """Signs and publishes a retained message, now and on every connect; returns its size in bytes."""
         sealed = self._sealed(topic, message)
-        self.brokers.retain_all([(topic, sealed)])
+        self._retain([(topic, sealed)])
         return len(sealed)
 
     def retain_all(self, outgoing: Iterable[tuple[str, messages.Message]]) -> None:
         """Signs and publishes several retained messages together."""
         if sealed := [(topic, self._sealed(topic, message)) for topic, message in outgoing]:
-            self.brokers.retain_all(sealed)
+            self._retain(sealed)
 
     def tell(self, topic: str, message: messages.Message) -> int:
         """Signs and sends a message once; returns its size in bytes, or 0 if it cannot go out now."""
         sealed = self._sealed(topic, message)
-        return len(sealed) if self.brokers.publish(topic, sealed) else 0
+        with self.times.time("publish"):
+            is_taken = self.brokers.publish(topic, sealed)
+        return len(sealed) if is_taken else 0
 
     def forget(self, topic: str) -> None:
         """Takes back what is retained at a topic."""
-        self.brokers.retain_all([(topic, b"")])
+        self._retain([(topic, b"")])
+
+    def _retain(self, sealed: list[tuple[str, bytes]]) -> None:
+        with self.times.time("publish", len(sealed)):
+            self.brokers.retain_all(sealed)
 
     def command(self, actor_id: str, command: messages.Command) -> bool:
         """Signs and sends a command; returns false if it cannot go out now."""
@@ -241,7 +254,8 @@ class Session:
         self._count_left_out()
         while (raw := self._next(wait_s)) is not None:
             wait_s = 0.0
-            arrival = self._open(*raw)
+            with self.times.time("receive"):
+                arrival = self._open(*raw)
             if arrival is not None:
                 yield arrival
         if self._rival is not None:
@@ -254,11 +268,14 @@ class Session:
         """
         raw = self._inbox.get(0.0)
         if raw is None and self._came:
-            self.brokers.turn()
+            with self.times.time("receive", 0):
+                self.brokers.turn()
             raw = self._inbox.get(0.0)
         if raw is None:
             self.brokers.rest()  # the caller may compute now: what a full socket did not take must go out meanwhile
+            began = time.perf_counter()
             raw = self._inbox.get(wait_s)
+            self.waited_s += time.perf_counter() - began
         self._came = raw is not None
         return raw
 
@@ -379,4 +396,5 @@ class Session:
         )
 
     def _sealed(self, topic: str, message: messages.Message) -> bytes:
-        return self.fleet.sealer.seal(topic, *codec.pieces(message))
+        with self.times.time("sign"):
+            return self.fleet.sealer.seal(topic, *codec.pieces(message))

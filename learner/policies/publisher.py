@@ -238,13 +238,13 @@ class Publisher:
         previous = self.newest.model if self.newest else None
         made = self._maker.make(policy, calibration, held_back, self._begin, previous)
         for name, ms in made.times_ms.items():
-            getattr(self.timings, name).append(ms)
+            self.timings.add(name, ms)
         if not made.verdict.passed:
             made.outgoing.cancel()
             return made.verdict
         self._send(made.model, made.outgoing, made.verdict, policy, calibration, started_s)
         if self._maker.keeps_ranges:
-            self._put_off.append(functools.partial(self._maker.calibrate, policy, calibration))
+            self._put_off.append(functools.partial(self._calibrate, policy, calibration))
         return made.verdict
 
     def _begin(self, beside: futures.Executor | None) -> outgoing_policy.OutgoingPolicy:
@@ -281,12 +281,16 @@ class Publisher:
         )
         self._sent_at[self.version], self._newest_at, self._acts = started_s, time.monotonic(), False
         self._channel.send(manifest, model, outgoing)
-        self.timings.delta_ms.append(self._channel.delta_ms)
-        self.timings.parts_ms.append(self._channel.parts_ms)
-        self.timings.send_ms.append(self._channel.send_ms)
+        self.timings.add("delta_ms", self._channel.delta_ms)
+        self.timings.add("parts_ms", self._channel.parts_ms)
+        self.timings.add("send_ms", self._channel.send_ms)
         self.newest = Published(manifest, model, verdict, policy, calibration)
         self._put_off.append(functools.partial(self._keep, self.newest))
         self.published += 1
+
+    def _calibrate(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
+        with self.timings.times.time("calibrate", 0):
+            self._maker.calibrate(policy, calibration)
 
     def _keep(self, policy: Published) -> None:
         with self._kept.attempt("files of policies"):
@@ -303,7 +307,7 @@ class Publisher:
         began = time.monotonic()
         while self._put_off:
             self._put_off.pop(0)()
-        self.timings.put_off_ms.append((time.monotonic() - began) * 1e3)
+        self.timings.add("put_off_ms", (time.monotonic() - began) * 1e3)
 
 
 def _same(policy: layers.PolicyLayers, other: layers.PolicyLayers) -> bool:

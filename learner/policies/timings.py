@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from broker.program import stopwatch
+
 REMEMBERED = 4096
 """Publishes whose times are kept: a run may make millions."""
 STAGES = ("calibrate_ms", "quantize_ms", "gate_ms", "delta_ms", "send_ms")
 """What is done one after the other, each time."""
+_SUMS = {"calibrate_ms": "calibrate", "quantize_ms": "quantize", "gate_ms": "gate", "delta_ms": "publish"}
+"""The stage of the whole run that each is added up in; what `send_ms` has, the session counts as it signs and sends."""
 
 
 def _newest() -> deque[float]:
@@ -23,7 +27,8 @@ class Timings:
 
     `parts_ms` was done beside the others: the digest, or pieces that went ahead. `put_off_ms` was done after acting:
     ranges for the next policy, and files. `gate_ms` has a large policy's fp32 outputs, made beside it, as far as it
-    waited for them.
+    waited for them. `times` has the sums since the start: `calibrate` with what was done after acting, `quantize`,
+    `gate`, and in `publish` what policies waited for their differences.
     """
 
     calibrate_ms: deque[float] = field(default_factory=_newest)
@@ -34,6 +39,13 @@ class Timings:
     parts_ms: deque[float] = field(default_factory=_newest)
     put_off_ms: deque[float] = field(default_factory=_newest)
     acting_ms: deque[float] = field(default_factory=_newest)
+    times: stopwatch.Stopwatch = field(default_factory=lambda: stopwatch.Stopwatch(*_SUMS.values()))
+
+    def add(self, name: str, ms: float) -> None:
+        """Adds what a stage took of one policy, in milliseconds."""
+        getattr(self, name).append(ms)
+        if name in _SUMS:
+            self.times.add(_SUMS[name], ms / 1e3)
 
     def newest(self) -> dict[str, float]:
         """Returns the newest time of each stage that there is, and until an actor acted."""

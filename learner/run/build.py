@@ -29,7 +29,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import console, metrics, notices, progress
+from learner.run.reports import breakdown, console, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +125,9 @@ def build(
     scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
+    receiver = receiving.Receiver(fleet, actors, ingesting, limiter, counted, policies, scores, failures)
+    updater = updating.Updater(algorithm_settings, per_call, algorithm, buffer, limiter, rng)
+    measured = [fleet.times, receiver.times, ingesting.times, committed.times, updater.times, policies.timings.times]
     parts = training_loop.Parts(
         session=fleet,
         roster=actors,
@@ -134,17 +137,18 @@ def build(
         rng=rng,
         algorithm=algorithm,
         publisher=policies,
-        receiver=receiving.Receiver(fleet, actors, ingesting, limiter, counted, policies, scores, failures),
+        receiver=receiver,
         pace=steps,
         first_steps=gathering,
         assigner=assigner,
-        updater=updating.Updater(algorithm_settings, per_call, algorithm, buffer, limiter, rng),
+        updater=updater,
         recovery=recovery.Recovery(algorithm, good, ingesting),
         scores=scores,
         checkpoints=saving,
         records=kept,
         progress=counted,
         metrics=written,
+        breakdown=breakdown.Breakdown(measured, actors.work, counted),
         notices=failures,
         waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
     )

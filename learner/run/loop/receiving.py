@@ -7,6 +7,7 @@ import math
 import time
 
 from broker.contract import messages
+from broker.program import stopwatch
 from learner.experience import ingest, rate_limiter
 from learner.fleet import roster, session
 from learner.policies import publisher
@@ -14,6 +15,7 @@ from learner.run.loop import policy_scores
 from learner.run.reports import notices, progress
 
 ARRIVALS = 64  # messages that are taken in at once, at most: about 10 ms, then updates have their turn
+WAY_MAX_S = 60.0  # from actor to learner; what says more has no clock
 
 
 class Receiver:
@@ -28,6 +30,11 @@ class Receiver:
         publisher: Is told which policy an actor acts on.
         scores: Takes in reports.
         failures: Takes in how environments fail.
+
+    Attributes:
+        ingest: As given.
+        times: `wait`: for experience, without which there is no update to make; `broker`: from an actor's making of a
+            heartbeat to its arrival here, where both have one clock.
     """
 
     def __init__(
@@ -44,10 +51,17 @@ class Receiver:
         self._session, self._roster, self._limiter, self._progress = fleet, actors, limiter, counted
         self._publisher, self._scores, self._notices = publisher, scores, failures
         self.ingest = ingesting
+        self.times = stopwatch.Stopwatch("wait", "broker")
         self._receipts_at = -math.inf
 
-    def receive(self, wait_s: float) -> None:
-        """Takes in what has arrived; waits up to `wait_s` for an arrival, a commit or an update to end."""
+    def receive(self, wait_s: float, *, starved: bool = False) -> None:
+        """Takes in what has arrived; waits up to `wait_s` for an arrival, a commit or an update to end.
+
+        Args:
+            wait_s: At most.
+            starved: Whether no update can be made before more experience is here.
+        """
+        waited_s = self._session.waited_s
         if self.ingest.is_full:
             self.commit(wait=True)
         for arrival in itertools.islice(self._session.drain(min(wait_s, self.ingest.due_in_s)), ARRIVALS):
@@ -62,6 +76,8 @@ class Receiver:
                     break
         self.commit(wait=False)
         self._publisher.tidy()
+        if starved:
+            self.times.add("wait", self._session.waited_s - waited_s)
 
     def commit(self, *, wait: bool) -> None:
         """Inserts what is durable into replay, and sends receipts: one an actor, however many messages it covers.
@@ -87,11 +103,18 @@ class Receiver:
             self._session.tell(self._session.topics.assignment(name), rejection)
         if not retained:
             self._notices.observe(actor_id, state, now)
+            self._note_way(state.vitals.created_s)
         version = state.vitals.policy_version
         self._session.compare_epochs(actor_id, state.vitals.policy_epoch)
         if state.vitals.policy_epoch == self._session.epoch and version > actor.version and not retained:
             actor.version = version
             self._publisher.acts(version, now)
+
+    def _note_way(self, created_s: float) -> None:
+        """Takes note of how long a state was on its way. Clocks of two machines cannot tell."""
+        way_s = time.time() - created_s
+        if self._session.is_local and 0.0 <= way_s < WAY_MAX_S:
+            self.times.add("broker", way_s)
 
     def _receive_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
         experience = self.ingest.receive(actor_id, topic, payload, self._publisher.version)

@@ -36,7 +36,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import metrics, notices, progress
+from learner.run.reports import breakdown, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -65,6 +65,7 @@ class Parts:
     records: records.Records
     progress: progress.Progress
     metrics: metrics.Metrics
+    breakdown: breakdown.Breakdown
     notices: notices.Notices
     waiting: waiting.Waiting
 
@@ -96,12 +97,14 @@ class TrainingLoop:
         """
         parts = self.parts
         advance = self._run_cycle if self._settings.deterministic else self._advance
+        parts.breakdown.begin()
         try:
             while not (parts.scores.solved or self._stop.is_set() or parts.pace.budget_spent or self._is_time_up):
                 advance()
                 self._tick()
                 if time.monotonic() - self._saved_at > self._settings.checkpoint_period_s:
                     self.save()
+            parts.breakdown.end()
             self._wall_s, self._finished_unix_s = time.monotonic() - self._started, time.time()
             if not self._stop.is_set():
                 self._finish()
@@ -152,6 +155,7 @@ class TrainingLoop:
         yield parts.publisher.summary()
         yield parts.pace.summary()
         yield parts.progress.summary()
+        yield parts.breakdown.summary()
         yield parts.scores.summary()
         yield parts.validator.summary()
         yield parts.session.summary()
@@ -167,7 +171,7 @@ class TrainingLoop:
         """Takes in what has arrived, then makes one call of updates if it is due, then one policy if it is due."""
         parts = self.parts
         due = parts.updater.may_update
-        parts.receiver.receive(0.0 if due else 0.02)
+        parts.receiver.receive(0.0 if due else 0.02, starved=not due)
         if not due:
             return
         self._update()
@@ -183,7 +187,7 @@ class TrainingLoop:
         while parts.pace.env_steps < parts.pace.lockstep_goal:
             if self._stop.is_set() or self._is_time_up:
                 return
-            parts.receiver.receive(0.1)
+            parts.receiver.receive(0.1, starved=True)
             self._tick()
         while parts.updater.may_update:
             self._update()
@@ -197,7 +201,7 @@ class TrainingLoop:
         parts = self.parts
         batch = parts.updater.draw()
         began = time.monotonic()
-        update = self._meanwhile(self._computing.submit(parts.algorithm.update, batch), parts.updater.work)
+        update = self._meanwhile(self._computing.submit(parts.updater.compute, batch), parts.updater.work)
         if recovery.is_sound(update):
             parts.updater.note(batch, update, time.monotonic() - began)
         else:
@@ -266,6 +270,7 @@ class TrainingLoop:
         yield parts.records.metrics()
         yield parts.updater.metrics()
         yield parts.scores.metrics()
+        yield parts.breakdown.metrics()
 
     def _finish(self) -> None:
         """Makes the policy that was found good the newest; where none was, scores the last one."""

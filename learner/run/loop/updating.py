@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 
+from broker.program import stopwatch
 from learner import algorithms, config
 from learner.experience import rate_limiter, replay
 
@@ -31,6 +32,7 @@ class Updater:
 
     Attributes:
         call_s: The seconds that the newest call took; 0 before the second one, since the first one compiles.
+        times: `sample`: drawing batches, and new priorities; `update`: what the other thread computes. By updates.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Updater:
         self._algorithm, self._replay, self._limiter, self._rng = algorithm, buffer, limiter, rng
         self._metrics: dict[str, float] = {}
         self.call_s = 0.0
+        self.times = stopwatch.Stopwatch("sample", "update")
 
     @property
     def may_update(self) -> bool:
@@ -61,9 +64,15 @@ class Updater:
         """Returns the batch of the next call; the first one sets how observations are normalized."""
         if self._algorithm.updates == 0:
             self._algorithm.normalize(self._replay.observations(NORMALIZER_OBSERVATIONS, self._rng))
-        batch = self._replay.sample(self._per_call, self._batch_size, self._rng)
+        with self.times.time("sample", self._per_call):
+            batch = self._replay.sample(self._per_call, self._batch_size, self._rng)
         self._limiter.sample(self._samples)
         return batch
+
+    def compute(self, batch: replay.Batch) -> algorithms.Update:
+        """Makes the updates of one call; on whatever thread."""
+        with self.times.time("update", self._per_call):
+            return self._algorithm.update(batch)
 
     def note(self, batch: replay.Batch, update: algorithms.Update, seconds: float) -> None:
         """Takes note of a call that computed finite numbers.
@@ -73,7 +82,8 @@ class Updater:
             update: What it computed.
             seconds: How long it took.
         """
-        self._replay.update_priorities(batch.ids, update.td_error)
+        with self.times.time("sample", 0):
+            self._replay.update_priorities(batch.ids, update.td_error)
         if self._metrics:
             self.call_s = seconds
             self._limiter.took(self._samples, seconds)

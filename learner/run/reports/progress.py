@@ -26,6 +26,8 @@ class Progress:
         self._at = time.monotonic()
         self._updates = 0
         self._env_steps = 0
+        self._first_s = self._last_s = 0.0  # of experience
+        self._first_steps = self._steps = 0
 
     def count(self, experience: messages.Experience, newest: int | None) -> None:
         """Counts what entered replay.
@@ -34,14 +36,24 @@ class Progress:
             experience: The message.
             newest: The newest policy version; None where the experience is of an earlier session.
         """
+        self._last_s, steps = time.monotonic(), len(experience.reward)
+        if not self._steps:
+            self._first_s, self._first_steps = self._last_s, steps
+        self._steps += steps
         flags = experience.terminated.tolist(), experience.truncated.tolist()
         for episode_return, terminated, truncated in zip(experience.episode_return.tolist(), *flags, strict=True):
             if terminated or truncated:
                 self.episodes += 1
                 self.returns.append(episode_return)
         if experience.version and newest is not None:
-            self._lag_steps += len(experience.reward)
-            self._lag_sum += len(experience.reward) * (newest - experience.version)
+            self._lag_steps += steps
+            self._lag_sum += steps * (newest - experience.version)
+
+    @property
+    def mean_steps_per_s(self) -> float:
+        """Environment steps per second, from the first experience to the last; 0 where there is one at most."""
+        took_s = self._last_s - self._first_s
+        return (self._steps - self._first_steps) / took_s if took_s > 0 else 0.0
 
     @property
     def lag_mean(self) -> float | None:

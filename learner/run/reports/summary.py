@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from learner.run.reports import console, energy
+from learner.run.reports import breakdown, console, energy
 
 _KEYS = (
     *("env_id", "algorithm", "seed", "solved", "solved_return", "env_steps", "updates", "episodes", "learner_wall_s"),
@@ -19,8 +19,8 @@ _KEYS = (
     *("publish_to_acting_ms_p99", "publish_to_acting_count", "policy_lag_mean_versions", "invoke_us_p50"),
     *("invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99", "runtime", "delegate"),
     *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_quarantined", "recoveries"),
-    *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "energy_wh", "co2_g"),
-    "energy_source",
+    *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),
+    *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "energy_wh", "co2_g", "energy_source"),
 )
 """The keys of a summary, in this order; {} stands for the precision of the policies."""
 
@@ -83,6 +83,7 @@ def table(summary: dict[str, Any]) -> str:
         ),
         ("runtime, kernels", f"{s['runtime']}, {s['delegate']}"),
         ("MQTT at the learner", f"{_bytes(s['bytes_received'])} in, {_bytes(s['bytes_sent'])} out"),
+        *breakdown.rows(summary),
         ("refused", ", ".join(f"{k} {v}" for k, v in summary["messages_refused"].items()) or "nothing"),
         *(
             (f"environment of {actor_id}", f"failed {one['count']:,} times: {one['message']}")

@@ -60,7 +60,15 @@ EXAMPLES: dict[str, messages.Message] = {
             delegate="xnnpack",
             rate_hz=0.0,
         ),
-        vitals=messages.Vitals(steps=1000, return_mean=37.5, temperature_c=None, refused={"signature": 2}),
+        vitals=messages.Vitals(
+            steps=1000,
+            return_mean=37.5,
+            temperature_c=None,
+            refused={"signature": 2},
+            stages={"environment": (1000, 0.25)},
+            cpu_s=1.5,
+            created_s=1.75e9,
+        ),
     ),
     "assignment": messages.Assignment(
         session="77aa",

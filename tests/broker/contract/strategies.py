@@ -32,9 +32,15 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is specs.EnvSpec:
         return _env_specs()
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        fields = {name: _values(h) for name, h in typing.get_type_hints(hint).items()}
+        fields = {name: _values(h) for name, h in typing.get_type_hints(hint).items() if name != "stages"}
         if hint is messages.Birth:
             fields["n_envs"] = st.integers(1, messages.MAX_ENVS)
+        if hint is messages.Vitals:
+            fields["cpu_s"] = st.none() | st.floats(0.0, 1e9)
+            fields["stages"] = st.dictionaries(
+                st.sampled_from(messages.ACTOR_STAGES),
+                st.tuples(st.integers(0, 1 << 53).map(float), st.floats(0.0, 1e9)),
+            )
         return st.builds(hint, **fields)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return st.one_of(*map(_values, typing.get_args(hint)))

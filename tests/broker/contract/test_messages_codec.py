@@ -311,6 +311,34 @@ def test_headers_that_are_none(text: bytes, reason: str) -> None:
 
 @pytest.mark.fault(14)
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"stages": {"hacking": [1, 0.5]}},
+        {"stages": {"send": [1]}},
+        {"stages": {"send": [1, 0.5, 2]}},
+        {"stages": {"send": [1.5, 0.5]}},
+        {"stages": {"send": [-1, 0.5]}},
+        {"stages": {"send": [1, -0.5]}},
+        {"stages": {"send": [1, 1e300]}},
+        {"stages": {"send": [1e300, 1]}},
+        {"stages": {"send": "1, 0.5"}},
+        {"stages": [["send", [1, 0.5]]]},
+        {"cpu_s": -1.0},
+        {"cpu_s": 1e300},
+        {"cpu_s": "much"},
+    ],
+)
+def test_vitals_that_name_no_stage_of_ours_or_no_time_are_refused(changes: dict[str, Any]) -> None:
+    """The names become those of metrics."""
+
+    def change(header: Header) -> None:
+        vitals = json.loads(header["__metadata__"]["vitals"])
+        header["__metadata__"]["vitals"] = json.dumps(vitals | changes)
+
+    refused("actor_state", repacked(codec.encode(examples.EXAMPLES["actor_state"]), change), "field")
+
+
+@pytest.mark.parametrize(
     "changes", [{"env_id": "E" * 40_000}, {"board": "b" * 40_000}, {"n_envs": 1 << 40}, {"n_envs": 0}, {"n_envs": -5}]
 )
 def test_births_that_nobody_can_use_are_refused(changes: dict[str, Any]) -> None:

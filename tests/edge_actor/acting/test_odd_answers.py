@@ -13,7 +13,7 @@ import pytest
 from broker.contract import codec, errors, messages, specs
 from broker.program import logs
 from edge_actor import config
-from edge_actor.acting import evaluate, rollout, supervised_env
+from edge_actor.acting import evaluate, rollout, step_times, supervised_env
 from edge_actor.board import board
 from edge_actor.environment import answers, env, failure
 from edge_actor.experience import trajectory
@@ -103,7 +103,7 @@ def test_finite_observations_are_clipped_once_seen_before_the_policy_sees_them()
         seen.append(row[0].tolist())
         return 0
 
-    rollout._one(faulty, act, [None] * 3, record, lambda: None)
+    rollout._one(faulty, act, [None] * 3, record, lambda: None, step_times.StepTimes())
     limit = [-specs.MAX_MAGNITUDE, specs.MAX_MAGNITUDE]
     assert seen == [limit] * 3
     assert record.flush().observation.tolist() == [[0, 0]] + [limit] * 6

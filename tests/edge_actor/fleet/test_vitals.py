@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.contract import codec, messages
+from broker.program import stopwatch
 from edge_actor.fleet import vitals
 
 
@@ -25,6 +26,14 @@ def test_what_each_stage_tells_becomes_one_and_refusals_add_up() -> None:
     stages = [Stage(steps=7, refused={"signature": 2, "flood": 1}), Stage(refused={"signature": 3}), Stage(episodes=1)]
     assert vitals.merge(stages) == messages.Vitals(steps=7, episodes=1, refused={"signature": 5, "flood": 1})
     assert vitals.merge([]) == messages.Vitals()
+
+
+def test_stages_of_one_name_add_up_and_those_that_never_ran_are_left_out() -> None:
+    stages = [
+        Stage(stages={"send": stopwatch.Spent(2, 0.5), "seal": stopwatch.Spent()}),
+        Stage(stages={"send": stopwatch.Spent(1, 0.25)}),
+    ]
+    assert vitals.merge(stages) == messages.Vitals(stages={"send": (3, 0.75)})
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from broker.contract import messages
 from tests import conftest
 
 pytestmark = pytest.mark.system
@@ -43,6 +45,28 @@ def test_trains_cartpole_with_int8_actors(kind: str, run_root: Path) -> None:
     rows = [json.loads(line) for line in (run_root / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps"] <= summary["env_steps"]
     assert list((run_root / "run" / "tensorboard").iterdir())
+    _check_breakdown(summary, rows)
+
+
+def _check_breakdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Where the time of a fleet on one machine went: each stage ran, and no more than there was."""
+    learner, actors = summary["breakdown"]["learner"], summary["breakdown"]["actors"]
+    wall_s = summary["learner_wall_s"]
+    assert set(actors) == set(messages.ACTOR_STAGES)
+    assert all(spent["count"] > 0 and spent["total_s"] > 0.0 for spent in (*learner.values(), *actors.values()))
+    of_the_loop = ("receive", "decode", "replay_insert", "sample", "wait")
+    assert sum(learner[name]["total_s"] for name in of_the_loop) < wall_s
+    assert sum(spent["total_s"] for spent in actors.values()) < 2 * wall_s, "two actors, one thread each"
+    assert sum(summary["breakdown"]["actorq"].values()) < 2 * wall_s
+    assert learner["update"]["count"] == summary["updates"]
+    # what was done after the newest heartbeats is not known, which of so short a run is much
+    assert 0.4 * summary["env_steps"] < actors["record"]["count"] < 1.5 * summary["env_steps"]
+    assert 0.0 <= summary["learner_idle_share"] < 1.0
+    assert summary["learner_cpu_s"] > 0.0
+    assert 0.0 < summary["actors_cpu_s"] < 4 * wall_s
+    assert summary["env_steps_per_s"] * wall_s > 0.1 * summary["env_steps"]
+    assert sum(row["stage_update_s"] for row in rows) <= learner["update"]["total_s"] + 1e-6
+    assert any(row["stage_actor_environment_s"] > 0.0 for row in rows)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
