@@ -92,16 +92,13 @@ class Comparison:
             return  # half a run counts for nothing, and is done again
         metrics = figures.read_rows(path / "metrics.jsonl")
         found = figures.of_run(metrics, ended.summary, reached=run.kind == plan.THRESHOLD)
-        failed = ended.failed
-        if not failed and run.kind == plan.THROUGHPUT and "env_steps_per_s" not in found:
-            failed = "it ended before actors acted by a policy for two rows of metrics; give it more --steps"
         record = {
             "run": run.name,
             "kind": run.kind,
             "arm": run.arm.facts(),
             "seed": run.seed,
             "directory": str(path.relative_to(self._directory.path)),
-            "failed": failed,
+            "failed": ended.failed,
             "wall_s": round(ended.wall_s, 1),
             "figures": found,
             "breakdown": figures.breakdown(metrics, ended.summary),
@@ -109,8 +106,8 @@ class Comparison:
         }
         self._directory.note_run(record)
         self._done[run.name] = record
-        if failed:
-            _log.warning("%s failed, and is left out: %s (%s)", run.name, failed, log)
+        if ended.failed:
+            _log.warning("%s failed, and is left out: %s (%s)", run.name, ended.failed, log)
         elif not request.keep:
             self._directory.slim(path)
 
@@ -127,6 +124,9 @@ class Comparison:
         needs_steps = plan.THROUGHPUT in request.kinds and not request.steps
         if needs_steps or not (is_learner_bound or asked):
             found = self._pilot(regime, hidden, pilot)
+            while headroom.was_starved(found, pilot) and not (is_learner_bound or asked or self._stop.is_set()):
+                pilot = headroom.lighter(pilot)
+                found = self._pilot(regime, hidden, pilot)
             if not found or self._stop.is_set():
                 return None
             if is_learner_bound:

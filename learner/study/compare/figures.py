@@ -70,8 +70,8 @@ def of_run(rows: Sequence[Row], summary: Row, *, reached: bool) -> Figures:
         "threshold_s": _training_s(rows, summary) if reached and summary.get("solved") else None,
         "threshold_steps": summary.get("env_steps") if reached and summary.get("solved") else None,
     }
-    if "idle_share" not in found:
-        found["idle_share"] = summary.get("learner_idle_share")
+    found.setdefault("idle_share", summary.get("learner_idle_share"))
+    found.setdefault("env_steps_per_s", summary.get("env_steps_per_s"))  # from the first experience on
     return {key: float(value) for key, value in found.items() if isinstance(value, (int, float))}
 
 

@@ -18,6 +18,7 @@ IDLE_MIN = 0.3
 _BUSY = 0.45
 """What the learner may be busy for in the fastest arm: all the others leave it more time, and the first short run may
 have met a quiet moment."""
+_STARVED = 0.15
 _CALL_S, _PUBLISH_S = 0.2, 1.0
 _SAMPLES_PER_INSERT_MIN = 0.01
 _STEPS_MIN = 500
@@ -54,6 +55,17 @@ def first(tuned: Mapping[str, Any], samples_per_insert: float) -> Pace:
         min(tuned["updates_per_call"], 4),
         min(tuned["publish_period_updates"], 4),
     )
+
+
+def was_starved(found: figures.Figures, pilot: Pace) -> bool:
+    """Returns whether actors waited for the learner, so that nobody knows how fast they are; and less work is possible."""
+    return found.get("idle_share", 1.0) < _STARVED and (pilot.samples_per_insert or 0.0) > _SAMPLES_PER_INSERT_MIN
+
+
+def lighter(pilot: Pace) -> Pace:
+    """Returns a pace with a quarter of the work for the learner."""
+    fewer = max(_SAMPLES_PER_INSERT_MIN, (pilot.samples_per_insert or 0.0) / 4)
+    return dataclasses.replace(pilot, samples_per_insert=fewer, updates_per_call=1, publish_period_updates=1)
 
 
 def learner_bound(found: figures.Figures, tuned: Mapping[str, Any], run_s: float) -> Pace:

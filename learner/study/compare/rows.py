@@ -140,6 +140,9 @@ class _Cell:
                 yield "how long the learner was idle is not known"
             elif min(busy) < headroom.IDLE_MIN:
                 yield f"NOT actor-bound: in a run the learner was idle for {min(busy):.0%} only"
+        short = sum("window_s" not in one["figures"] for good in self._good for one in good)
+        if measure.key == "env_steps_per_s" and short:
+            yield f"{short} runs were too short for that: theirs is from the first experience on; take more --steps"
         if pace and pace.samples_per_insert:
             yield f"{pace.samples_per_insert:g} samples per insert"
         if pace and pace.remark:
@@ -193,7 +196,7 @@ class _Cell:
         ours, theirs = (self._breakdown(good).get(who, {}) for good in self._good)
         both = {stage: (theirs.get(stage, 0.0), ours.get(stage, 0.0)) for stage in ours.keys() | theirs.keys()}
         most = sorted(both, key=lambda stage: -abs(both[stage][0] - both[stage][1]))[:_STAGES]
-        told = [f"{s} {both[s][0]:.3g} -> {both[s][1]:.3g}" for s in most if max(both[s]) > _EXPLAINED_US]
+        told = [f"{s} {_us(both[s][0])} -> {_us(both[s][1])}" for s in most if max(both[s]) > _EXPLAINED_US]
         return f"{who}, us a step: {', '.join(told)}" if told else ""
 
     def _source(self) -> str:
@@ -218,6 +221,10 @@ def of(record: Record, kind: str, arm: plan.Arm) -> bool:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(plain.fmean(known), 4) if known else None
+
+
+def _us(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _rounded(value: float | None) -> float | None:

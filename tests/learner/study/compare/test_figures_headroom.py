@@ -91,6 +91,16 @@ def test_the_learner_gets_time_to_spare() -> None:
     assert asked.samples_per_insert == 2.0
 
 
+def test_actors_that_waited_for_the_learner_get_a_lighter_pilot() -> None:
+    pilot, paces = headroom.first(TUNED, 0.0), []
+    while headroom.was_starved({"idle_share": 0.1}, pilot):
+        pilot = headroom.lighter(pilot)
+        paces.append(pilot.samples_per_insert)
+    assert paces == [0.0625, 0.015625, 0.01]
+    assert not headroom.was_starved({"idle_share": 0.2}, headroom.first(TUNED, 0.0))
+    assert not headroom.was_starved({}, headroom.first(TUNED, 0.0))  # nobody knows
+
+
 def test_a_pilot_that_does_not_say_how_long_it_waited_is_told() -> None:
     pilot = headroom.first(TUNED, 0.0)
     pace = headroom.actor_bound({"env_steps_per_s": 100.0, "updates": 5.0}, pilot, TUNED, run_s=15.0)
