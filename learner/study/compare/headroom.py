@@ -58,7 +58,7 @@ def first(tuned: Mapping[str, Any], samples_per_insert: float) -> Pace:
 
 
 def was_starved(found: figures.Figures, pilot: Pace) -> bool:
-    """Returns whether actors waited for the learner, so that nobody knows how fast they are; and less work is possible."""
+    """Returns whether actors waited for the learner, and how fast they are is not known; and less work is possible."""
     return found.get("idle_share", 1.0) < _STARVED and (pilot.samples_per_insert or 0.0) > _SAMPLES_PER_INSERT_MIN
 
 
