@@ -19,6 +19,7 @@ from broker.contract import errors
 from broker.program import cli, logs, settings
 from learner import config
 from learner.config import tasks
+from learner.study.compare import arguments
 
 _PAGE = "report.html"
 
@@ -32,6 +33,7 @@ def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     runs = {
         "bench": _bench,
+        "compare": _compare,
         "demo": _demo,
         "export": _export,
         "fidelity": _fidelity,
@@ -67,11 +69,29 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="as in `actorq-broker up --kind`",
     )
+    demo.add_argument(
+        "--actor-cpu-share",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="hold each actor to so much of a core by a cgroup, where this user may (default: no limit)",
+    )
+    demo.add_argument("--actor-python", default="", help=argparse.SUPPRESS)  # of peers, for `compare`
+    demo.add_argument("--actor-runtime", default="", help=argparse.SUPPRESS)
     _add_quantize(commands)
     _add_fidelity(commands)
     _add_export(commands)
     _add_report(commands)
     _add_bench(commands)
+    compare = commands.add_parser(
+        "compare",
+        allow_abbrev=False,
+        help="run fleets in turn, one precision after the other, and print what each gains",
+        description=_compare.__doc__,
+    )
+    arguments.add(compare)
+    compare.add_argument("--json", action="store_true", help="print the rows as JSON lines on stdout")
+    compare.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     for command in (train, demo):
         config.add_arguments(command)
         command.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
@@ -286,7 +306,8 @@ def _demo(args: argparse.Namespace) -> int:
         return errors.EXIT_OK
     path = run_directory.new_path(effective.train, env_id)
     effective = effective._replace(train=dataclasses.replace(effective.train, run_dir=str(path)))
-    summary, code = local_fleet.demo(effective, envs=args.envs, broker_kind=args.broker_kind)
+    actors = local_fleet.ActorOptions(args.envs, args.actor_cpu_share, args.actor_python, args.actor_runtime)
+    summary, code = local_fleet.demo(effective, actors=actors, broker_kind=args.broker_kind)
     if summary is not None:
         _print_summary(summary, args.json)
         if not args.json and code != errors.EXIT_INTERRUPTED:  # who asks for JSON, or to stop, waits for no picture
@@ -405,6 +426,43 @@ def _bench(args: argparse.Namespace) -> int:
     logs.configure()
     print(fleet_bench.run(chosen, options, directory, at_once=args.at_once))
     print(directory / "page.html", file=sys.stderr)
+    return errors.EXIT_OK
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Runs whole fleets in turn, with policies of one precision and then of another, and prints ratios.
+
+    Each ratio has a bootstrap interval over seeds, and what explains it. DIR gets rows.jsonl and report.html. Ctrl-C
+    ends it after seconds; --resume DIR goes on, and does a half run again. docs/compare.md tells the method.
+    """
+    from learner.study.compare import comparison, directory, fleet_run, table
+
+    logs.configure()
+    stop = threading.Event()
+    cli.on_stop_signal(stop.set)
+    given = arguments.given(args)
+    if args.resume:
+        held = directory.Directory.resume(args.resume, given)
+        tuned = fleet_run.tuned(held.request)
+    else:
+        request = arguments.request(given)
+        tuned = fleet_run.tuned(request)
+        request = arguments.complete(request, tuned)
+        held = directory.Directory.new(args.output or comparison.default_path(request.env), request)
+    print(f"comparison: {held.path}", file=sys.stderr, flush=True)
+    compared = comparison.Comparison(held, tuned, stop)
+    rows = compared.run()
+    if args.json:
+        for row in rows:
+            print(json.dumps(row))
+    elif rows:
+        print(table.table(rows))
+    page = comparison.report(held.path) if rows else None
+    if page:
+        print(f"report: {page}", file=sys.stderr)
+    if not compared.is_complete:
+        print(f"interrupted; go on with: actorq-learner compare --resume {held.path}", file=sys.stderr)
+        return errors.EXIT_INTERRUPTED
     return errors.EXIT_OK
 
 
