@@ -73,16 +73,19 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
 
 
 def _text(curves: dict[str, Curve], by: str, goals: set[float]) -> str:
-    parts = [
-        f"{label}: median {tables.shown(curve.median[-1])} ({tables.shown(curve.low[-1])} to "
-        f"{tables.shown(curve.high[-1])}) after {tables.shown(curve.at[-1])} {'steps' if by == 'env_steps' else 's'}"
-        for label, curve in curves.items()
-    ]
+    unit = "steps" if by == "env_steps" else "s"
+    parts = [f"{label}: {_end(curve)} after {tables.shown(curve.at[-1])} {unit}" for label, curve in curves.items()]
     counts = {len(curve.thin) for curve in curves.values()}
     few = max(counts) < _QUARTILES_FROM
     how = "" if counts == {1} else f" Thin: each run; band: {'smallest to largest' if few else 'middle half'}."
     goal = f" Dashed: the goal, {tables.listed(tables.shown(one) for one in sorted(goals))}." if goals else ""
     return f"{'; '.join(parts)}.{how}{goal}"
+
+
+def _end(curve: Curve) -> str:
+    """Returns what a curve came to."""
+    last, low, high = (tables.shown(of[-1]) for of in (curve.median, curve.low, curve.high))
+    return last if len(curve.thin) == 1 else f"median {last} ({low} to {high})"
 
 
 def _curve(runs: Sequence[reading.Run], name: str, by: str) -> Curve | None:

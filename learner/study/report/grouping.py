@@ -20,7 +20,7 @@ class Arm:
     """Runs of one task and settings, whatever their seeds.
 
     Attributes:
-        label: What is particular about it among its panel; `all runs` where it is alone.
+        label: What is particular about it among its panel; `all runs` or `this run` where it is alone.
         runs: At least one.
     """
 
@@ -79,7 +79,7 @@ def _arms(runs: Sequence[reading.Run]) -> list[Arm]:
     names = [name for name in differing(runs) if name not in _OF_ONE_RUN]
     groups = _by(runs, lambda run: tuple(setting(run.settings.get(name, "none")) for name in names))
     if len(groups) == 1:
-        return [Arm("all runs", runs)]
+        return [Arm("all runs" if len(runs) > 1 else "this run", runs)]
     return [Arm(", ".join(f"{name} {value}" for name, value in zip(names, key, strict=True)), of) for key, of in groups]
 
 

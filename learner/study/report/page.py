@@ -31,7 +31,7 @@ padding:1.2rem clamp(.9rem,3vw,2rem);color:var(--text);background:var(--back);ov
 h1{font-size:1.6rem;line-height:1.2;margin:.4em 0}
 h2{font-size:1.2rem;margin:2em 0 .5em;border-bottom:1px solid var(--grid)}
 p{max-width:75ch}nav{display:flex;flex-wrap:wrap;gap:.2rem 1rem}a{color:var(--s0)}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem;align-items:start}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));gap:1rem;align-items:start}
 figure{margin:0;padding:.7rem;background:var(--card);border-radius:8px;min-width:0}
 figure h3{font-size:.98rem;margin:0 0 .4rem;line-height:1.3}
 figure svg{display:block;width:100%;height:auto;max-width:40rem;color:var(--text)}

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from broker.contract import messages
+from learner.study import report
 from tests import conftest
 
 pytestmark = pytest.mark.system
@@ -47,7 +48,19 @@ def test_trains_cartpole_with_int8_actors(kind: str, run_root: Path) -> None:
     rows = [json.loads(line) for line in (run_root / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps"] <= summary["env_steps"]
     assert list((run_root / "run" / "tensorboard").iterdir())
+    page = report.write([run_root / "run"], run_root / "page.html").read_text()
+    assert "What could not be used" not in page
+    for told in ("actor-1", "ActorQ, int8 (published)", "versions behind the newest policy", "actors work on"):
+        assert told in page
     _check_breakdown(summary, rows)
+
+
+def test_a_demo_for_people_ends_by_naming_its_page(run_root: Path) -> None:
+    arguments = demo("--solved-return", "50", "--no-energy", "--run-dir", str(run_root / "run"))
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == f"report: {run_root / 'run' / 'report.html'}"
+    assert "CartPole-v1: 1 run" in (run_root / "run" / "report.html").read_text()
 
 
 def _check_breakdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:

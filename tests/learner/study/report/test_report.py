@@ -273,6 +273,16 @@ def test_neither_help_nor_what_trains_loads_the_library_that_draws() -> None:
     assert done.stdout == "False\n"
 
 
+def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "report.html").mkdir()
+    command_line._draw(run)
+    assert capsys.readouterr().err.startswith("no report is drawn: the page cannot be written")
+    (run / "report.html").rmdir()
+    command_line._draw(run)
+    assert capsys.readouterr().err == f"report: {run / 'report.html'}\n"
+
+
 def test_a_demo_is_made_again_from_its_settings(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     assert "actorq-learner train --seed 0" in Page(report.write([run], tmp_path / "page.html")).text
