@@ -113,9 +113,11 @@ def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
     spec, hidden = birth.spec, settings.algorithm.hidden
     is_image = spec.observation.dtype == "uint8" and len(spec.observation.shape) == 3  # as in networks.py
     weights = hidden[-1] * spec.action.size + (0 if is_image else hidden[0] * spec.observation.size)
-    if weights > messages.MAX_POLICY_BYTES:
+    size = weights * config.WEIGHT_BYTES[settings.train.precision] + config.hidden_bytes(settings)
+    if size > messages.MAX_POLICY_BYTES:
         return (
-            f"a policy for {spec.describe()} has {weights:,} weights; actors take {messages.MAX_POLICY_BYTES:,} bytes"
+            f"a policy for {spec.describe()} has {size:,} bytes in {settings.train.precision}; actors take "
+            f"{messages.MAX_POLICY_BYTES:,}"
         )
     try:
         replay.check_memory(spec, settings.algorithm.replay_capacity, settings.train.max_env_steps)
