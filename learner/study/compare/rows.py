@@ -140,9 +140,6 @@ class _Cell:
                 yield "how long the learner was idle is not known"
             elif min(busy) < headroom.IDLE_MIN:
                 yield f"NOT actor-bound: in a run the learner was idle for {min(busy):.0%} only"
-        short = sum("window_s" not in one["figures"] for good in self._good for one in good)
-        if measure.key == "env_steps_per_s" and short:
-            yield f"{short} runs were too short for that: theirs is from the first experience on; take more --steps"
         if pace and pace.samples_per_insert:
             yield f"{pace.samples_per_insert:g} samples per insert"
         if pace and pace.remark:
