@@ -22,7 +22,7 @@ _PILOT_S = 8.0
 _PILOT_LIMIT_S = 120.0
 _SLOWER = 2.5
 """How much longer than the fastest arm an arm may take, for the first estimate."""
-_LIMIT = 20.0
+_LIMIT = 8.0
 """Times `run_s`, after which a run for throughput is ended: its rate tells as much."""
 
 

@@ -157,6 +157,9 @@ class _Cell:
         for arm, good, ended in zip(self._arms, self._good, self._all, strict=True):
             if failed := len(ended) - len(good):
                 yield f"{failed} of {len(ended)} runs of {arm.name} failed and are left out"
+            steps = pace.steps if pace and self._kind == plan.THROUGHPUT else 0
+            if short := sum((one["summary"].get("env_steps") or 0) < steps for one in good):
+                yield f"{short} of {len(good)} runs of {arm.name} ended by time before their {steps:,} steps"
             if self._kind == plan.THRESHOLD and (missed := sum("threshold_s" not in one["figures"] for one in good)):
                 yield f"{missed} of {len(good)} runs of {arm.name} did not reach it within {self._request.max_s:g} s"
         yield statistics.remark(found.pairs)
