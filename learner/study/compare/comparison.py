@@ -193,10 +193,10 @@ def report(path: Path) -> Path | None:
     """Draws the page of a comparison; returns it, or None where that is not possible, which is logged."""
     try:
         page = importlib.import_module("learner.study.report")
-        drawn: Path = page.write([path], path / directory.REPORT)
-    except (ImportError, errors.ActorqError) as error:  # the rows are there all the same
+    except ImportError as error:
         _log.warning("no page is drawn: %s", error)
         return None
+    drawn: Path = page.write([path], path / directory.REPORT)
     return drawn
 
 
