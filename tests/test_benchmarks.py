@@ -63,11 +63,11 @@ def test_what_needs_no_mosquitto_is_measured_and_the_rest_listed() -> None:
 def test_peers_read_the_policy_that_was_written() -> None:
     shape = models.Shape(32, 2)
     policy, rows = models.make(shape), models.observations(shape, 16)
-    layers = mlp.read(models.tflite(policy, "float32"))
-    np.testing.assert_array_equal(mlp.run(layers, rows), policy(rows))
-    np.testing.assert_allclose(mlp.run(mlp.folded(layers), rows), policy(rows), atol=1e-5)
-    assert (mlp.inputs(layers), mlp.outputs(layers)) == (models.FEATURES, models.ACTIONS)
-    assert [type(layer) for layer in mlp.folded(layers)] == [mlp.Dense] * 3
+    found = mlp.read(models.tflite(policy, "float32"))
+    np.testing.assert_array_equal(mlp.run(found, rows), policy(rows))
+    np.testing.assert_allclose(mlp.run(mlp.folded(found), rows), policy(rows), atol=1e-5)
+    assert (mlp.inputs(found), mlp.outputs(found)) == (models.FEATURES, models.ACTIONS)
+    assert [type(layer) for layer in mlp.folded(found)] == [mlp.Dense] * 3
 
 
 def test_peers_read_what_the_learner_publishes() -> None:
@@ -122,7 +122,7 @@ def test_who_is_late_counts_with_the_limit() -> None:
         matched.name: results(60.0, 130.0, 100.4),
         zoo.name: results(24.0),
     }
-    first, second = bench_peers.duel_rows(duel, found, 100.0)  # type: ignore[arg-type]
+    first, second = bench_peers.duel_rows(duel, found, 100.0)
     assert (first["value"], first["reference"], first["ratio"], first["runs"]) == (12.0, 100.0, 0.12, 3)
     assert "2 not within it" in first["explain"] and "so the ratio is a bound" in first["explain"]
     assert (second["value"], second["reference"], second["runs"]) == (10.0, 24.0, 1)

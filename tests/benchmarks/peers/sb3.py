@@ -57,7 +57,7 @@ class Scoring(callbacks.BaseCallback):
 
     def _reached(self, returns: list[float]) -> bool:
         """Whether they reach the target, or may once there are as many as there should be."""
-        return sum(returns) + (EPISODES - len(returns)) * self.best >= EPISODES * self.target
+        return bool(sum(returns) + (EPISODES - len(returns)) * self.best >= EPISODES * self.target)
 
     def _play(self, seed: int) -> list[float]:
         """Returns the returns of all episodes, or of the first ones that make it impossible to reach the target."""
