@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 
-from broker.contract import errors, messages, policy_patch
+from broker.contract import errors, messages, policy_patch, room
 
 
 class Pieces:
@@ -25,7 +23,7 @@ class Pieces:
         self.base = base
         self._name = _name(first)
         self._base_model = memoryview(model)
-        self._made = io.BytesIO(bytes(len(model)))  # gives its bytes away without a copy
+        self._made = room.of(len(model))
         self._size = 0
 
     def add(self, piece: messages.PolicyPiece) -> None:
