@@ -189,10 +189,9 @@ def _scratch(size: int) -> ByteArray:
 
 def apply(base: Buffer, patch: Any) -> bytes:
     """What `difference` was given as `model`; `patch` is any buffer. Raises as `apply_to`."""
-    made = room.of(len(base))
-    with made.getbuffer() as view:
-        apply_to(base, patch, np.frombuffer(view, np.uint8))
-    return made.getvalue()
+    made, view = room.of(len(base))
+    apply_to(base, patch, view)
+    return made
 
 
 def apply_to(base: Buffer, patch: Any, model: ByteArray) -> None:
