@@ -31,4 +31,4 @@ def of(size: int) -> tuple[bytes, NDArray[np.uint8]]:
         length = (start + size - first) // mmap.PAGESIZE * mmap.PAGESIZE
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
     place = (ctypes.c_uint8 * size).from_address(start) if size else bytearray()
-    return made, np.frombuffer(place, np.uint8)
+    return made, np.frombuffer(memoryview(place), np.uint8)
