@@ -14,7 +14,7 @@ from learner import config
 from learner.algorithms import registry
 from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, validate
 from learner.files import checkpoint, records, run_directory
-from learner.fleet import roster, session
+from learner.fleet import receipts, roster, session
 from learner.policies import publisher
 from learner.run.loop import (
     assigning,
@@ -22,6 +22,7 @@ from learner.run.loop import (
     first_steps,
     pace,
     policy_scores,
+    publishing,
     receiving,
     recovery,
     scoring,
@@ -125,7 +126,8 @@ def build(
     scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
-    receiver = receiving.Receiver(fleet, actors, ingesting, limiter, counted, policies, scores, failures)
+    owed = receipts.Receipts(fleet, actors, ingesting.receipts)
+    receiver = receiving.Receiver(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures)
     updater = updating.Updater(algorithm_settings, per_call, algorithm, buffer, limiter, rng)
     measured = [fleet.times, receiver.times, ingesting.times, committed.times, updater.times, policies.timings.times]
     parts = training_loop.Parts(
@@ -133,10 +135,9 @@ def build(
         roster=actors,
         validator=validator,
         ingest=ingesting,
-        replay=buffer,
-        rng=rng,
         algorithm=algorithm,
         publisher=policies,
+        publishing=publishing.Publishing(train, algorithm, buffer, rng, policies, fleet, actors, scores),
         receiver=receiver,
         pace=steps,
         first_steps=gathering,

@@ -1,15 +1,14 @@
-"""Takes in what arrives: states into the roster, experience into replay with receipts back, reports into scores."""
+"""Takes in what arrives: states into the roster, experience into replay, reports into scores."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 
 from broker.contract import messages
 from broker.program import stopwatch
 from learner.experience import ingest, rate_limiter
-from learner.fleet import roster, session
+from learner.fleet import receipts, roster, session
 from learner.policies import publisher
 from learner.run.loop import policy_scores
 from learner.run.reports import notices, progress
@@ -22,9 +21,10 @@ class Receiver:
     """Passes each message on to the stage that it is for.
 
     Args:
-        fleet: What arrives comes from here, and receipts go out here.
+        fleet: What arrives comes from here.
         actors: Takes in states.
         ingesting: Takes in experience.
+        owed: Sends receipts for it.
         limiter: Counts transitions that entered replay.
         counted: Counts episodes and policy lag.
         publisher: Is told which policy an actor acts on.
@@ -42,6 +42,7 @@ class Receiver:
         fleet: session.Session,
         actors: roster.Roster,
         ingesting: ingest.Ingest,
+        owed: receipts.Receipts,
         limiter: rate_limiter.RateLimiter,
         counted: progress.Progress,
         publisher: publisher.Publisher,
@@ -52,7 +53,7 @@ class Receiver:
         self._publisher, self._scores, self._notices = publisher, scores, failures
         self.ingest = ingesting
         self.times = stopwatch.Stopwatch("wait", "broker")
-        self._receipts_at = -math.inf
+        self._receipts = owed
 
     def receive(self, wait_s: float, *, starved: bool = False) -> None:
         """Takes in what has arrived; waits up to `wait_s` for an arrival, a commit or an update to end.
@@ -80,7 +81,7 @@ class Receiver:
             self.times.add("wait", self._session.waited_s - waited_s)
 
     def commit(self, *, wait: bool) -> None:
-        """Inserts what is durable into replay, and sends receipts: one an actor, however many messages it covers.
+        """Inserts what is durable into replay, and sends receipts.
 
         Args:
             wait: Until all that was received is.
@@ -89,11 +90,7 @@ class Receiver:
             self._limiter.insert(len(experience.reward))
             ours = experience.epoch == self._session.epoch
             self._progress.count(experience, self._publisher.version if ours else None)
-        now = time.monotonic()
-        if not wait and now - self._receipts_at < self._roster.receipt_s:
-            return
-        self._receipts_at, receipts = now, self.ingest.receipts()
-        self._session.retain_all((self._session.topics.receipt(actor_id), receipt) for actor_id, receipt in receipts)
+        self._receipts.send(at_once=wait)
 
     def _receive_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()

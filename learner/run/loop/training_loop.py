@@ -24,13 +24,13 @@ from learner.experience import ingest, replay, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
 from learner.policies import publisher
-from learner.quantize import calibrate
 from learner.run.loop import (
     assigning,
     checkpoints,
     first_steps,
     pace,
     policy_scores,
+    publishing,
     receiving,
     recovery,
     updating,
@@ -50,10 +50,9 @@ class Parts:
     roster: roster.Roster
     validator: validate.Validator
     ingest: ingest.Ingest
-    replay: replay.Replay
-    rng: np.random.Generator
     algorithm: algorithms.Algorithm
     publisher: publisher.Publisher
+    publishing: publishing.Publishing
     receiver: receiving.Receiver
     pace: pace.Pace
     first_steps: first_steps.FirstSteps
@@ -85,7 +84,6 @@ class TrainingLoop:
         self._started, self._stop = started_s, stop
         self._computing = futures.ThreadPoolExecutor(1, "compute")
         self._saved_at = time.monotonic()
-        self._published_updates, self._published_at = parts.algorithm.updates, -math.inf
         self._wall_s = self._finished_unix_s = 0.0
 
     def train(self) -> None:
@@ -175,10 +173,7 @@ class TrainingLoop:
         if not due:
             return
         self._update()
-        due = parts.algorithm.updates - self._published_updates >= self._settings.publish_period_updates
-        due &= time.monotonic() - self._published_at >= parts.roster.policy_s
-        due &= parts.scores.solved is None  # while this update computed: nothing may replace what was found good
-        if due or parts.publisher.newest is None:
+        if parts.publishing.is_due:
             self._publish()
 
     def _run_cycle(self) -> None:
@@ -211,21 +206,13 @@ class TrainingLoop:
         """Goes on from the last good state; the batch spoilt the newest, if one is known."""
         parts = self.parts
         parts.recovery.roll_back(batch)
-        self._published_updates = min(self._published_updates, parts.algorithm.updates)
+        parts.publishing.roll_back()
         parts.progress.restart_rates(parts.algorithm.updates, parts.pace.env_steps)
 
     def _publish(self) -> None:
         """Makes a policy, and sends it unless the gate holds it back."""
-        parts = self.parts
-        self._published_updates, self._published_at = parts.algorithm.updates, time.monotonic()
-        policy = parts.algorithm.policy_layers()
-        seen = parts.replay.observations(calibrate.sample_size(policy), parts.rng)
-        verdict = self._meanwhile(parts.publisher.publish(policy, *calibrate.split(seen)), "a policy to be made")
-        if not verdict.passed or parts.publisher.newest is None:
-            return
-        parts.session.announce(parts.roster.the_spec.fingerprint, parts.publisher.version)
-        if parts.scores.is_due():
-            parts.scores.begin(parts.publisher.newest, parts.algorithm.state())
+        publishing = self.parts.publishing
+        publishing.finish(self._meanwhile(publishing.begin(), "a policy to be made"))
 
     def _meanwhile(self, computing: futures.Future[_T], what: str) -> _T:
         """Returns the result of `what`, which another thread computes while what arrives is taken in here."""
@@ -282,7 +269,7 @@ class TrainingLoop:
             parts.algorithm.restore(parts.scores.state | {"updates": np.array(parts.algorithm.updates, np.int32)})
             if solved.policy.manifest.sha256 != newest.manifest.sha256:
                 parts.publisher.publish_again(solved.policy).result()
-                parts.session.announce(parts.roster.the_spec.fingerprint, parts.publisher.version)
+                parts.publishing.announce()
         elif self._settings.evaluate_episodes:
             self._score_last(newest)
 
