@@ -268,7 +268,7 @@ def _train(args: argparse.Namespace) -> int:
         return errors.EXIT_INTERRUPTED
     if summary["solved_return"] is not None and not summary["solved"]:
         raise errors.NotSolved(
-            f"the published int8 policy did not reach {summary['solved_return']:g}",
+            f"the published {summary['precision']} policy did not reach {summary['solved_return']:g}",
             where=str(path),
             todo=f"go on with --resume {path} and a larger --max-env-steps, or try another --seed",
         )

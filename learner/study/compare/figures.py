@@ -71,7 +71,6 @@ def of_run(rows: Sequence[Row], summary: Row, *, reached: bool) -> Figures:
         "threshold_steps": summary.get("env_steps") if reached and summary.get("solved") else None,
     }
     found.setdefault("idle_share", summary.get("learner_idle_share"))
-    found.setdefault("env_steps_per_s", summary.get("env_steps_per_s"))  # from the first experience on
     return {key: float(value) for key, value in found.items() if isinstance(value, (int, float))}
 
 

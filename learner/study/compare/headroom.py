@@ -20,7 +20,7 @@ _BUSY = 0.45
 have met a quiet moment."""
 _STARVED = 0.15
 _CALL_S, _PUBLISH_S = 0.2, 1.0
-_SAMPLES_PER_INSERT_MIN = 0.01
+_SAMPLES_PER_INSERT_MIN = 0.02
 _STEPS_MIN = 500
 
 
@@ -70,7 +70,7 @@ def lighter(pilot: Pace) -> Pace:
 
 def learner_bound(found: figures.Figures, tuned: Mapping[str, Any], run_s: float) -> Pace:
     """Returns the pace of runs with tuned settings; `found` is of the first short run."""
-    return Pace(_steps(found, tuned, run_s))
+    return Pace(_steps(found, tuned, run_s, tuned["samples_per_insert"], tuned["updates_per_call"]))
 
 
 def actor_bound(
@@ -85,12 +85,13 @@ def actor_bound(
         run_s: What a run shall take.
         samples_per_insert: As asked for; 0 decides it here.
     """
-    steps, per_s = _steps(found, tuned, run_s), found.get("env_steps_per_s", 0.0)
+    per_s = found.get("env_steps_per_s", 0.0)
     updates, idle, seconds = found.get("updates", 0.0), found.get("idle_share"), found.get("window_s", 0.0)
     assert pilot.samples_per_insert is not None
     chosen = samples_per_insert or pilot.samples_per_insert
     if not (updates and per_s and idle is not None and found.get("update_s")):
         why = "the first short run did not say how long the learner waited: samples per insert were not fitted to it"
+        steps = _steps(found, tuned, run_s, chosen, pilot.updates_per_call or 1)
         return dataclasses.replace(pilot, steps=steps, samples_per_insert=chosen, remark=why)
     update_s = found["update_s"] / updates
     other = max(0.0, 1.0 - idle - found["update_s"] / seconds)
@@ -99,14 +100,23 @@ def actor_bound(
         affordable = max(0.05, _BUSY - other) * batch / (per_s * update_s)
         chosen = float(f"{min(tuned['samples_per_insert'], max(_SAMPLES_PER_INSERT_MIN, affordable)):.2g}")
     updates_per_s = per_s * chosen / batch
+    per_call = max(1, min(tuned["updates_per_call"], math.floor(_CALL_S / update_s)))
     return Pace(
-        steps,
+        _steps(found, tuned, run_s, chosen, per_call),
         chosen,
-        max(1, min(tuned["updates_per_call"], math.floor(_CALL_S / update_s))),
+        per_call,
         max(1, min(tuned["publish_period_updates"], round(_PUBLISH_S * updates_per_s))),
     )
 
 
-def _steps(found: figures.Figures, tuned: Mapping[str, Any], run_s: float) -> int:
-    wanted = max(_STEPS_MIN, found.get("env_steps_per_s", 0.0) * run_s)
-    return int(tuned["learning_starts"]) + int(float(f"{wanted:.2g}"))
+def _steps(
+    found: figures.Figures, tuned: Mapping[str, Any], run_s: float, samples_per_insert: float, updates_per_call: int
+) -> int:
+    """Returns the steps of a run: those of `run_s`, after the random ones before there is a policy.
+
+    Until then the fleet may run ahead by as many as two calls of updates would sample (learner/run/build.py), which are
+    many where each is sampled seldom.
+    """
+    ahead = 2.0 * tuned["batch_size"] * updates_per_call / samples_per_insert
+    wanted = tuned["learning_starts"] + ahead + max(_STEPS_MIN, found.get("env_steps_per_s", 0.0) * run_s)
+    return int(float(f"{wanted:.2g}"))

@@ -141,9 +141,6 @@ class _Cell:
                 yield "how long the learner was idle is not known"
             elif min(busy) < headroom.IDLE_MIN:
                 yield f"NOT actor-bound: in a run the learner was idle for {min(busy):.0%} only"
-        short = sum("window_s" not in one["figures"] for good in self._good for one in good)
-        if measure.key == "env_steps_per_s" and short:
-            yield f"{short} runs were too short for that: theirs is from the first experience on; take more --steps"
         if pace and pace.samples_per_insert:
             yield f"{pace.samples_per_insert:g} samples per insert"
         if pace and pace.remark:
@@ -161,6 +158,9 @@ class _Cell:
         for arm, good, ended in zip(self._arms, self._good, self._all, strict=True):
             if failed := len(ended) - len(good):
                 yield f"{failed} of {len(ended)} runs of {arm.name} failed and are left out"
+            steps = pace.steps if pace and self._kind == plan.THROUGHPUT else 0
+            if short := sum((one["summary"].get("env_steps") or 0) < steps for one in good):
+                yield f"{short} of {len(good)} runs of {arm.name} ended by time before their {steps:,} steps"
             if self._kind == plan.THRESHOLD and (missed := sum("threshold_s" not in one["figures"] for one in good)):
                 yield f"{missed} of {len(good)} runs of {arm.name} did not reach it within {self._request.max_s:g} s"
         yield statistics.remark(found.pairs)

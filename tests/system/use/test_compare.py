@@ -1,4 +1,4 @@
-"""`actorq-learner compare` on real fleets: two tiny arms from their start to the rows, and on after kill -9."""
+"""`actorq-learner compare` on real fleets: two tiny arms from their start to the rows, on after kill -9 and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,27 @@ import psutil
 import pytest
 
 from broker.contract import errors
+from learner.run import local_fleet
 from tests import conftest
 from tests.system.conftest import STICK
 
 pytestmark = pytest.mark.system
 SMALL = [
-    *("--env", f"{STICK}:Stick", "--precisions", "float32,int8", "--hidden", "16", "--seeds", "1", "--actors", "1"),
+    *("--precisions", "float32,int8", "--hidden", "16", "--seeds", "1", "--actors", "1"),
     *("--regimes", "actor-bound", "--kinds", "throughput", "--samples-per-insert", "1", "--actor-cpu-share", "0.5"),
     *("--set", "energy=false", "--set", "learning_starts=200", "--set", "algorithm=dqn"),
 ]
+
+
+def slow(directory: Path) -> str:
+    """An environment that has its own pace, so that a run takes some rows of metrics on a fast machine too."""
+    file = directory / "slow.py"
+    sleeps = "def _step(self, action):\n    time.sleep(0.0003)\n    return _quick(self, action)"
+    lines = STICK.read_text().partition("import annotations")
+    file.write_text(
+        f"{''.join(lines[:2])}\nimport time{lines[2]}\n\n_quick = Stick.step\n{sleeps}\nStick.step = _step\n"
+    )
+    return f"{file}:Stick"
 
 
 def compare(*arguments: str) -> list[str]:
@@ -35,7 +48,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
     directory = run_root / "compared"
-    words = compare(*SMALL, "--steps", "40000", "-o", str(directory))
+    words = compare(*SMALL, "--env", slow(run_root), "--steps", "15000", "-o", str(directory))
     child = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     second = directory / "runs" / "actor-bound-16-int8-throughput-seed0"
     try:
@@ -76,7 +89,7 @@ def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
     assert (run / "metrics.jsonl").exists()
     assert not (run / "checkpoints").exists()
     for record in (kept, again):
-        assert record["summary"]["env_steps"] >= 40_000
+        assert record["summary"]["env_steps"] >= 15_000
 
 
 def test_an_environment_that_there_is_not_ends_it_in_one_line(run_root: Path) -> None:
@@ -107,3 +120,60 @@ def test_runs_that_fail_are_kept_and_named(run_root: Path) -> None:
     records = lines(directory / "runs.jsonl")
     assert [str(environment) in record["failed"] for record in records] == [True, True]
     assert sorted(file.stem for file in (directory / "logs").iterdir()) == sorted(one["run"] for one in records)
+
+
+def test_actors_that_are_there_go_through_all_runs_and_past_an_interruption(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
+) -> None:
+    fleet, directory = start_fleet(), run_root / "boards"
+    for name in ("here", "there"):
+        fleet.start_actor(name, ["--env", slow(run_root)])
+    environment = os.environ | {"ACTORQ_HOME": str(fleet.directory / "home")}
+    words = compare(
+        *(
+            "--fleet",
+            fleet.name,
+            "--broker",
+            fleet.address,
+            "--env",
+            slow(run_root),
+            "--actors",
+            "2",
+            "--hidden",
+            "16",
+        ),
+        *(
+            "--regimes",
+            "learner-bound",
+            "--kinds",
+            "throughput",
+            "--steps",
+            "20000",
+            "--seeds",
+            "1",
+            "-o",
+            str(directory),
+        ),
+        *("--set", "energy=false", "--set", "learning_starts=200", "--set", "algorithm=dqn"),
+    )
+    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        conftest.wait_until(lambda: len(lines(directory / "runs.jsonl")) == 1, "one run has ended", timeout_s=120.0)
+        child.send_signal(signal.SIGINT)
+        _, stderr = child.communicate(timeout=60.0)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    assert child.returncode == errors.EXIT_INTERRUPTED, stderr
+    assert f"go on with: actorq-learner compare --resume {directory}" in stderr
+    assert len(lines(directory / "runs.jsonl")) == 1
+
+    resume = compare("--resume", str(directory))
+    done = subprocess.run(resume, capture_output=True, text=True, timeout=180, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert [one["arm"]["precision"] for one in lines(directory / "runs.jsonl")] == ["float32", "int8"]
+    rows = {row["measure"]: row for row in lines(directory / "rows.jsonl")}
+    assert rows["env_steps_per_s"]["held"] == "quota: the actors' own"
+    assert "quota: the actors' own" in done.stdout
+    assert not fleet.ended()  # the actors go on

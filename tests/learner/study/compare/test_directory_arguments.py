@@ -48,17 +48,28 @@ def test_a_peer_that_is_missing_is_named_and_the_rest_goes_on(caplog: pytest.Log
     assert "left to the actors of --fleet" in caplog.text
 
 
+LISTED = """
+from broker.contract import errors
+RUNTIMES = {"torch-int8": f"{__name__}.no_such_module:Int8", "json": "json:Runtime"}
+def python():
+    if not PYTHON:
+        raise errors.RuntimeMissing("the peers are not there", todo="make peers")
+    return PYTHON
+"""
+
+
 def test_peers_without_their_environment_are_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(peers, "_FILE", tmp_path / "__init__.py")
-    assert peers.missing(["torch-int8"]) == {"torch-int8": "not installed: no source tree"}
-    (tmp_path / "__init__.py").write_text('RUNTIMES = {"torch-int8": "no_such_module:Runtime"}\n')
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert peers.missing(["torch-int8"])["torch-int8"] == "not installed; `make peers` does it"
-    (tmp_path / "peers" / "bin").mkdir(parents=True)
-    (tmp_path / "peers" / "bin" / "python").symlink_to(sys.executable)
-    why = peers.missing(["torch-int8", "abacus"])
-    assert "No module named 'no_such_module'" in why["torch-int8"]
-    assert why["abacus"] == "unknown; use some of torch-int8"
+    file = tmp_path / "__init__.py"
+    monkeypatch.setattr(peers, "_FILE", file)
+    assert "not installed (peers come with the source tree)" in peers.missing(["torch-int8"])["torch-int8"]
+    file.write_text(f"PYTHON = ''\n{LISTED}")
+    assert peers.missing(["torch-int8"])["torch-int8"] == "not installed (the peers are not there): make peers"
+    file.write_text(f"PYTHON = {sys.executable!r}\n{LISTED}")
+    why = peers.missing(["torch-int8", "abacus", "json"])
+    assert set(why) == {"torch-int8", "abacus"}
+    assert "No module named 'tests.benchmarks.peers" in why["torch-int8"]
+    assert why["abacus"] == "unknown; use some of torch-int8, json"
+    assert peers.missing([]) == {}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def record(precision: str, seed: int, kind: str = "throughput", failed: str = ""
         "failed": failed,
         "figures": figures | changed.get("figures", {}),
         "breakdown": {"actors": {"observation_to_action": step, "environment": 20.0}},
-        "summary": {"actors_held": HELD, "energy": energy} | changed.get("summary", {}),
+        "summary": {"actors_held": HELD, "energy": energy, "env_steps": 1000} | changed.get("summary", {}),
     }
 
 
@@ -74,6 +74,12 @@ def test_a_failed_run_is_counted_and_left_out() -> None:
     assert (row["ratio"], row["runs"], row["interval"]) == (4.0, 1, None)
     assert "1 of 2 runs of int8 failed and are left out" in row["explain"]
     assert "one seed: no interval" in row["explain"]
+
+
+def test_a_run_that_ended_by_time_is_said() -> None:
+    explain = found(*BOTH[:3], record("int8", 1, summary={"env_steps": 999}))["env_steps_per_s"]["explain"]
+    assert "1 of 2 runs of int8 ended by time before their 1,000 steps" in explain
+    assert "of float32 ended by time" not in explain
 
 
 def test_runs_that_did_not_reach_the_threshold_are_counted() -> None:
