@@ -16,6 +16,8 @@ POWER_MAX_W = 5000.0
 """The most that a board draws; who says more says nothing."""
 _LATE_S = 30.0
 """How much longer than between their arrivals two heartbeats may be apart by their actor's clock, which may jump."""
+_SHARED_S = 1.0
+"""How much more than the time between two heartbeats a reading may be of: of those in quick succession some share one."""
 _BOARDS_MAX = 4096
 
 
@@ -75,10 +77,10 @@ class Energy:
         meter.lived_s += length_s
         if vitals.energy_j is None or before.energy_j is None or vitals.board_id != before.board_id:
             return
-        joules, read_s = vitals.energy_j - before.energy_j, min(vitals.energy_s - before.energy_s, length_s)
-        if read_s <= 0.0 or not 0.0 <= joules <= POWER_MAX_W * read_s:
+        joules, read_s = vitals.energy_j - before.energy_j, vitals.energy_s - before.energy_s
+        if not 0.0 < read_s <= length_s + _SHARED_S or not 0.0 <= joules <= POWER_MAX_W * read_s:
             return
-        meter.read_s += read_s
+        meter.read_s = min(meter.read_s + read_s, meter.lived_s)
         meter.joules += joules
         self._add(vitals.board_id or f"of {actor_id}", before.created_s, vitals, joules)
 

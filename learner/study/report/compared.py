@@ -10,6 +10,8 @@ from matplotlib import ticker
 from learner.study.report import reading, svg, tables
 
 _ROWS_MAX = 14
+_EXPLAINED = ("env_steps_per_s", "threshold_s")
+"""Measures whose pictures say what explains each ratio; of the others the table does."""
 Object = Mapping[str, Any]
 
 
@@ -131,11 +133,9 @@ def _forest(title: str, rows: Sequence[Object]) -> svg.Picture:
         drawn.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     drawn.set_ylim(len(rows) - 0.5, -0.85)
     drawn.set_yticks([])
-    drawn.set_xlabel("ratio to the reference (1: alike)")
-    text = "; ".join(
-        f"{_short(row)}: {tables.shown(row['ratio'])}" + (f" ({_interval_text(row)})" if _interval(row) else "")
-        for row in rows
-    )
+    better = {"higher": "; more is better", "lower": "; less is better"}.get(str(rows[0].get("better")), "")
+    drawn.set_xlabel(f"ratio to the reference (1: alike{better})")
+    text = "; ".join(f"{_short(row)}: {tables.shown(row['ratio'])}{_worth(row)}" for row in rows)
     body = [
         (
             _case_name(row),
@@ -185,6 +185,15 @@ def _interval(row: Object) -> list[float]:
     ends = row.get("interval")
     found = [tables.number(end) for end in ends] if isinstance(ends, list) and len(ends) == 2 else []
     return [end for end in found if end is not None] if None not in found else []
+
+
+def _worth(row: Object) -> str:
+    """Returns a ratio's interval, what that shows where it holds 1, and for the main figures what explains it."""
+    ends = _interval(row)
+    told = [f"{_interval_text(row)}{': no difference is shown' if ends[0] <= 1.0 <= ends[1] else ''}"] if ends else []
+    if row.get("measure") in _EXPLAINED and row.get("explain"):
+        told.append(tables.plain(row["explain"], 400))
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def _interval_text(row: Object) -> str:

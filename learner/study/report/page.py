@@ -95,7 +95,9 @@ def _problems(problems: Sequence[str]) -> str:
 
 def _ratios(comparisons: Sequence[reading.Comparison]) -> str:
     parts = [
-        _grid(compared.ratios(one)) + tables.folded("All rows of the comparison", compared.ratio_table(one))
+        (f"<h3>{tables.escape(one.path.resolve().name)}</h3>" if len(comparisons) > 1 else "")
+        + _grid(compared.ratios(one))
+        + tables.folded("All rows of the comparison", compared.ratio_table(one))
         for one in comparisons
     ]
     return "".join(parts)

@@ -81,6 +81,13 @@ def test_what_cannot_be_is_not_counted(then: messages.ActorState) -> None:
     assert sum(one.joules for one in fleet.drawn) == 0.0
 
 
+def test_heartbeats_in_quick_succession_share_a_reading() -> None:
+    fleet = energy.Energy()
+    for at_s, read_s in ((0.0, 0.0), (1.0, 1.0), (1.25, 1.0), (2.0, 2.0)):
+        fleet.note("pi", told(at_s, 5 * read_s, energy_s=read_s), at_s)
+    assert [one.joules for one in fleet.drawn] == [10.0] and fleet.coverage == 1.0
+
+
 def test_a_goodbye_says_nothing() -> None:
     fleet = energy.Energy()
     fleet.note("pi", told(0.0, 5.0), 0.0)
