@@ -17,7 +17,7 @@ POWER_MAX_W = 5000.0
 _LATE_S = 30.0
 """How much longer than between their arrivals two heartbeats may be apart by their actor's clock, which may jump."""
 _SHARED_S = 1.0
-"""How much more than the time between two heartbeats a reading may be of: of those in quick succession some share one."""
+"""How much more than the time between two heartbeats a reading may be of: those in quick succession share one."""
 _BOARDS_MAX = 4096
 
 
