@@ -113,7 +113,8 @@ def test_writes_the_documented_layout(run: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_minari_reads_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    minari = pytest.importorskip("minari")
+    import minari
+
     main.main(["export", str(run), "--dataset-id", "toy-v3"])
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(run / "minari"))
     dataset = minari.load_dataset("toy-v3")
