@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,6 +22,12 @@ from learner.networks import networks
 
 Tensor = Any  # TensorFlow ships no types
 _UPDATES_MAX = 1 << 31
+_FLAGS, _SKIP = "XLA_FLAGS", "--xla_disable_hlo_passes"
+_UNWANTED = "tree_reduction_rewriter"
+"""A pass of XLA that makes trees of windows of all sums (gradients of biases, the global norm), which then neither fuse
+nor vectorise: without it an update takes a seventh less (docs/decisions.md)."""
+if _SKIP not in os.environ.get(_FLAGS, ""):  # read once, when the first function is compiled; it has no other setting
+    os.environ[_FLAGS] = f"{os.environ.get(_FLAGS, '')} {_SKIP}={_UNWANTED}".strip()
 Groups = dict[str, list[Tensor]]
 
 

@@ -25,7 +25,7 @@ def of_update(settings: config.AlgorithmConfig, inputs: int, outputs: int) -> in
         DQN   target and, if double, online network on the bootstrap observations; online forward and backward
         DDPG  target actor and target critic; critic forward and backward; actor forward, critic forward, critic
               backward to its inputs (of the first layer's, the actions alone), actor backward; and the actor once more
-              on a quarter of the rows, if rounding has a price
+              on a quarter of the rows, rounded, whatever that costs it
 
     Args:
         settings: Widths, heads and batch size.
@@ -46,10 +46,8 @@ def of_update(settings: config.AlgorithmConfig, inputs: int, outputs: int) -> in
     critic_step = 3 * _forward(critic) - _first(critic)
     actor_step = 3 * _forward(actor) - _first(actor)
     through_critic = 2 * _forward(critic) - _first(critic) + outputs * settings.critic_hidden[0]
-    total: int = 2 * rows * (_forward(actor) + _forward(critic) + critic_step + through_critic + actor_step)
-    if settings.rounding_cost:
-        total += 2 * max(1, rows // actor_critic.ROUNDED) * actor_step
-    return total
+    total = 2 * rows * (_forward(actor) + _forward(critic) + critic_step + through_critic + actor_step)
+    return total + 2 * max(1, rows // actor_critic.ROUNDED) * actor_step
 
 
 def core_rate() -> float:

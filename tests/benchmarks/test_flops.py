@@ -23,8 +23,7 @@ CASES: list[tuple[str, specs.EnvSpec, config.AlgorithmConfig]] = [
     ("dqn", DISCRETE, config.DqnConfig(hidden=(16, 24), dueling=True)),
     ("dqn", DISCRETE, config.DqnConfig(hidden=(16,), dueling=True)),
     ("ddpg", CONTINUOUS, config.DdpgConfig(hidden=(16, 24), critic_hidden=(40, 8))),
-    ("d4pg", CONTINUOUS, config.D4pgConfig(hidden=(16, 24), critic_hidden=(40, 8), rounding_cost=0.0)),
-    ("d4pg", CONTINUOUS, config.D4pgConfig(hidden=(16, 24), critic_hidden=(40, 8), rounding_cost=0.1)),
+    ("d4pg", CONTINUOUS, config.D4pgConfig(hidden=(16, 24), critic_hidden=(40, 8))),
 ]
 
 
