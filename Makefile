@@ -14,7 +14,7 @@ SHELL_SCRIPTS = .ci/run .ci/constraints $(shell find . \( -name .git -o -name .v
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench chaos fuzz test-trixie test-setup test-pi test-pi-all test-boot constraints clean
+.PHONY: help demo test check bench peers bench-peers chaos fuzz test-trixie test-setup test-pi test-pi-all test-boot constraints clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.11] [ARGS="..."] [ONLY=name]'
@@ -36,6 +36,12 @@ check: .venv/.dev ## ruff, mypy, import-linter, shellcheck
 
 bench: .venv/.dev ## run the benchmarks, one JSON object per line (ONLY=actor runs one)
 	@$(BIN)/python -m tests.benchmarks $(ONLY)
+
+peers: .venv/.peers ## install what the project is compared with (TensorFlow, PyTorch, ONNX Runtime, Stable-Baselines3), and check it
+	.venv/peers/bin/python -m tests.benchmarks.peers.child
+
+bench-peers: .venv/.dev .venv/.peers ## learning beside Stable-Baselines3, seed by seed; goes on where it was (ARGS="cartpole --seeds 3")
+	@$(BIN)/python -m tests.benchmarks.peers $(ARGS)
 
 chaos: .venv/.dev ## kill, cut and fill everything for DURATION_S seconds, and show that nothing is lost
 	$(BIN)/python -m tests.system.chaos.__main__ --duration-s $(DURATION_S) $(ARGS)
@@ -94,4 +100,15 @@ clean: ## remove .venv, caches and build output; runs/ stays
 	  $(BIN)/python -m venv --clear .venv/tflite-runtime && \
 	  .venv/tflite-runtime/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: \
 	    --require-hashes -r tests/tflite-runtime.txt; fi
+	@touch $@
+
+# What the project is compared with has an environment of its own. PyPI's PyTorch for Linux brings CUDA along, 2 GB of it;
+# PyTorch's own index has one for the CPU, whose version counts as newer.
+.venv/.peers: .venv/.created tests/peers.txt $(RECIPE)
+	@echo 'Installing into .venv/peers: about 1 GB, mostly TensorFlow and PyTorch.' >&2
+	@$(BIN)/python -m venv .venv/peers
+	@.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
+	  --extra-index-url https://download.pytorch.org/whl/cpu "$$(grep '^torch==' tests/peers.txt)"
+	@.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -r tests/peers.txt tensorflow -e '.[actor]'
 	@touch $@

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument(
         "--head", choices=specs.HEADS, help="what the model puts out (default: q_values, or deterministic)"
     )
-    score.add_argument("--runtime", choices=config.RUNTIMES, default="auto", help="(default: %(default)s)")
+    score.add_argument("--runtime", default="auto", help=f"{config.RUNTIME_HELP} (default: %(default)s)")
     score.add_argument("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
     score.add_argument("--json", action="store_true", help="print one JSON object")
     score.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
@@ -181,7 +181,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         raise errors.ConfigError("--episodes and --threads must be at least 1")
     if args.max_steps < 0 or not args.max_s >= 0:
         raise errors.ConfigError("--max-steps and --max-s must not be negative")
-    chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs)
+    chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs, runtime=args.runtime)
     from edge_actor.acting import evaluate
     from edge_actor.environment import env
 
@@ -226,7 +226,7 @@ def _score(args: argparse.Namespace, chosen: config.ActorConfig) -> tuple[evalua
     environment = env.make(chosen.env, 1, chosen.env_arguments)
     head = args.head or environment.spec.action.heads[0]
     try:
-        acting = policy.Policy(model, head, environment.spec, 1, runtime=args.runtime, threads=args.threads)
+        acting = policy.Policy(model, head, environment.spec, 1, runtime=chosen.runtime, threads=args.threads)
     except errors.PolicyError as error:
         error.where = error.where or args.policy
         raise

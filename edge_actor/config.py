@@ -14,6 +14,15 @@ from broker.program.settings import setting
 
 ENV_PREFIX = "ACTORQ_ACTOR_"
 RUNTIMES = ("auto", "ai-edge-litert", "tflite-runtime")
+RUNTIME_HELP = f"TFLite runtime: {', '.join(RUNTIMES)}; or MODULE:CLASS, one of your own"
+
+
+def is_runtime(name: str) -> bool:
+    """Returns whether a text is a known runtime, or the name of a class: MODULE:CLASS."""
+    module, colon, leaf = name.partition(":")
+    return name in RUNTIMES or (
+        bool(colon) and leaf.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class ActorConfig:
     )
     threads: int = setting(1, "threads of the TFLite runtime; one is the fastest for small policies")
     seed: int = setting(0, "of the environments, and of all that is random before the learner assigns a seed")
-    runtime: str = setting("auto", f"TFLite runtime: {', '.join(RUNTIMES)}")
+    runtime: str = setting("auto", RUNTIME_HELP)
     verbose: bool = setting(False, "show tracebacks")
 
     def __post_init__(self) -> None:
@@ -66,8 +75,8 @@ class ActorConfig:
         for name in ("rate_hz", "max_policy_age_s", "seed"):
             if getattr(self, name) < 0:
                 problems.append(f"{name} must not be negative: {getattr(self, name)}")
-        if self.runtime not in RUNTIMES:
-            problems.append(f"runtime {self.runtime!r} is none of {', '.join(RUNTIMES)}")
+        if not is_runtime(self.runtime):
+            problems.append(f"runtime {self.runtime!r} is none of {', '.join(RUNTIMES)}, and no MODULE:CLASS")
         if self.envs > messages.MAX_ENVS:
             problems.append(f"envs must be at most {messages.MAX_ENVS}, not {self.envs}")
         if len(self.env) > messages.MAX_NAME_CHARS:

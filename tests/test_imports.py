@@ -33,8 +33,8 @@ EXTRAS = {
     "edge_actor": ("actor", {"ai-edge-litert", "tflite-runtime"}),  # edge_actor/policies/interpreter.py finds one
     "learner": ("learner", {"tensorboard"}),  # reads what TensorFlow writes
 }
-NOT_DECLARED = {"dm-reverb"}
-"""What a benchmark compares with, where it is installed."""
+NOT_DECLARED = {"reverb", "onnx", "onnxruntime", "stable-baselines3", "torch"}
+"""What benchmarks compare with, where it is installed (tests/peers.txt)."""
 
 # Imports each module of the package named in argv[1]; prints them, and every top-level module then loaded.
 IMPORT_ALL = """
@@ -135,7 +135,7 @@ def distributions(package: str) -> set[str]:
     ours = {"broker", "edge_actor", "learner", "tests"} | set(sys.stdlib_module_names)
     modules = {name.partition(".")[0] for _, name in written_imports(package)} - ours
     known = importlib.metadata.packages_distributions()
-    return {normalized(name) for module in modules for name in known.get(module, [f"dm-{module}"])}
+    return {normalized(name) for module in modules for name in known.get(module, [module])}
 
 
 def normalized(name: str) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, messages, specs
-from edge_actor.policies import interpreter
+from edge_actor.policies import runtimes
 
 Row = NDArray[Any]
 """Observations [batch, *shape] of one step."""
@@ -54,7 +54,7 @@ class Policy:
         delegated: bool = True,
         limit_bytes: int = messages.MAX_POLICY_BYTES,
     ) -> None:
-        """Builds and warms it up; `delegated` and `limit_bytes` as in `interpreter.Interpreter`.
+        """Builds and warms it up; `runtime`, `delegated` and `limit_bytes` as in `runtimes.build`.
 
         Raises:
             PolicyError: The model cannot be loaded, does not fit the spec, or answers with NaN.
@@ -65,7 +65,7 @@ class Policy:
         self.batch = batch
         self.order = order
         self.stochastic = self.head in ("categorical", "gaussian")
-        self.interpreter = interpreter.Interpreter(
+        self.interpreter = runtimes.build(
             model, batch, runtime=runtime, threads=threads, delegated=delegated, limit_bytes=limit_bytes
         )
         outputs = spec.action.size * (2 if self.head == "gaussian" else 1)

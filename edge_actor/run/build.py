@@ -14,7 +14,7 @@ from edge_actor.acting import exploration, pace, step_times, supervised_env
 from edge_actor.environment import env
 from edge_actor.experience import recorder, spool, trajectory
 from edge_actor.fleet import command, vitals
-from edge_actor.policies import interpreter, policy, policy_store, receiver
+from edge_actor.policies import policy, policy_store, receiver, runtimes
 from edge_actor.run import (
     acting_loop,
     actor,
@@ -50,13 +50,13 @@ def build(
     Raises:
         ConfigError: The bundle is for another fleet, or the spool cannot be used.
         EnvironmentFailure: `settings.env` cannot be made.
-        RuntimeMissing: There is no TFLite runtime.
+        RuntimeMissing: There is no such runtime.
     """
     if settings.fleet and settings.fleet != bundle.fleet:
         raise errors.ConfigError(
             f"the bundle is for fleet {bundle.fleet!r}, not {settings.fleet!r}", where=settings.bundle
         )
-    runtime = interpreter.find(settings.runtime)
+    runtime = runtimes.describe(settings.runtime)
     state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
     environment = _environment(settings, settings.env) if settings.env else None
     boot = counters.next_boot(state_dir / "boot")
@@ -64,7 +64,7 @@ def build(
     told_to_stop = stopping.Stopping(connection.inbox.wake, on_alive)
 
     def loop(made: supervised_env.SupervisedEnv) -> acting_loop.ActingLoop:
-        return _loop(settings, state_dir, str(runtime), connection, told_to_stop, made)
+        return _loop(settings, state_dir, runtime, connection, told_to_stop, made)
 
     return actor.Actor(
         connection,

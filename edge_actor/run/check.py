@@ -27,7 +27,7 @@ from edge_actor.acting import evaluate
 from edge_actor.bench import models
 from edge_actor.board import board, clock, power
 from edge_actor.experience import journal
-from edge_actor.policies import interpreter
+from edge_actor.policies import runtimes
 
 _HOT_C = 80.0  # a Pi slows down from there on
 _MEMORY_BYTES = 150_000_000  # an actor, and a policy of the largest size being built
@@ -35,6 +35,7 @@ _BUILT_S = Path(__file__).stat().st_mtime
 _BROKER_S = 5.0
 _TIMED = 500
 _POLICY = models.Shape(256, 2)
+_BEST = "ai-edge-litert"
 _ERROR_STEPS = 3.0
 """Quantization steps of the output by which int8 may miss fp32 at the ends of the scale: kernels that miscompute are
 tens of steps off (QEMU's `max` processor does that in silence)."""
@@ -108,13 +109,14 @@ def _python() -> Finding:
 def _runtime(settings: config.ActorConfig) -> Iterator[Finding]:
     """Looks at the runtime, the kernels that it really takes, and whether they answer right."""
     try:
-        runtime = interpreter.find(settings.runtime)
+        runtime = runtimes.describe(settings.runtime)
     except errors.ActorqError as error:
         yield _failed("runtime", error)
         return
-    missing = runtime.name != "ai-edge-litert" and board.facts().bits == 64
-    todo = "pip install ai-edge-litert: only that runs int8 on XNNPACK" if missing else ""
-    yield Finding("runtime", "warn" if missing else "ok", str(runtime), todo)
+    best = runtimes.is_plugin(settings.runtime) or runtime.startswith(_BEST)
+    missing = not best and board.facts().bits == 64
+    todo = f"pip install {_BEST}: only that runs int8 on XNNPACK" if missing else ""
+    yield Finding("runtime", "warn" if missing else "ok", runtime, todo)
     yield from _inference(settings)
 
 
@@ -122,19 +124,17 @@ def _inference(settings: config.ActorConfig) -> Iterator[Finding]:
     policy = models.make(_POLICY)
     rows = models.observations(_POLICY, models.CALIBRATION_ROWS)
     try:
-        built = interpreter.Interpreter(
-            models.tflite(policy, "int8"), 1, runtime=settings.runtime, threads=settings.threads
-        )
+        built, precision = _built(settings, policy)
     except errors.ActorqError as error:
         yield _failed("inference", error)
         return
-    whole = built.delegate == "XNNPACK"
+    whole = built.delegate == "XNNPACK" or runtimes.is_plugin(settings.runtime)
     yield Finding(
         "delegate",
         "ok" if whole else "warn",
-        f"int8 runs on {built.delegate} kernels",
+        f"{precision} runs on {built.delegate} kernels",
         ""
-        if whole or built.runtime.name != "ai-edge-litert"
+        if whole or not str(built.runtime).startswith(_BEST)
         else "XNNPACK needs /proc/cpuinfo and /sys/devices/system/cpu: no chroot without /sys, no ProcSubset=pid",
     )
 
@@ -147,7 +147,7 @@ def _inference(settings: config.ActorConfig) -> Iterator[Finding]:
     step = (expected.max() - expected.min()) / 255
     off = float(np.abs(answers - expected).mean() / step)
     times = evaluate.times(answer, built.invoke, [row for _ in range(_TIMED // len(rows) + 1) for row in rows])
-    what = f"int8 {_POLICY.name} in {times['invoke_us_p50']:g} us (p99 {times['invoke_us_p99']:g})"
+    what = f"{precision} {_POLICY.name} in {times['invoke_us_p50']:g} us (p99 {times['invoke_us_p99']:g})"
     if off > _ERROR_STEPS:
         yield Finding(
             "inference",
@@ -158,6 +158,20 @@ def _inference(settings: config.ActorConfig) -> Iterator[Finding]:
         )
     else:
         yield Finding("inference", "ok", f"{what}, and right to {off:.1f} steps of 255")
+
+
+def _built(settings: config.ActorConfig, policy: models.Policy) -> tuple[runtimes.Built, str]:
+    """Builds the policy as int8, or float32 where a runtime of the user's own takes only that; returns which."""
+
+    def build(precision: str) -> runtimes.Built:
+        return runtimes.build(models.tflite(policy, precision), 1, runtime=settings.runtime, threads=settings.threads)
+
+    try:
+        return build("int8"), "int8"
+    except errors.PolicyError:
+        if not runtimes.is_plugin(settings.runtime):
+            raise
+        return build("float32"), "float32"
 
 
 def _clock() -> Finding:

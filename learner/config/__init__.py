@@ -10,9 +10,10 @@ import argparse
 import dataclasses
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from broker.contract import errors
+from broker.contract import errors, messages
 from broker.fleet import identity
 from broker.program import settings
 from broker.program.settings import setting
@@ -22,6 +23,8 @@ ENV_PREFIX = "ACTORQ_LEARNER_"
 
 PRECISIONS = ("int8", "float32", "float16", "dynamic")
 """Precisions of a policy as .tflite; quantize/tflite/convert.py says what each is."""
+WEIGHT_BYTES = {"int8": 1, "float32": 4, "float16": 2, "dynamic": 1}
+"""Of a weight, by precision."""
 
 
 class Noise(NamedTuple):
@@ -260,6 +263,12 @@ def _classes(*algorithms: type[AlgorithmConfig]) -> tuple[type[Any], ...]:
     return TrainConfig, *algorithms, GateConfig
 
 
+def hidden_bytes(chosen: Settings) -> int:
+    """Returns the bytes of a policy's weights between its hidden layers."""
+    weights = sum(one * other for one, other in pairwise(chosen.algorithm.hidden))
+    return weights * WEIGHT_BYTES[chosen.train.precision]
+
+
 def check(chosen: Settings) -> Settings:
     """Returns the settings if they can go together.
 
@@ -275,6 +284,11 @@ def check(chosen: Settings) -> Settings:
         clashes.append(f"policy_expire_s must be 0 or positive, not {train.policy_expire_s}")
     if train.precision not in PRECISIONS:
         clashes.append(f"precision {train.precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
+    elif (size := hidden_bytes(chosen)) > messages.MAX_POLICY_BYTES:
+        clashes.append(
+            f"hidden {algorithm.hidden} makes a {train.precision} policy of {size:,} bytes; actors take "
+            f"{messages.MAX_POLICY_BYTES:,}"
+        )
     if not 2 <= train.weight_bits <= 8:
         clashes.append(f"weight_bits must be 2 to 8, not {train.weight_bits}")
     if train.evaluate_steps <= 0 or not 0.0 < train.evaluate_s < math.inf:

@@ -22,7 +22,7 @@ Tensor = Any  # TensorFlow ships no types
 
 _SMALL = 0.01
 """Kernel variance times inputs, of last layers: first actions lie in the middle, and first targets are rewards."""
-_ROUNDED = 4
+ROUNDED = 4
 """One in so many observations of a minibatch is enough to show what rounding does. All of them cost twice the time."""
 
 
@@ -133,7 +133,9 @@ class ActorCritic:
             action: The result of `act` for them.
             value: The critic's values of them [B].
         """
-        some = max(1, x.shape[0] // _ROUNDED)
+        if not price:
+            return tf.constant(0.0)
+        some = max(1, x.shape[0] // ROUNDED)
         percent = 50 * (self.act_rounded(actor_weights, x[:some]) - action[:some])
         error = tf.reduce_mean(tf.reduce_sum(tf.square(percent), axis=1))
         return price * error * tf.stop_gradient(tf.math.reduce_std(value))

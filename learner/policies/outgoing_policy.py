@@ -30,7 +30,8 @@ class OutgoingPolicy:
         first: What its pieces have in common: a piece without bytes.
         is_retained: Whether the base is the retained one, and the patch is to be retained too.
         send_piece: Sends the policy's bytes ahead in pieces; None waits until it is whole.
-        quick: As in `policy_patch.difference`, for pieces.
+        word: As in `policy_patch.difference`.
+        quick: The same, for pieces.
         beside: A single thread that takes digest or pieces meanwhile. None takes them here.
 
     Attributes:
@@ -47,12 +48,13 @@ class OutgoingPolicy:
         *,
         is_retained: bool,
         send_piece: SendPiece | None = None,
+        word: int = 1,
         quick: bool = False,
         beside: futures.Executor | None = None,
     ) -> None:
         self.is_retained = is_retained
         self._base, self._first = memoryview(base), first
-        self._send_piece, self._quick = send_piece, quick
+        self._send_piece, self._word, self._quick = send_piece, word, quick
         self._beside = beside
         self._digest = hashlib.sha256()
         self._under_way: list[futures.Future[None]] = []
@@ -93,7 +95,7 @@ class OutgoingPolicy:
         if self.went_ahead:
             return np.zeros(0, np.uint8)
         began = time.perf_counter()
-        patch = _difference(self._base, model)
+        patch = difference(self._base, model, self._word)
         self.delta_ms += (time.perf_counter() - began) * 1e3
         return patch
 
@@ -107,7 +109,7 @@ class OutgoingPolicy:
         if self._send_piece is None:
             self._digest.update(piece)
         elif not self.is_lost and end <= len(self._base):  # else it is of another layout
-            patch = _difference(self._base[start:end], piece, quick=self._quick)
+            patch = difference(self._base[start:end], piece, self._word, quick=self._quick)
             self.is_lost = not self._send_piece(replace(self._first, start=start, end=end, patch=patch))
         self.parts_ms += (time.perf_counter() - began) * 1e3
 
@@ -117,5 +119,6 @@ def with_digest(manifest: messages.Manifest, model: bytes) -> messages.Manifest:
     return manifest if manifest.sha256 else replace(manifest, sha256=hashlib.sha256(model).hexdigest())
 
 
-def _difference(base: memoryview, model: bytes | memoryview, *, quick: bool = False) -> Patch:
-    return policy_patch.difference(base, model, kernels.pack, quick=quick)
+def difference(base: bytes | memoryview, model: bytes | memoryview, word: int, *, quick: bool = False) -> Patch:
+    """Returns `policy_patch.difference`, by compiled loops."""
+    return policy_patch.difference(base, model, kernels.LOOPS, word=word, quick=quick)

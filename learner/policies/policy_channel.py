@@ -15,6 +15,9 @@ on the policy.
 
 Patches grow with distance. Renewing the whole policy when the next patch would be larger than the mean of all that was
 retained since, itself included, makes that mean the smallest possible as long as they grow.
+
+Half of a float is noise that nothing packs. Where nothing leaves this machine, coding a large policy of floats costs
+more than its bytes: its pieces go as they are, and what is retained is whole.
 """
 
 from __future__ import annotations
@@ -27,9 +30,8 @@ from typing import Protocol
 
 import numpy as np
 
-from broker.contract import messages, policy_patch, topics
+from broker.contract import messages, topics
 from learner.policies import outgoing_policy
-from learner.quantize import kernels
 
 RETAIN_PERIOD_S = 2.0
 """The longest that an actor which missed a step stays behind."""
@@ -84,6 +86,7 @@ class PolicyChannel:
         names: Topics of the fleet.
         name: The channel's name.
         enabled: False sends whole policies only.
+        word: Bytes of a policy's numbers, as in `policy_patch.difference`.
         clock: Monotonic seconds.
 
     Attributes:
@@ -100,12 +103,13 @@ class PolicyChannel:
         name: str,
         *,
         enabled: bool = True,
+        word: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sender = sender
         self._whole_topic, self._patch_topic = names.policy(name), names.policy_patch(name)
         self._piece_topic = names.policy_piece(name)
-        self._enabled = enabled
+        self._enabled, self._word = enabled, word
         self._clock = clock
         self._whole = self._newest = (0, b"")
         self._manifest: messages.Manifest | None = None
@@ -126,14 +130,14 @@ class PolicyChannel:
         is_large = self._enabled and len(self._newest[1]) >= AHEAD_BYTES
         is_retained = self._clock() - self._retained_at > RETAIN_PERIOD_S * (PATIENCE if is_large else 1)
         version, base = self._whole if is_retained else self._newest
-        if not self._enabled:
+        if not self._enabled or (is_retained and not self._is_patched(len(base))):
             base = b""
         self._attempts += 1
         first = messages.PolicyPiece(*order, version, self._attempts, 0, 0, None, _NO_BYTES)
         send_piece = self._send_ahead if is_large and not is_retained else None
         quick = self._sender.is_local
         return outgoing_policy.OutgoingPolicy(
-            base, first, is_retained=is_retained, send_piece=send_piece, quick=quick, beside=beside
+            base, first, is_retained=is_retained, send_piece=send_piece, word=self._word, quick=quick, beside=beside
         )
 
     def send(self, manifest: messages.Manifest, model: bytes, outgoing: outgoing_policy.OutgoingPolicy) -> None:
@@ -168,10 +172,14 @@ class PolicyChannel:
 
     def _retain(self, manifest: messages.Manifest, model: bytes) -> None:
         base = self._whole[1]
-        if not self._enabled or len(base) != len(model):
+        if not self._enabled or len(base) != len(model) or not self._is_patched(len(model)):
             self._send_whole(manifest, model)
         else:
-            self._send_patch(manifest, model, policy_patch.difference(base, model, kernels.pack))
+            self._send_patch(manifest, model, outgoing_policy.difference(base, model, self._word))
+
+    def _is_patched(self, size: int) -> bool:
+        """Whether a retained policy of this size may be a patch."""
+        return self._word == 1 or size < AHEAD_BYTES or not self._sender.is_local
 
     def _send_whole(self, manifest: messages.Manifest, model: bytes) -> None:
         manifest = outgoing_policy.with_digest(manifest, model)

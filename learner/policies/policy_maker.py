@@ -19,6 +19,8 @@ from learner.quantize.tflite import quantizer
 
 LARGE = 400_000
 """Weights of a policy, from which on its digest or pieces take longer than a thread takes to begin."""
+_FEW = 8
+"""Observations that show whether a policy overflows or is dead, where the gate has nothing else to look for."""
 Begin = Callable[[futures.Executor | None], outgoing_policy.OutgoingPolicy]
 """Returns what takes in the bytes of a policy, beside the thread that makes it where one is given."""
 
@@ -116,19 +118,34 @@ class PolicyMaker:
             outgoing = begin(None)
             outgoing.add(model)
         quantized = time.monotonic()
-        outputs: gate.Exact
-        if is_large:
-            outputs = self._outputs.submit(fp32.outputs, refined, held_back)
+        if self._quantizer.is_faithful:
+            passed = quantized
+            verdict = self._judge_faithful(model, policy, held_back, previous)
         else:
-            outputs = fp32.outputs(refined, held_back)
-        passed = time.monotonic()
-        verdict = gate.judge_policy(model, outputs, held_back, self._spec.action, self._settings, previous)
+            outputs: gate.Exact
+            if is_large:
+                outputs = self._outputs.submit(fp32.outputs, refined, held_back)
+            else:
+                outputs = fp32.outputs(refined, held_back)
+            passed = time.monotonic()
+            verdict = gate.judge_policy(model, outputs, held_back, self._spec.action, self._settings, previous)
         times_ms = {
             "calibrate_ms": (calibrated - began + passed - quantized) * 1e3,
             "quantize_ms": (quantized - calibrated) * 1e3,
             "gate_ms": (time.monotonic() - passed) * 1e3,
         }
         return Made(model, verdict, outgoing, times_ms)
+
+    def _judge_faithful(
+        self, model: bytes, policy: layers.PolicyLayers, held_back: NDArray[np.generic], previous: bytes | None
+    ) -> gate.Verdict:
+        """Judges by a few observations; those may be equal, so that only all of them show that a policy is dead."""
+        if model == previous:
+            return gate.Verdict(False, "identical")
+        verdict = gate.judge_faithful(fp32.outputs(policy, held_back[:_FEW]), self._spec.action)
+        if verdict.reason == "dead":
+            verdict = gate.judge_faithful(fp32.outputs(policy, held_back), self._spec.action)
+        return verdict
 
     def calibrate(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:
         """Makes the ranges that the next policy is quantized with."""

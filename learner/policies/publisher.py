@@ -95,7 +95,10 @@ class Publisher:
         weight_bits: int = bits.BITS_MAX,
         expire_after_s: float = 0.0,
     ) -> None:
-        self._channel = policy_channel.PolicyChannel(sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas)
+        word = config.WEIGHT_BYTES[precision]
+        self._channel = policy_channel.PolicyChannel(
+            sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas, word=word
+        )
         self._maker = policy_maker.PolicyMaker(spec, head, settings, precision, weight_bits)
         self._spec, self._head, self._epoch, self._precision = spec, head, epoch, precision
         self._expire_after_s = expire_after_s

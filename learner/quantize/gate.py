@@ -101,6 +101,23 @@ def judge_policy(
     return judge_actions(int8, exact, observations, action, settings, previous)
 
 
+def judge_faithful(exact: FloatArray, action: specs.ActionSpec) -> Verdict:
+    """Decides on a policy whose file holds its numbers as they are, or as float16, where there is nothing to compare.
+
+    A float16 weight is off by at most 2^-11 of it: the actions differ by a hundredth of what the gate lets pass
+    (docs/decisions.md).
+
+    Args:
+        exact: Outputs [N, n] of the policy in fp32 for some observations; a few show what overflows or is dead.
+        action: What the outputs are for. As an action, a constant is no fault.
+    """
+    if not np.isfinite(exact).all():
+        return Verdict(False, "not_finite")
+    if action.kind == "discrete" and not np.ptp(exact, axis=0).any():
+        return Verdict(False, "dead")
+    return Verdict(True, "")
+
+
 def judge_actions(
     int8: bytes,
     exact: Exact,

@@ -8,6 +8,7 @@ them in order, learner first, so that it can still save and say goodbye.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -25,11 +26,29 @@ from broker.fleet import identity
 from broker.program import children, cli, settings
 from learner import config
 from learner.files import run_directory
+from learner.run import cpu_quota
 
 _NAME = "local"
 _BROKER_TIMEOUT_S = 15.0
 _LEARNER_STOP_S = 3.5
 _STOP_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ActorOptions:
+    """How the actors of a fleet run.
+
+    Attributes:
+        envs: Environments in each.
+        cpu_share: Of a core, that each may use; 0 holds them to nothing.
+        python: Interpreter that runs them; empty is this one.
+        runtime: What runs their policies, as in `actorq-actor run --runtime`; empty is the actor's own choice.
+    """
+
+    envs: int = 1
+    cpu_share: float = 0.0
+    python: str = ""
+    runtime: str = ""
 
 
 class LocalFleet:
@@ -42,8 +61,10 @@ class LocalFleet:
         broker_kind: As in `actorq-broker up --kind`.
         brokers: How many brokers serve it.
         tls: Whether over TLS, as on a network.
+        actors: How its actors run.
 
     Attributes:
+        quota: What holds the actors to a share of a core; None where nothing does.
         children: Processes by name: `broker-0` and so on, `learner`, and actors by their own.
         brokers: What each broker said of itself when it was ready.
     """
@@ -56,8 +77,12 @@ class LocalFleet:
         broker_kind: str,
         brokers: int,
         tls: bool,
+        actors: ActorOptions,
+        quota: cpu_quota.CpuQuota | None,
     ) -> None:
         self.directory = directory
+        self.quota = quota
+        self._actors = actors
         self.name = fleet.name
         self.children: dict[str, subprocess.Popen[str]] = {}
         self._environment = os.environ | {"ACTORQ_HOME": str(directory / "home"), "PYTHONUNBUFFERED": "1"}
@@ -68,17 +93,27 @@ class LocalFleet:
         self.brokers: list[dict[str, Any]] = [{"port": 0}] * brokers
 
     @classmethod
-    def start(cls, directory: Path, broker_kind: str = "auto", *, brokers: int = 1, tls: bool = False) -> LocalFleet:
+    def start(
+        cls,
+        directory: Path,
+        broker_kind: str = "auto",
+        *,
+        brokers: int = 1,
+        tls: bool = False,
+        actors: ActorOptions = ActorOptions(),
+    ) -> LocalFleet:
         """Makes the keys of a new fleet, and starts its brokers.
 
         Raises:
             BrokerUnreachable: One does not start.
+            ConfigError: The kernel takes no such share of a core.
         """
+        quota = cpu_quota.CpuQuota.of(actors.cpu_share) if actors.cpu_share else None
         fleet = identity.Fleet.open(_NAME, directory / "home" / "fleets" / _NAME)
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         spools = tempfile.TemporaryDirectory(prefix="actorq-", dir=memory)  # what is left there ends with the fleet
-        started = cls(directory, fleet, spools, broker_kind, brokers, tls)
+        started = cls(directory, fleet, spools, broker_kind, brokers, tls, actors, quota)
         try:
             for index in range(brokers):
                 started.start_broker(index)
@@ -116,7 +151,11 @@ class LocalFleet:
         state = self.directory / "home" / "actors" / actor_id
         spool = str(self.spool(actor_id))
         command = ["edge_actor", "run", "--bundle", str(bundle), "--state-dir", str(state), "--spool-dir", spool]
-        return self._spawn(actor_id, [*command, *arguments])
+        command += ["--runtime", self._actors.runtime] if self._actors.runtime else []
+        child = self._spawn(actor_id, [*command, *arguments], python=self._actors.python)
+        if self.quota:
+            self.quota.hold(actor_id, child.pid)
+        return child
 
     def spool(self, actor_id: str) -> Path:
         """Returns the directory in which an actor keeps its spool."""
@@ -159,6 +198,8 @@ class LocalFleet:
                     child.kill()
                     child.wait()
         self._spools.cleanup()
+        if self.quota:
+            self.quota.close()
 
     def learner_output(self) -> str:
         """Returns what the learner printed on stdout; it must have ended."""
@@ -175,12 +216,12 @@ class LocalFleet:
         return "\n".join(file.read_text(errors="replace").splitlines()[-8:]) if file.exists() else ""
 
     def _spawn(
-        self, name: str, module: Sequence[str], *, pipe: bool = False, log: bool = True
+        self, name: str, module: Sequence[str], *, pipe: bool = False, log: bool = True, python: str = ""
     ) -> subprocess.Popen[str]:
         stderr = open(self.directory / "logs" / f"{name}.log", "a") if log else None  # noqa: SIM115  the child's
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", *module],
+                [python or sys.executable, "-m", *module],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipe else stderr,
                 stderr=stderr,
@@ -242,16 +283,17 @@ def _as_said(stderr: str, code: int) -> errors.ActorqError:
     return error
 
 
-def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[dict[str, Any] | None, int]:
+def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) -> tuple[dict[str, Any] | None, int]:
     """Trains on a fleet of this machine.
 
     Args:
         effective: Settings of the learner.
-        envs: Environments per actor.
+        actors: How the actors run.
         broker_kind: As in `actorq-broker up --kind`.
 
     Returns:
-        The learner's summary with `train_wall_s`, counted from the start of the first process; and its exit code.
+        The learner's summary with `train_wall_s`, counted from the start of the first process, and `actors_held`, which
+        says what held the actors to a share of a core (cpu_quota.Held; None where nothing was to); and its exit code.
 
     Raises:
         EnvironmentFailure: The broker or an actor ended by itself.
@@ -263,13 +305,13 @@ def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[di
     if (path / "config.toml").exists():
         raise errors.RunError("the run directory holds a run already", where=str(path), todo="choose another --run-dir")
     started = time.time()
-    with LocalFleet.start(path, broker_kind) as fleet:
+    with LocalFleet.start(path, broker_kind, actors=actors) as fleet:
         print(f"{fleet.broker['kind']} broker on {fleet.address}; run directory: {path}", file=sys.stderr, flush=True)
         config_file = path / "demo.toml"
         config_file.write_text(settings.dump(effective.train, effective.algorithm, effective.gate))
         learner = fleet.start_learner(["--config", str(config_file), "--run-dir", str(path), "--json"])
         for index in range(train.actors):
-            fleet.start_actor(f"actor-{index}", ["--env", train.env, "--envs", str(envs), "--heartbeat-s", "1"])
+            fleet.start_actor(f"actor-{index}", ["--env", train.env, "--envs", str(actors.envs), "--heartbeat-s", "1"])
         while learner.poll() is None and not stop.wait(0.05):
             if gone := fleet.ended():
                 error = errors.EnvironmentFailure(
@@ -279,9 +321,11 @@ def demo(effective: config.Settings, *, envs: int, broker_kind: str) -> tuple[di
                 print(f"error: {error}", file=sys.stderr, flush=True)  # to stop the others takes seconds
                 error.said = True
                 raise error
+        held = fleet.quota.held() if fleet.quota else None
         fleet.stop()
         output = fleet.learner_output()
     summary: dict[str, Any] | None = json.loads(output) if output else None
     if summary is not None:
         summary = {"train_wall_s": round(summary["finished_unix_s"] - started, 3), **summary}
+        summary["actors_held"] = dataclasses.asdict(held) if held else None
     return summary, learner.returncode

@@ -88,10 +88,14 @@ def run(
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
-            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop)
+            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop, tracker)
             loop.train()
             used = tracker.stop() if tracker else None
-            result = summary.make(loop.summaries(), used, tracker.error if tracker else "switched off")
+            error = tracker.error if tracker else "switched off"
+            spent = energy.summary(used, error, actors.energy, loop.parts.progress.steps)
+            result = summary.make(loop.summaries(), spent)
+            with loop.parts.records.attempt("details for the report"):
+                directory.save_details(loop.details())
             with loop.parts.records.attempt("the summary"):
                 directory.save_summary(result)
             return result, directory.path
@@ -113,9 +117,11 @@ def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
     spec, hidden = birth.spec, settings.algorithm.hidden
     is_image = spec.observation.dtype == "uint8" and len(spec.observation.shape) == 3  # as in networks.py
     weights = hidden[-1] * spec.action.size + (0 if is_image else hidden[0] * spec.observation.size)
-    if weights > messages.MAX_POLICY_BYTES:
+    size = weights * config.WEIGHT_BYTES[settings.train.precision] + config.hidden_bytes(settings)
+    if size > messages.MAX_POLICY_BYTES:
         return (
-            f"a policy for {spec.describe()} has {weights:,} weights; actors take {messages.MAX_POLICY_BYTES:,} bytes"
+            f"a policy for {spec.describe()} has {size:,} bytes in {settings.train.precision}; actors take "
+            f"{messages.MAX_POLICY_BYTES:,}"
         )
     try:
         replay.check_memory(spec, settings.algorithm.replay_capacity, settings.train.max_env_steps)

@@ -7,19 +7,27 @@ in the quickest way we know (constants in the graph, one calibration batch): fro
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from broker.contract import policy_patch, signing, specs
+from broker.contract import messages, policy_patch, signing, specs, topics
 from learner import config
+from learner.files import records, run_directory
 from learner.networks import layers, networks
+from learner.policies import publisher
 from learner.quantize import calibrate, fp32, gate, kernels, ptq
 from learner.quantize.tflite import convert, quantizer
+from learner.run import train
+from tests.benchmarks import _sink
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
@@ -33,11 +41,14 @@ def run() -> Iterator[dict[str, Any]]:
 
     with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
         tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
+    sys.setswitchinterval(train.SWITCH_S)
     yield from _stages("MLP 256x2", (256, 256), conversions=15, rounds=45)
     yield from _stages("MLP 2048x2", (2048, 2048), conversions=7, rounds=21)
     for precision in ("float32", "float16", "dynamic"):
         yield _float("MLP 256x2", (256, 256), precision, rounds=15)
         yield _float("MLP 2048x2", (2048, 2048), precision, rounds=7)
+    for precision, is_local in itertools.product(("float32", "float16", "dynamic", "int8"), (True, False)):
+        yield _published("MLP 2048x3", (2048, 2048, 2048), precision, is_local=is_local, rounds=15)
 
 
 def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int) -> Iterator[dict[str, Any]]:
@@ -74,11 +85,11 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
         outputs = timed("exact outputs", fp32.outputs, centred, held_back)
         timed("gate", gate.judge, model, outputs, held_back, settings)
         keyframe = keyframe or model
-        timed("delta", policy_patch.difference, keyframe, model, kernels.pack)
+        timed("delta", policy_patch.difference, keyframe, model, kernels.LOOPS)
         timed("signing", sealer.seal, TOPIC, model)
     assert not quantize.fallbacks + published.fallbacks
     reference = times.pop("TFLiteConverter")
-    patch = policy_patch.difference(keyframe, model, kernels.pack)
+    patch = policy_patch.difference(keyframe, model, kernels.LOOPS)
     explain = f"{sum(a.size for a in layers.arrays(policy).values())} weights, {len(model)} bytes"
     for stage, seen in times.items():
         value, slow = statistics.median(seen), statistics.median(reference)
@@ -108,6 +119,12 @@ def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int
         }
 
 
+def _ms(work: Callable[[Any], object], argument: Any) -> float:
+    started = time.perf_counter()
+    work(argument)
+    return (time.perf_counter() - started) * 1e3
+
+
 def _float(case: str, hidden: tuple[int, ...], precision: str, *, rounds: int) -> dict[str, Any]:
     """Of a model whose activations are floats: written over a converted one, and converted, in turn."""
     rng = np.random.default_rng(0)
@@ -135,6 +152,58 @@ def _float(case: str, hidden: tuple[int, ...], precision: str, *, rounds: int) -
         "spread": round(max(ours) - min(ours), 3),
         "explain": f"{min(ours):.3f} to {max(ours):.3f} ms; reference is TFLiteConverter, {min(theirs):.0f} to "
         f"{max(theirs):.0f} ms in {rounds} runs between ours; {len(model)} bytes",
+    }
+
+
+def _published(case: str, hidden: tuple[int, ...], precision: str, *, is_local: bool, rounds: int) -> dict[str, Any]:
+    """From weights to the last byte in the socket, of policies that follow one another; beside a copy, and the send."""
+    rng = np.random.default_rng(0)
+    policy = _initial(hidden, rng)
+    sample = rng.standard_normal((calibrate.sample_size(policy), *SPEC.observation.shape), np.float32)
+    lenient = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
+    times: dict[str, list[float]] = {"publish": [], "send": [], "copy": []}
+    sizes: list[int] = []
+
+    with tempfile.TemporaryDirectory(prefix="actorq-bench-") as name, _sink.opened(is_local=is_local) as sink:
+        directory = run_directory.RunDirectory.open(Path(name) / "run", resume=False)
+        publishing = publisher.Publisher(
+            sink, topics.Topics("bench"), SPEC, "q_values", 1, 0, lenient, directory, records.Records(),
+            precision=precision,
+        )  # fmt: skip
+        publishing.prepare(policy)
+        observations = calibrate.split(sample)
+        for _ in range(rounds + 1):
+            _change(policy, rng)
+            this = layers.with_arrays(policy, [array.copy() for array in layers.arrays(policy).values()])
+            sink.begin()
+            took = _ms(lambda policy: publishing.publish(policy, *observations).result(), this)
+            assert publishing.newest is not None
+            model, sent = publishing.newest.model, sink.sent
+            if isinstance(sent[-1][1], messages.PolicyPiece):  # not the first one, nor what is retained
+                sizes.append(sink.sent_bytes)
+                times["publish"].append(took)
+                times["send"].append(_ms(sink.send_all, sent))
+                times["copy"].append(_ms(np.copy, np.frombuffer(model, np.uint8)))
+            publishing.tidy(at_once=True)  # what waits until an actor acts
+        stages = {name: getattr(publishing.timings, f"{name}_ms") for name in ("quantize", "gate", "delta", "send")}
+        made = ", ".join(f"{name} {statistics.median(list(of)[1:]):.1f}" for name, of in stages.items())
+        parts = statistics.median(list(publishing.timings.parts_ms)[1:])
+        publishing.close()
+    ratios = [(p - s) / c for p, s, c in zip(*times.values(), strict=True)]
+    value, send, copy = (statistics.median(times[what]) for what in ("publish", "send", "copy"))
+    return {
+        "benchmark": "publish",
+        "case": f"{case}, {precision}, published {'on this machine' if is_local else 'to others'}",
+        "value": round(value, 2),
+        "unit": "ms",
+        "reference": round(copy, 2),
+        "ratio": round(statistics.median(ratios), 2),
+        "runs": len(ratios),
+        "spread": round(max(ratios) - min(ratios), 2),
+        "explain": f"ratio is (publish - send) / copy; reference is numpy's copy of {len(model)} bytes; "
+        f"send is signing the same {len(sent)} messages and handing them to a socket again, {send:.2f} ms; "
+        f"{statistics.median(sizes):.0f} bytes on the wire ({statistics.median(sizes) / len(model):.2f} of the model); "
+        f"stages in ms: {made}, pieces beside them {parts:.1f}",
     }
 
 

@@ -3,6 +3,9 @@
 `value` counts gradient steps of: sample from replay, hand to TensorFlow, K compiled steps, and with prioritised
 replay the new priorities. `reference` runs the same compiled function over and over on one batch that TensorFlow holds
 already. The two alternate within one process, so that a machine that slows down slows both.
+
+A second row of each has the limit as its reference: what the core does on a product of 64x256x256, over the operations
+of the products of one update (`_flops`). That is measured in the same turns.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from broker.contract import specs
 from learner import config
 from learner.experience import replay
+from tests.benchmarks import _flops
 
 ALTERNATIONS = 9
 CALLS = 8  # of K updates each, per timing
@@ -43,19 +47,20 @@ class _Segments:
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yields one row per case."""
+    """Yields two rows per case."""
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
         tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
     for name, prioritized in (("uniform", False), ("prioritised", True)):
-        dqn = config.DqnConfig(hidden=(256, 256), batch_size=64, prioritized=prioritized)
-        yield _row(f"DQN, {name} replay, MLP 256x2, batch 64", "dqn", DISCRETE, dqn)
+        for heads, dueling in (("", False), ("dueling ", True)):
+            dqn = config.DqnConfig(hidden=(256, 256), batch_size=64, prioritized=prioritized, dueling=dueling)
+            yield from _rows(f"{heads}DQN, {name} replay, MLP 256x2, batch 64", "dqn", DISCRETE, dqn)
         d4pg = config.D4pgConfig(batch_size=64, prioritized=prioritized)
-        yield _row(f"D4PG, {name} replay, two MLPs 256x2, 51 atoms, batch 64", "d4pg", CONTINUOUS, d4pg)
+        yield from _rows(f"D4PG, {name} replay, two MLPs 256x2, 51 atoms, batch 64", "d4pg", CONTINUOUS, d4pg)
 
 
-def _row(case: str, name: str, spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> dict[str, Any]:
+def _rows(case: str, name: str, spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
     from learner.algorithms import compiled, registry
@@ -82,23 +87,35 @@ def _row(case: str, name: str, spec: specs.EnvSpec, settings: config.AlgorithmCo
     for warm_up in (bare, whole):
         warm_up()
     rates: dict[Callable[[], None], list[float]] = {bare: [], whole: []}
+    core: list[float] = []
     for _ in range(ALTERNATIONS):
         for side, seen in rates.items():
+            core.append(_flops.core_rate())
             started = time.perf_counter()
             for _ in range(CALLS):
                 side()
             seen.append(CALLS * k / (time.perf_counter() - started))
     value, reference = statistics.median(rates[whole]), statistics.median(rates[bare])
     ratios = [w / r for w, r in zip(rates[whole], rates[bare], strict=True)]
-    return {
-        "benchmark": "update",
-        "case": case,
-        "value": round(value, 1),
-        "unit": "updates/s",
+    row = {"benchmark": "update", "case": case, "value": round(value, 1), "unit": "updates/s", "runs": ALTERNATIONS}
+    yield {
+        **row,
         "reference": round(reference, 1),
         "ratio": round(statistics.median(ratios), 3),
-        "runs": ALTERNATIONS,
         "spread": round(max(ratios) - min(ratios), 3),
         "explain": f"{k} updates per call; sampling costs one gather per array and call, and no copy on the way to "
         "TensorFlow" + (", but a sum tree is walked twice" if settings.prioritized else ""),
+    }
+    operations = _flops.of_update(settings, spec.observation.size, spec.action.size)
+    shares = [w * operations / rate for w, rate in zip(rates[whole], core[1::2], strict=True)]
+    yield {
+        **row,
+        "case": f"{case}, of the core's limit",
+        "reference": round(statistics.median(core) / operations, 1),
+        "ratio": round(statistics.median(shares), 3),
+        "spread": round(max(shares) - min(shares), 3),
+        "explain": f"the products of an update are {operations / 1e6:.1f} million operations; the core does "
+        f"{statistics.median(core) / 1e9:.1f} ({min(core) / 1e9:.1f} to {max(core) / 1e9:.1f}) billion a second on "
+        "64x256x256, one thread; the bare compiled update reaches "
+        f"{reference * operations / statistics.median(core):.2f}",
     }

@@ -3,6 +3,9 @@
 As in `template`, a place is a numpy view into the converted model's bytes. There are no activation ranges to write:
 only the weights, biases and input scaling of a policy are in such a file. With the same numbers it is the
 converter's file, byte by byte.
+
+Such a file is four or two times as large as in int8, so nothing is written twice: weights go from the policy into the
+bytes that are sent, in one pass that also looks for what is not finite.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
+from broker.contract import room
 from learner.networks import layers
 from learner.quantize import bits, input_scaling, kernels, scales
 from learner.quantize.tflite import convert, graph, requantize, template
@@ -21,20 +25,28 @@ from learner.quantize.tflite import convert, graph, requantize, template
 _OTHERS = {schema.BuiltinOperator.TANH, schema.BuiltinOperator.RESHAPE, schema.BuiltinOperator.DEQUANTIZE}
 """Operators without numbers of the policy. DEQUANTIZE widens the weights of float16."""
 _LARGEST = float(np.finfo(np.float16).max)
-_BAND = 1 << 15
-"""Weights that are rounded at once: in float64 they stay in the cache."""
+_TINY = 2.0**-12
+"""Rows of float16 weights that reach this far have errors of 2^-11 of a weight, or 2^-13 of the row's largest one."""
+_PIECES = 8
+"""A large model goes out in at most so many: a connection takes 20 messages that were not acknowledged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
     """Views of one layer's numbers, with weights [outputs, inputs] in the file's dtype, biases [outputs].
 
-    `weight_scale` is float32 for weights that are int8, [1] or for a convolution [outputs]; else empty.
+    `weight_scale` is float32 for weights that are int8, [1] or for a convolution [outputs]; else empty. `start` is the
+    offset of the weights.
     """
 
     weights: NDArray[Any]
     bias: NDArray[Any]
     weight_scale: NDArray[np.float32]
+    start: int
+
+
+_Written = tuple[_Place, NDArray[np.float32], NDArray[np.float64]]
+"""A layer's place, its kernel [outputs, inputs], and in int8 the factors [outputs] of its rows."""
 
 
 class Template:
@@ -45,6 +57,10 @@ class Template:
         shape: Shape of one observation.
         precision: 'float32', 'float16' or 'dynamic'.
 
+    Attributes:
+        is_faithful: Whether the newest model holds the very numbers of its policy, or those of float16 that are as near
+            to them as this format ever comes. If not, what they answer may differ.
+
     Raises:
         Unmapped: The converted graph is not the chain of operators that this module knows.
     """
@@ -53,6 +69,7 @@ class Template:
         rng = np.random.default_rng(0)
         observations = rng.uniform(-1, 1, (2, *shape)).astype(np.float32)
         stand_in = template.stand_in(policy, rng)
+        self.is_faithful = False
         self._model = bytearray(convert.convert(stand_in, observations, precision))
         self._gain, self._offset, self._places = _located(self._model)
         expected = bytes(self._model)
@@ -75,7 +92,7 @@ class Template:
         Args:
             policy: Layers for raw observations.
             affine: Scaling of the input; None in front of a convolution.
-            on_written: See `requantize`.
+            on_written: See `requantize`. Its pieces are views of what is returned.
             weight_bits: See `convert.convert`.
 
         Raises:
@@ -85,39 +102,77 @@ class Template:
         if affine is not None:
             assert self._gain is not None
             assert self._offset is not None
-            policy = input_scaling.compensate(policy, affine)
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by name
+                policy = input_scaling.compensate(policy, affine)
             self._gain[:], self._offset[:] = affine.gain.reshape(-1), affine.offset.reshape(-1)
         policy = bits.rounded(policy, weight_bits)
-        for layer, place in zip(layers.weighted(policy), self._places, strict=True):
-            kernel = np.ascontiguousarray(layer.kernel.reshape(len(layer.kernel), -1))
-            largest = max(float(np.abs(kernel).max()), float(np.abs(layer.bias).max()))
-            scales.check_finite(largest, "weights")
-            if largest > _LARGEST and np.float16 in (place.weights.dtype, place.bias.dtype):
-                raise scales.Unmapped("a weight is beyond what float16 holds")
-            if place.weights.dtype == np.int8:
-                _write_int8(place, kernel)
-            else:
-                place.weights[:] = kernel
-            place.bias[:] = layer.bias
-        whole = memoryview(self._model)
-        for start in range(0, len(whole), requantize.PIECE_BYTES):
-            on_written(whole[start : start + requantize.PIECE_BYTES])
-        return bytes(self._model)
+        self.is_faithful = weight_bits == bits.BITS_MAX
+        placed = [
+            (place, np.ascontiguousarray(layer.kernel.reshape(len(layer.kernel), -1)), layer.bias)
+            for layer, place in zip(layers.weighted(policy), self._places, strict=True)
+        ]
+        written = []
+        for place, kernel, bias in placed:
+            _check(float(np.abs(bias).max()), place.bias)
+            place.bias[:] = bias
+            written.append((place, kernel, _write_scale(place, kernel)))
+        return self._copied(written, on_written)
+
+    def _copied(self, written: list[_Written], on_written: requantize.OnWritten) -> bytes:
+        """Returns the template's bytes with these kernels in it; all other numbers are in their places already."""
+        made, into = room.of(len(self._model))
+        before, at = np.frombuffer(self._model, np.uint8), 0
+        final = requantize.Final(memoryview(made), on_written, max(requantize.PIECE_BYTES, len(made) // _PIECES))
+        for place, kernel, factors in sorted(written, key=lambda one: one[0].start):
+            end = place.start + place.weights.nbytes
+            into[at : place.start], at = before[at : place.start], end
+            rows = into[place.start : end].view(place.weights.dtype).reshape(kernel.shape)
+            width = kernel.shape[1] * rows.itemsize
+            height = max(1, requantize.PIECE_BYTES // width)
+            for row in range(0, len(kernel), height):
+                band = slice(row, min(row + height, len(kernel)))
+                self.is_faithful &= _write_rows(rows[band], kernel[band], factors[band])
+                final.rows_done(place.start, width, band.stop)
+        into[at:] = before[at:]
+        final.all_done()
+        return made
 
 
-def _write_int8(place: _Place, kernel: NDArray[np.float32]) -> None:
-    """Rounds weights of dynamic range as the converter does: in float64, halves away from zero."""
-    per_channel = len(place.weight_scale) > 1
-    largest = np.abs(kernel).max(axis=1 if per_channel else None, keepdims=True)
+def _check(largest: float, numbers: NDArray[Any]) -> None:
+    """Refuses what is not finite, or more than the dtype of `numbers` holds."""
+    scales.check_finite(largest, "weights")
+    if largest > _LARGEST and numbers.dtype == np.float16:
+        raise scales.Unmapped("a weight is beyond what float16 holds")
+
+
+def _write_rows(rows: NDArray[Any], kernel: NDArray[np.float32], factors: NDArray[np.float64]) -> bool:
+    """Writes some rows of weights; returns whether they say what the kernel says."""
+    if rows.dtype == np.int8:
+        kernels.round_rows_finely(kernel, factors, rows)
+        return False
+    largest, is_faithful = np.empty(len(kernel), np.float32), True
+    if rows.dtype == np.float16:
+        kernels.half_rows(kernel, rows.view(np.uint16), largest)
+        is_faithful = bool(((largest >= _TINY) | (largest == 0)).all())
+    else:
+        kernels.copy_rows(kernel, rows, largest)
+    _check(float(largest.max()), rows)
+    return is_faithful
+
+
+def _write_scale(place: _Place, kernel: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Writes the scale(s) of weights that are int8; returns the factor of each row."""
+    if place.weights.dtype != np.int8:
+        return np.ones(len(kernel))
+    largest = np.empty(len(kernel), np.float32)
+    kernels.row_maxima(kernel, np.ones(kernel.shape[1], np.float32), largest)
+    scales.check_finite(float(largest.max()), "weights")
+    if len(place.weight_scale) == 1:
+        largest[:] = largest.max()
     if not largest.all():
         raise scales.Unmapped("a layer's weights are nothing but zeros")
-    place.weight_scale[:] = (largest / np.float32(127)).reshape(-1)
-    factor = 127.0 / largest.astype(np.float64)
-    height = max(1, _BAND // kernel.shape[1])
-    for row in range(0, len(kernel), height):
-        band = slice(row, row + height)
-        scaled = kernel[band] * (factor[band] if per_channel else factor)
-        place.weights[band] = kernels.half_away(scaled)
+    place.weight_scale[:] = largest[: len(place.weight_scale)] / np.float32(127)
+    return 127.0 / largest.astype(np.float64)
 
 
 def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, tuple[_Place, ...]]:
@@ -125,7 +180,7 @@ def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.f
     operators = schema.BuiltinOperator
     gain = offset = None
     places: list[_Place] = []
-    read = graph.Graph(model)
+    read, begin = graph.Graph(model), graph.address(np.frombuffer(model, np.uint8))
     widened = {op.Outputs(0): op.Inputs(0) for code, op in read.operators() if code == operators.DEQUANTIZE}
 
     def constant(tensor: int) -> NDArray[Any]:
@@ -140,7 +195,8 @@ def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.f
         elif code in (operators.FULLY_CONNECTED, operators.CONV_2D):
             weights, bias = read.weights_and_bias(operator)
             biases = constant(bias)
-            places.append(_Place(constant(weights).reshape(len(biases), -1), biases, read.scale(weights)))
+            numbers = constant(weights).reshape(len(biases), -1)
+            places.append(_Place(numbers, biases, read.scale(weights), graph.address(numbers) - begin))
         elif code not in _OTHERS:
             raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
     return gain, offset, tuple(places)

@@ -71,3 +71,8 @@ class Graph:
         quantization = self._graph.Tensors(tensor).Quantization()
         zero_point: Any = quantization.ZeroPointAsNumpy() if quantization else 0
         return zero_point if isinstance(zero_point, np.ndarray) else np.zeros(0, np.int64)
+
+
+def address(array: NDArray[Any]) -> int:
+    """Returns where an array begins in memory."""
+    return int(array.__array_interface__["data"][0])

@@ -32,6 +32,8 @@ class Quantizer:
 
     Attributes:
         fallbacks: Number of models that TFLiteConverter had to make.
+        is_faithful: Whether the newest model holds its policy's numbers so well that running it tells nothing
+            (`float_template`); never in int8.
     """
 
     def __init__(self, *, per_channel: bool = True) -> None:
@@ -39,6 +41,7 @@ class Quantizer:
         self._templates: dict[template.Architecture, template.Template | None] = {}
         self._floats: dict[template.Architecture, float_template.Template | None] = {}
         self.fallbacks = 0
+        self.is_faithful = False
 
     def prepare(self, policy: layers.PolicyLayers, shape: tuple[int, ...], precision: str = "int8") -> None:
         """Converts the template for policies like this one now, so that the first publish need not wait for it.
@@ -72,6 +75,7 @@ class Quantizer:
         Raises:
             PolicyError: A weight or a range is NaN or infinite.
         """
+        self.is_faithful = False
         entry = _Input(params.affine is not None, params.affine is not None and params.affine.hi_lo)
         target = self._template(policy, calibration.shape[1:], entry)
         if target is not None:
@@ -103,11 +107,14 @@ class Quantizer:
         Raises:
             PolicyError: A weight is NaN or infinite.
         """
+        self.is_faithful = False
         target = self._float_template(policy, calibration.shape[1:], precision) if precision != "int8" else None
         if target is not None:
             affine = input_scaling.from_ranges(calibration) if calibrate.has_features(policy) else None
             try:
-                return target.write(policy, affine, on_written, weight_bits=weight_bits)
+                model = target.write(policy, affine, on_written, weight_bits=weight_bits)
+                self.is_faithful = target.is_faithful
+                return model
             except scales.Unmapped as why:
                 _warn(why)
         self.fallbacks += 1

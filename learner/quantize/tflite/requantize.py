@@ -62,7 +62,7 @@ def _requantize(
     scale = _write_activation(target.inputs, params.input)
     weighted = layers.weighted(policy)
     factors: tuple[FloatArray | None, ...] = (None, *(params.factors or (None,) * (len(weighted) - 1)), None)
-    final = _Final(target.model, on_written)
+    final = Final(target.model, on_written)
     for i, (layer, place, output) in enumerate(zip(weighted, target.layers, params.outputs, strict=True)):
         kernel = _Kernel.of(layer.kernel, factors[i], factors[i + 1], params.means[i] if params.means else None)
         on_rows = functools.partial(final.rows_done, target.starts[i], kernel.weights.shape[1])
@@ -84,33 +84,38 @@ def _requantize(
         scale = _write_activation(place.outputs, output)
         if layer.activation == "tanh":
             scale = np.float32(1 / 128)
-    final.up_to(len(target.model), least=1)
+    final.all_done()
     return bytes(target.model)
 
 
-class _Final:
+class Final:
     """Hands on a model's bytes as they become final.
 
     Args:
-        model: Model that is written in the order of its bytes.
+        model: Bytes that are written in their order.
         on_written: Gets the pieces.
+        least: Bytes of a piece, but for the last one.
     """
 
-    def __init__(self, model: bytearray, on_written: OnWritten) -> None:
+    def __init__(self, model: bytearray | memoryview, on_written: OnWritten, least: int = PIECE_BYTES) -> None:
         self._bytes = memoryview(model)
         self._on_written = on_written
+        self._least = least
         self._given = 0
 
     def rows_done(self, start: int | None, width: int, rows: int) -> None:
-        """Notes that so many rows of an int8 kernel that begins at `start` are final; of None nothing is known.
+        """Notes that so many rows of a kernel that begins at `start` are final; of None nothing is known.
 
         What little is left behind the last of them is no piece of its own: each costs a signature and a packet.
         """
-        if start is not None and len(self._bytes) - (end := start + width * rows) >= PIECE_BYTES // 4:
-            self.up_to(end, least=PIECE_BYTES)
+        if start is not None and len(self._bytes) - (end := start + width * rows) >= self._least // 4:
+            self._up_to(end, self._least)
 
-    def up_to(self, end: int, *, least: int) -> None:
-        """Notes that all bytes before `end` are final; hands them on once they are `least` more than before."""
+    def all_done(self) -> None:
+        """Hands on what is left."""
+        self._up_to(len(self._bytes), 1)
+
+    def _up_to(self, end: int, least: int) -> None:
         if end - self._given >= least:
             self._on_written(self._bytes[self._given : end])
             self._given = end

@@ -182,16 +182,12 @@ def _tensor_scale(read: graph.Graph, tensor: int) -> TensorScale:
 
 def _starts(model: bytearray, places: Sequence[Place]) -> Iterator[int | None]:
     """Yields where the weights of each layer begin; None if numbers of it or of later layers come before them."""
-    start = _address(np.frombuffer(model, np.uint8))
+    start = graph.address(np.frombuffer(model, np.uint8))
     firsts = []
     for place in places:
         numbers: list[NDArray[Any]] = [place.weights, place.weight_scale, place.bias, place.bias_scale]
         numbers += [number for affine in place.outputs for number in (affine.scale, affine.zero_point)]
-        firsts.append(min(_address(number) for number in numbers) - start)
+        firsts.append(min(graph.address(number) for number in numbers) - start)
     for i, place in enumerate(places):
-        begin = _address(place.weights) - start
+        begin = graph.address(place.weights) - start
         yield begin if begin == min(firsts[i:]) else None
-
-
-def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])

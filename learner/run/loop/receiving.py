@@ -52,8 +52,8 @@ class Receiver:
         self._session, self._roster, self._limiter, self._progress = fleet, actors, limiter, counted
         self._publisher, self._scores, self._notices = publisher, scores, failures
         self.ingest = ingesting
-        self.times = stopwatch.Stopwatch("wait", "broker")
         self._receipts = owed
+        self.times = stopwatch.Stopwatch("wait", "broker")
 
     def receive(self, wait_s: float, *, starved: bool = False) -> None:
         """Takes in what has arrived; waits up to `wait_s` for an arrival, a commit or an update to end.

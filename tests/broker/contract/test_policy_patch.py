@@ -17,23 +17,27 @@ BASE = bytes(range(256)) * 4
 MODEL = bytes(reversed(BASE))
 
 
-def difference(base: policy_patch.Buffer, model: policy_patch.Buffer, *, quick: bool = False) -> bytes:
-    return policy_patch.difference(base, model, quick=quick).tobytes()
+def difference(base: policy_patch.Buffer, model: policy_patch.Buffer, *, word: int = 1, quick: bool = False) -> bytes:
+    return policy_patch.difference(base, model, word=word, quick=quick).tobytes()
 
 
 PATCH = difference(BASE, MODEL)
 NEAR = difference(BASE, BASE)
 """In halves of bytes."""
+SORTED = difference(BASE, BASE, word=4)
+WHOLE = difference(BASE, np.random.default_rng(0).bytes(len(BASE)), word=4)
 
 
 @hypothesis.given(
     st.integers(0, 300).flatmap(
         lambda n: st.tuples(st.binary(min_size=n, max_size=n), st.binary(min_size=n, max_size=n))
-    )
+    ),
+    st.sampled_from([1, 2, 4]),
 )
-def test_a_patch_makes_the_model_again(pair: tuple[bytes, bytes]) -> None:
+def test_a_patch_makes_the_model_again(pair: tuple[bytes, bytes], word: int) -> None:
     base, model = pair
-    patch = difference(base, model)
+    patch = difference(base, model, word=word)
+    assert len(patch) <= max(len(model) + 20, 40), "never much more than the model"
     assert policy_patch.apply(base, patch) == model
     assert policy_patch.apply(np.frombuffer(base, np.uint8), memoryview(patch)) == model
 
@@ -46,16 +50,36 @@ def test_small_changes_of_weights_make_small_patches() -> None:
     assert len(difference(base.tobytes(), base.tobytes())) < 50
 
 
+def test_a_patch_of_floats_leaves_out_what_stays_of_them() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal(50_000).astype(np.float32)
+    model = (base * (1 + 0.003 * rng.standard_normal(50_000))).astype(np.float32)
+    for kind, word, least in ((np.float32, 4, 0.62), (np.float16, 2, 0.42)):
+        one, other = base.astype(kind).tobytes(), model.astype(kind).tobytes()
+        patch = difference(one, other, word=word)
+        assert policy_patch.apply(one, patch) == other
+        assert len(patch) < least * len(other)
+        assert len(patch) < 0.85 * len(difference(one, other)), "byte by byte"
+
+
+def test_floats_that_have_nothing_in_common_go_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    base, model = rng.bytes(100_000), rng.bytes(100_000)
+    for word in (2, 4):
+        assert difference(base, model, word=word) == b"\x04" + model
+
+
+@pytest.mark.parametrize("word", [1, 2, 4])
 @pytest.mark.parametrize("size", [0, 2, 4096, 4097, 100_000])
 @pytest.mark.parametrize("far", [0.0, 0.001, 0.5, 1.0])
-def test_whatever_the_share_of_large_changes_the_model_comes_back(size: int, far: float) -> None:
+def test_whatever_the_share_of_large_changes_the_model_comes_back(size: int, far: float, word: int) -> None:
     rng = np.random.default_rng(size)
     base = rng.integers(0, 256, size, dtype=np.uint8)
     change = rng.integers(-8, 8, size).astype(np.uint8)
     change[rng.random(size) < far] = 128
     model = (base + change).tobytes()
     for quick in (False, True):
-        assert policy_patch.apply(base, difference(base, model, quick=quick)) == model
+        assert policy_patch.apply(base, difference(base, model, word=word, quick=quick)) == model
 
 
 @pytest.mark.parametrize(
@@ -74,19 +98,32 @@ def test_whatever_the_share_of_large_changes_the_model_comes_back(size: int, far
         NEAR + b"x",
         difference(BASE[2:], BASE[2:]),
         NEAR[:1] + difference(BASE[1:], MODEL[1:]),
+        SORTED[:1],
+        SORTED[:1] + b"\x03" + SORTED[2:],
+        SORTED[:-1],
+        SORTED[:10],
+        SORTED + b"x",
+        SORTED[:2] + b"\xff" * 4 + SORTED[6:],
+        difference(BASE[4:], BASE[4:], word=4),
+        WHOLE[:-1],
+        WHOLE + b"x",
     ],
 )
 def test_anything_else_is_refused(patch: bytes) -> None:
+    assert WHOLE[:1] == b"\x04" and SORTED[:2] == b"\x03\x04", "what the cases are about"
     with pytest.raises(errors.PolicyError) as caught:
         policy_patch.apply(BASE, np.frombuffer(patch, np.uint8))
     assert caught.value.reason == "patch"
 
 
-@hypothesis.given(st.lists(st.tuples(st.integers(0, len(PATCH) - 1), st.integers(0, 255)), min_size=1, max_size=5))
-def test_flipped_bytes_give_a_model_of_the_same_length_or_a_refusal(flips: list[tuple[int, int]]) -> None:
-    patch = bytearray(PATCH)
+@hypothesis.given(
+    st.sampled_from([PATCH, SORTED, WHOLE]),
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=5),
+)
+def test_flipped_bytes_give_a_model_of_the_same_length_or_a_refusal(sound: bytes, flips: list[tuple[int, int]]) -> None:
+    patch = bytearray(sound)
     for at, value in flips:
-        patch[at] = value
+        patch[at % len(patch)] = value
     reason = "patch"
     try:
         assert len(policy_patch.apply(BASE, bytes(patch))) == len(BASE)

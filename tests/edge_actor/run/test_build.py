@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker.contract import errors
+from broker.contract import errors, messages
 from broker.fleet import identity
 from edge_actor import config
 from edge_actor.run import actor, build
+from tests.edge_actor.policies import plugins
 
 
 @pytest.fixture
@@ -38,6 +39,16 @@ def test_an_actor_with_an_environment_has_its_loop_and_no_thread(made: Any) -> N
     assert loop is not None and loop.environment.environment.name == "CartPole-v1"
     assert set(threading.enumerate()) == before
     assert loop.policies.acting is None and loop.recorder.steps == 0
+
+
+def test_a_runtime_of_the_users_own_is_in_the_birth_certificate(made: Any) -> None:
+    actor = made(env="CartPole-v1", runtime=f"{plugins.__name__}:Numpy")
+    states: list[messages.ActorState] = []
+    actor.connection.states._seal = states.append  # in the clear
+    actor.loop.status._state()
+    assert states[0].birth is not None and states[0].birth.runtime == "numpy-double 1.0"
+    with pytest.raises(errors.RuntimeMissing, match="no class Nowhere"):
+        made(env="CartPole-v1", runtime=f"{plugins.__name__}:Nowhere")
 
 
 def test_without_one_the_learner_names_it(made: Any, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from edge_actor.policies import interpreter
 from edge_actor.run import check
 from tests import conftest, runtimes
 from tests.edge_actor.board.boards import trees
+from tests.edge_actor.policies import plugins
 from tests.fakes import stranger
 
 
@@ -84,6 +85,19 @@ def test_kernels_that_miscompute_are_found_out(tmp_path: Path, monkeypatch: pyte
     report = found(settings(tmp_path), tmp_path)
     assert report["inference"].state == "fail"
     assert check.exit_code(list(report.values())) == errors.PolicyError.exit_code
+
+
+def test_a_runtime_of_the_users_own(tmp_path: Path) -> None:
+    report = found(settings(tmp_path, runtime=f"{plugins.__name__}:Float32Only"), tmp_path)
+    assert (report["runtime"].state, report["runtime"].what) == ("ok", "float32-only 2")
+    assert report["delegate"].what.startswith("float32 runs on ")
+    assert report["inference"].state == "ok" and "and right to" in report["inference"].what
+
+
+def test_a_runtime_of_the_users_own_that_is_not_there(tmp_path: Path) -> None:
+    report = found(settings(tmp_path, runtime="nowhere:Runtime"), tmp_path)
+    assert report["runtime"].state == "fail" and "PYTHONPATH" in report["runtime"].todo
+    assert check.exit_code(list(report.values())) == errors.RuntimeMissing.exit_code
 
 
 def test_a_clock_from_before_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

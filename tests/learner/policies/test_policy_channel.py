@@ -92,9 +92,11 @@ class Actor:
 class Learner:
     """Weights that walk at random, published as they are."""
 
-    def __init__(self, wire: Wire, *, enabled: bool = True, size: int = 20_000) -> None:
+    def __init__(self, wire: Wire, *, enabled: bool = True, size: int = 20_000, word: int = 1) -> None:
         self.wire = wire
-        self.channel = policy_channel.PolicyChannel(wire, NAMES, "main", enabled=enabled, clock=lambda: wire.now_s)
+        self.channel = policy_channel.PolicyChannel(
+            wire, NAMES, "main", enabled=enabled, word=word, clock=lambda: wire.now_s
+        )
         self.random = np.random.default_rng(0)
         self.weights: NDArray[np.float64] = self.random.normal(0, 30, size)
         self.version = 0
@@ -375,6 +377,39 @@ def test_the_compiled_packing_writes_the_same_bytes(size: int, far: float) -> No
         assert (packed == expected).all()
         assert sorted(found[:count]) == where[:count].tolist()
         assert count or not far or size < 10_000
+
+
+@pytest.mark.parametrize("word", [2, 4])
+@pytest.mark.parametrize("size", [0, 4, 12, 256, 4100, 100_000])
+def test_the_compiled_sorting_writes_the_same_bytes(size: int, word: int) -> None:
+    rng = np.random.default_rng(size)
+    old, new = rng.integers(0, 256, (2, size)).astype(np.uint8)
+    expected, found = np.zeros((2, word, size // word), np.uint8)
+    policy_patch.sort(old, new, expected)
+    kernels.sort(old, new, found)
+    assert (found == expected).all()
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_large_policies_of_floats_are_coded_only_where_they_leave_this_machine(wire: Wire, is_local: bool) -> None:
+    wire.is_local = is_local
+    learner, actor, joins = Learner(wire, size=1, word=4), Actor(), Actor()
+    wire.listening.append(actor.hear)
+    weights = learner.random.standard_normal(LARGE // 4).astype(np.float32)
+    for after_s in (0.1, 0.1, 10.0):
+        wire.now_s += after_s
+        weights *= 1 + 0.003 * learner.random.standard_normal(weights.size, np.float32)
+        learner.send(weights.tobytes())
+        assert actor.model == learner.model
+    assert wire.kinds() == "Kppps" + ("K" if is_local else "a")
+    pieces = [len(m.patch) for _, _, m in wire.sent if isinstance(m, messages.PolicyPiece)]
+    assert sum(pieces) == LARGE + 3 if is_local else sum(pieces) < 0.62 * LARGE
+    wire.now_s += 0.1
+    learner.send((weights * np.float32(1.001)).tobytes())
+    learner.channel.retain_newest(at_once=True)
+    for message in wire.retained.values():
+        joins.hear(message)
+    assert joins.model == learner.model
 
 
 def test_a_policy_that_is_cancelled_leaves_the_bytes_alone_and_sends_nothing_more() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -33,6 +34,8 @@ class Wire:
         self.sent: list[messages.Message] = []
 
     def retain(self, topic: str, message: messages.Message) -> int:
+        if isinstance(message, messages.PolicyPiece):  # whose bytes are good until the next one is made
+            message = dataclasses.replace(message, patch=message.patch.copy())
         self.sent.append(message)
         return 1
 
@@ -43,7 +46,10 @@ class Wire:
         pass
 
 
-@pytest.mark.parametrize(("width", "precision"), [(16, "int8"), (1800, "int8"), (16, "float16"), (1000, "float32")])
+@pytest.mark.parametrize(
+    ("width", "precision"),
+    [(16, "int8"), (1800, "int8"), (16, "float16"), (1000, "float32"), (1500, "float16"), (1800, "dynamic")],
+)
 def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes_of_it(
     width: int, precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -78,6 +84,24 @@ def test_only_what_the_gate_lets_pass_goes_out_and_an_actor_makes_the_same_bytes
     assert held.newest.model == made.newest.model
     assert (len(ahead) > 2) == (width > 16)
     assert caplog.messages == [], "nothing fell back to the slow converter"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize(("number", "reason"), [(np.nan, "not_finite"), (3e38, "not_finite"), (0.0, "dead")])
+def test_a_policy_of_floats_that_cannot_act_is_held_back(
+    precision: str, number: float, reason: str, tmp_path: Path
+) -> None:
+    wire, directory = Wire(), run_directory.RunDirectory.open(tmp_path / "run", resume=False)
+    made = publisher.Publisher(
+        wire, topics.Topics("f"), SPEC, "q_values", 1, 0, config.GateConfig(), directory, records.Records(),
+        precision=precision,
+    )  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((96, 4), np.float32)
+    broken = layers.with_arrays(_policy(0), [np.full_like(a, number) for a in layers.arrays(_policy(0)).values()])
+    assert made.publish(broken, x[:64], x[64:]).result().reason == reason
+    assert not wire.sent
+    assert made.publish(_policy(0), x[:64], x[64:]).result().passed
+    made.close()
 
 
 @pytest.mark.parametrize("expire_after_s", [0.0, 60.0])

@@ -186,3 +186,26 @@ def test_fp32_may_still_be_computing_while_int8_runs(action: specs.ActionSpec) -
     timer.start()
     assert gate.judge_policy(int8, later, X, action, SETTINGS) == gate.judge_policy(int8, exact, X, action, SETTINGS)
     timer.join()
+
+
+@pytest.mark.parametrize(
+    ("exact", "n", "reason"),
+    [
+        ([[1.0, 2.0], [1.0, 3.0]], 2, ""),
+        ([[1.0, 2.0], [1.0, 2.0]], 2, "dead"),
+        ([[1.0, 2.0], [1.0, 2.0]], 0, ""),
+        ([[1.0, np.inf], [1.0, 2.0]], 2, "not_finite"),
+        ([[1.0, 2.0], [np.nan, 2.0]], 0, "not_finite"),
+    ],
+)
+def test_of_a_file_with_the_policys_numbers_only_the_policy_is_judged(
+    exact: list[list[float]], n: int, reason: str
+) -> None:
+    action = (
+        specs.ActionSpec("discrete", n=n)
+        if n
+        else specs.ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2)
+    )
+    verdict = gate.judge_faithful(np.array(exact, np.float32), action)
+    assert (verdict.passed, verdict.reason) == (not reason, reason)
+    assert verdict.measures == {}, "nothing was compared"

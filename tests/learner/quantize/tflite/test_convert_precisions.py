@@ -100,6 +100,14 @@ def test_settings_of_a_run_name_only_what_there_is(change: dict[str, Any], messa
         config.check(config.Settings(train, config.DqnConfig(), config.GateConfig()))
 
 
+@pytest.mark.parametrize(("precision", "width"), [("int8", 8000), ("float16", 5000), ("float32", 4000)])
+def test_a_network_that_no_actor_takes_is_a_clash(precision: str, width: int) -> None:
+    train = config.TrainConfig(precision=precision)
+    config.check(config.Settings(train, config.DqnConfig(hidden=(width // 2,) * 2), config.GateConfig()))
+    with pytest.raises(errors.ConfigError, match=f"makes a {precision} policy of .* bytes; actors take 40,000,000"):
+        config.check(config.Settings(train, config.DqnConfig(hidden=(width,) * 2), config.GateConfig()))
+
+
 def test_sizes_fall_in_the_order_of_the_bits(models: dict[str, bytes]) -> None:
     size = {precision: len(model) for precision, model in models.items()}
     assert size["int8"] < size["float16"] < size["float32"]

@@ -63,6 +63,44 @@ def test_pieces_make_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("precision", "weight_bits", "shrink", "is_faithful"),
+    [
+        ("float32", 8, 1.0, True),
+        ("float32", 4, 1.0, False),
+        ("float16", 8, 1.0, True),
+        ("float16", 8, 1e-6, False),
+        ("dynamic", 8, 1.0, False),
+    ],
+)
+def test_a_model_is_faithful_if_it_holds_the_policys_numbers(
+    precision: str, weight_bits: int, shrink: float, is_faithful: bool
+) -> None:
+    architecture, spec = examples._policy("64x2")
+    rng = np.random.default_rng(6)
+    policy = examples._draw(architecture, rng)
+    layers.arrays(policy)["1/kernel"][3] *= np.float32(shrink)
+    quantize = quantizer.Quantizer()
+    quantize.convert(policy, examples._observations(spec, rng, 64), precision, weight_bits=weight_bits)
+    assert quantize.is_faithful == is_faithful
+
+
+def test_a_large_model_has_few_pieces_and_each_is_final() -> None:
+    architecture, spec = examples._policy("2048x2")
+    rng = np.random.default_rng(7)
+    quantize, given = quantizer.Quantizer(), list[bytes]()
+    for _ in range(2):
+        given.clear()
+        model = quantize.convert(
+            examples._draw(architecture, rng),
+            examples._observations(spec, rng, 64),
+            "float32",
+            lambda piece: given.append(bytes(piece)),
+        )
+        assert b"".join(given) == model
+        assert 4 < len(given) <= 9
+
+
+@pytest.mark.parametrize(
     ("precision", "weight", "said"),
     [("float16", 1e5, "beyond what float16 holds"), ("dynamic", 0.0, "nothing but zeros")],
 )

@@ -1,0 +1,138 @@
+"""Who learns against whom, on which task, with which settings.
+
+Two of Stable-Baselines3 for each of ours. `matched` has our tuned settings as far as it has such settings: network,
+batch, steps of a return, discount, replay, pace of updates and targets, exploration. It has no counterpart of double
+and dueling DQN, of normalised inputs, or of a Huber loss that is quadratic beyond 1. `zoo` has what its own authors
+tuned for the task: rl-baselines3-zoo, hyperparams/*.yml of April 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from learner.config import tasks
+
+_FOR_EVER = 10_000_000
+_CARTPOLE, _PENDULUM = "CartPole-v1", "Pendulum-v1"
+_ZOO_PENDULUM = {
+    "gamma": 0.98,
+    "buffer_size": 200_000,
+    "learning_starts": 10_000,
+    "train_freq": 1,
+    "gradient_steps": 1,
+    "learning_rate": 1e-3,
+    "policy_kwargs": {"net_arch": [400, 300]},
+}
+_ZOO_CARTPOLE = {
+    "learning_rate": 2.3e-3,
+    "batch_size": 64,
+    "buffer_size": 100_000,
+    "learning_starts": 1000,
+    "gamma": 0.99,
+    "target_update_interval": 10,
+    "train_freq": 256,
+    "gradient_steps": 128,
+    "exploration_fraction": 0.16 * 5e4 / _FOR_EVER,  # 0.16 of its 50 000 steps; here it may take more
+    "exploration_final_eps": 0.04,
+    "policy_kwargs": {"net_arch": [256, 256]},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One side of a comparison.
+
+    Attributes:
+        library: "actorq" or "sb3".
+        settings: Arguments of Stable-Baselines3's algorithm; ours are in tasks.toml.
+        noise_std: Of its Gaussian noise on actions of -1 to 1; 0: none.
+    """
+
+    library: str
+    name: str
+    algorithm: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    noise_std: float = 0.0
+    total_steps: int = _FOR_EVER
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """A task, the mean return of 20 greedy episodes that solves it, the best that one may have, ours and theirs."""
+
+    env: str
+    target: float
+    best: float
+    ours: Arm
+    theirs: tuple[Arm, ...]
+
+
+def duels() -> dict[str, Duel]:
+    """Returns all of them by name."""
+    return {
+        "cartpole": Duel(
+            _CARTPOLE,
+            475.0,
+            500.0,
+            Arm("actorq", "actorq-dqn", "dqn"),
+            (Arm("sb3", "sb3-dqn-matched", "DQN", _dqn()), Arm("sb3", "sb3-dqn-zoo", "DQN", _ZOO_CARTPOLE)),
+        ),
+        "pendulum-d4pg": Duel(
+            _PENDULUM,
+            -170.0,
+            0.0,
+            Arm("actorq", "actorq-d4pg", "d4pg"),
+            (
+                Arm("sb3", "sb3-td3-matched", "TD3", _continuous("d4pg"), noise_std=0.1),
+                Arm("sb3", "sb3-td3-zoo", "TD3", _ZOO_PENDULUM, noise_std=0.1),
+            ),
+        ),
+        "pendulum-ddpg": Duel(
+            _PENDULUM,
+            -170.0,
+            0.0,
+            Arm("actorq", "actorq-ddpg", "ddpg"),
+            (
+                Arm("sb3", "sb3-ddpg-matched", "DDPG", _continuous("ddpg"), noise_std=0.2),
+                Arm("sb3", "sb3-ddpg-zoo", "DDPG", _ZOO_PENDULUM, noise_std=0.1),
+            ),
+        ),
+    }
+
+
+def _dqn() -> dict[str, Any]:
+    tuned = tasks.settings(_CARTPOLE, "dqn")
+    period = round(tuned["batch_size"] / tuned["samples_per_insert"])
+    return {
+        **_common(tuned, period),
+        "learning_rate": tuned["learning_rate"],
+        "target_update_interval": tuned["target_period"] * period,  # there in steps, here in updates
+        "max_grad_norm": tuned["max_grad_norm"],
+        "exploration_initial_eps": tuned["epsilon_start"],
+        "exploration_final_eps": tuned["epsilon_end"],
+        "exploration_fraction": tuned["epsilon_decay_steps"] / _FOR_EVER,
+        "policy_kwargs": {"net_arch": list(tuned["hidden"])},
+    }
+
+
+def _continuous(algorithm: str) -> dict[str, Any]:
+    tuned = {"n_step": 5, "gamma": 0.99, "critic_learning_rate": 1e-3} | tasks.settings(_PENDULUM, algorithm)
+    period = round(tuned["batch_size"] / tuned["samples_per_insert"])
+    return {
+        **_common(tuned, period),
+        "learning_rate": tuned["critic_learning_rate"],  # it has one for both
+        "policy_kwargs": {"net_arch": {"pi": list(tuned["hidden"]), "qf": list(tuned["critic_hidden"])}},
+    }
+
+
+def _common(tuned: dict[str, Any], period: int) -> dict[str, Any]:
+    return {
+        "batch_size": tuned["batch_size"],
+        "buffer_size": tuned["replay_capacity"],
+        "learning_starts": tuned["learning_starts"],
+        "gamma": tuned["gamma"],
+        "n_steps": tuned["n_step"],
+        "train_freq": period,
+        "gradient_steps": 1,
+    }

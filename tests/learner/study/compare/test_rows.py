@@ -1,0 +1,101 @@
+"""Rows and their table, of records as comparison.py writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learner.study.compare import headroom, plan, rows, table
+
+REQUEST = plan.Request(
+    precisions=("float32", "int8"), hidden=((64, 64),), seeds=2, regimes=("actor-bound",), kinds=plan.KINDS
+)
+ARMS = dict(zip(REQUEST.precisions, plan.arms(REQUEST, "actor-bound", (64, 64)), strict=True))
+HELD = {"share": 0.25, "how": "cgroup v1, 12500 of 50000 us", "throttled": 0.9}
+PACES = {("actor-bound", (64, 64)): headroom.Pace(1000, 0.5)}
+
+
+def record(precision: str, seed: int, kind: str = "throughput", failed: str = "", **changed: Any) -> dict[str, Any]:
+    figures = {"env_steps_per_s": 100.0 if precision == "float32" else 400.0, "idle_share": 0.5, "actors_joules": 2.0}
+    energy = {"actors": {"joules": 2.0, "modelled": True, "source": "load", "coverage": 1.0}, "note": "as the times"}
+    step = 900.0 if precision == "float32" else 200.0
+    return {
+        "run": f"{precision}-{seed}",
+        "kind": kind,
+        "arm": ARMS[precision].facts(),
+        "seed": seed,
+        "failed": failed,
+        "figures": figures | changed.get("figures", {}),
+        "breakdown": {"actors": {"observation_to_action": step, "environment": 20.0}},
+        "summary": {"actors_held": HELD, "energy": energy, "env_steps": 1000} | changed.get("summary", {}),
+    }
+
+
+def found(*records: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["measure"]: row for row in rows.rows(REQUEST, records, PACES)}
+
+
+BOTH = [record(precision, seed) for precision in ("float32", "int8") for seed in (0, 1)]
+
+
+def test_a_row_says_regime_width_precisions_and_why() -> None:
+    row = found(*BOTH)["env_steps_per_s"]
+    assert row["case"] == (
+        "actor-bound, CartPole-v1 64x64, int8 over float32: environment steps/s at equal learner work"
+    )
+    assert (row["value"], row["reference"], row["ratio"], row["interval"], row["runs"]) == (400, 100, 4, [4, 4], 2)
+    for told in (
+        "each actor held to 0.25 of a core by cgroup v1, 12500 of 50000 us, which made it wait in 90% of its periods",
+        "learner idle 50% (int8), 50% (float32)",
+        "0.5 samples per insert",
+        "actors, us a step: observation_to_action 900 -> 200",
+        "2 seeds: the interval is narrower than it claims",
+    ):
+        assert told in row["explain"]
+    assert row["breakdown"]["int8"]["actors"]["observation_to_action"] == 200.0
+
+
+def test_energy_says_whether_it_is_modelled() -> None:
+    explain = found(*BOTH)["actors_joules"]["explain"]
+    assert "modelled (load); of 100% of the actors; as the times" in explain
+
+
+def test_a_busy_learner_and_a_free_actor_are_said() -> None:
+    busy = record(
+        "int8", 0, figures={"idle_share": 0.2}, summary={"actors_held": {"share": None, "how": "unlimited: no"}}
+    )
+    explain = found(BOTH[0], busy)["env_steps_per_s"]["explain"]
+    assert "NOT actor-bound: in a run the learner was idle for 20% only" in explain
+    assert "unlimited: no" in explain
+    assert "held to" not in explain
+
+
+def test_a_failed_run_is_counted_and_left_out() -> None:
+    row = found(*BOTH[:3], record("int8", 1, failed="it broke", figures={"env_steps_per_s": 9e9}))["env_steps_per_s"]
+    assert (row["ratio"], row["runs"], row["interval"]) == (4.0, 1, None)
+    assert "1 of 2 runs of int8 failed and are left out" in row["explain"]
+    assert "one seed: no interval" in row["explain"]
+
+
+def test_a_run_that_ended_by_time_is_said() -> None:
+    explain = found(*BOTH[:3], record("int8", 1, summary={"env_steps": 999}))["env_steps_per_s"]["explain"]
+    assert "1 of 2 runs of int8 ended by time before their 1,000 steps" in explain
+    assert "of float32 ended by time" not in explain
+
+
+def test_runs_that_did_not_reach_the_threshold_are_counted() -> None:
+    reached = [record(p, s, "threshold", figures={"threshold_s": 5.0}) for p in ("float32", "int8") for s in (0, 1)]
+    del reached[3]["figures"]["threshold_s"]
+    row = found(*reached)["threshold_s"]
+    assert row["runs"] == 1
+    assert "1 of 2 runs of int8 did not reach it within 180 s" in row["explain"]
+
+
+def test_nothing_beside_it_makes_no_row() -> None:
+    assert not found(*BOTH[:2])
+
+
+def test_the_table_has_ratio_and_interval() -> None:
+    text = table.table(list(rows.rows(REQUEST, BOTH, PACES)))
+    assert text.startswith("CartPole-v1, 64x64, actor-bound\n")
+    line = next(line for line in text.splitlines() if "environment steps/s" in line)
+    assert line.split()[-6:] == ["1/s", "4.00x", "4", "to", "4", "2"]
