@@ -1,7 +1,7 @@
 """Where the time of steps goes: environment, observation to action, and the rest, which explores and records.
 
-A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 64 is timed: four in a row, since
-the first pays for what the processor has forgotten of it. How many lie before the next four is drawn at random, so
+A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 64 is timed: eight in a row, since
+the first pays for what the processor has forgotten of it. How many lie before the next eight is drawn at random, so
 that no period of the environment can fall in with them, and goes on from burst to burst. All else is exact: what a
 burst and its loop took, and each reset of a single environment, for resets are few and may be long. What the loops
 took is divided by the shares that the timed rows had. So the three add up to what acting took, whatever was drawn;
@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from broker.program import stopwatch
 
 PERIOD = 64  # rows, of which one is timed
-TOGETHER = 4
+TOGETHER = 8
 _GAPS = 2 * TOGETHER * (PERIOD - 1) + 1
 """Rows between those that are timed are fewer than this, and any number of them is as likely."""
-_ENOUGH = 16  # timed rows, whose shares then divide what the loops took
+_ENOUGH = 64  # timed rows, whose shares then divide what the loops took
 _LONG_S = 0.1  # ... or fewer, where steps are slow
 _SLOW_S = 2e-4  # a row that takes so long is always timed, which is 1 % of it
 clock = time.perf_counter
