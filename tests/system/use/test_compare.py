@@ -116,6 +116,9 @@ def test_runs_that_fail_are_kept_and_named(run_root: Path) -> None:
             child.wait()
     assert child.returncode == errors.RunError.exit_code
     assert stderr.count("failed, and is left out: ") == 2
+    assert (
+        "2 of 2 runs failed, and are left out: actor-bound-16-float32-throughput-seed0, actor-bound-16-int8" in stderr
+    )
     assert "no two runs can be compared: 2 of 2 failed" in stderr
     records = lines(directory / "runs.jsonl")
     assert [str(environment) in record["failed"] for record in records] == [True, True]
