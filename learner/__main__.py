@@ -21,6 +21,8 @@ from learner import config
 from learner.config import tasks
 from learner.study.compare import arguments
 
+_PAGE = "report.html"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
@@ -36,6 +38,7 @@ def _run(argv: Sequence[str]) -> int:
         "export": _export,
         "fidelity": _fidelity,
         "quantize": _quantize,
+        "report": _report,
         "train": _train,
     }
     return runs[args.command](args)
@@ -78,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_quantize(commands)
     _add_fidelity(commands)
     _add_export(commands)
+    _add_report(commands)
     _add_bench(commands)
     compare = commands.add_parser(
         "compare",
@@ -175,6 +179,21 @@ def _add_export(commands: Any) -> None:
     export.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
 
+def _add_report(commands: Any) -> None:
+    report = commands.add_parser(
+        "report",
+        allow_abbrev=False,
+        help="draw runs and comparisons on one HTML page that needs no network",
+        description=_report.__doc__,
+    )
+    report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="directory of a run, or of a comparison")
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="PAGE.html", help="(default: report.html in RUN; of several, here)"
+    )
+    report.add_argument("--json", action="store_true", help="print what was written as one JSON object on stdout")
+    report.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
+
+
 def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
@@ -249,7 +268,7 @@ def _train(args: argparse.Namespace) -> int:
         return errors.EXIT_INTERRUPTED
     if summary["solved_return"] is not None and not summary["solved"]:
         raise errors.NotSolved(
-            f"the published int8 policy did not reach {summary['solved_return']:g}",
+            f"the published {summary['precision']} policy did not reach {summary['solved_return']:g}",
             where=str(path),
             todo=f"go on with --resume {path} and a larger --max-env-steps, or try another --seed",
         )
@@ -276,6 +295,7 @@ def _demo(args: argparse.Namespace) -> int:
     It trains until the published int8 policy is good, stops them all, and shows what happened.
     """
     defaults = ("demo", {"env": "CartPole-v1", "actors": 2})
+    from learner.files import run_directory
     from learner.run import local_fleet
 
     effective = config.effective(args, config.effective(args, "", defaults).train.env, defaults)
@@ -284,10 +304,14 @@ def _demo(args: argparse.Namespace) -> int:
         effective = config.effective(args, env_id, defaults, actions=local_fleet.actions_of(env_id))
     if settings.dump_if_asked(args, *effective):
         return errors.EXIT_OK
+    path = run_directory.new_path(effective.train, env_id)
+    effective = effective._replace(train=dataclasses.replace(effective.train, run_dir=str(path)))
     actors = local_fleet.ActorOptions(args.envs, args.actor_cpu_share, args.actor_python, args.actor_runtime)
     summary, code = local_fleet.demo(effective, actors=actors, broker_kind=args.broker_kind)
     if summary is not None:
         _print_summary(summary, args.json)
+        if not args.json and code != errors.EXIT_INTERRUPTED:  # who asks for JSON, or to stop, waits for no picture
+            _draw(path)
     return code
 
 
@@ -335,8 +359,36 @@ def _fidelity(args: argparse.Namespace) -> int:
         seed=args.seed,
         rows=[name.strip() for name in args.rows.split(",") if name.strip()],
     )
-    print(json.dumps(study) if args.json else fidelity.table(study))
+    print(json.dumps(study) if args.json else fidelity.table(study), flush=True)
+    _draw(args.run)
     return errors.EXIT_OK
+
+
+def _report(args: argparse.Namespace) -> int:
+    """Draws learning curves, times, latency, bytes, energy, fidelity, fleet and settings of runs on one page.
+
+    Runs that differ in nothing but their seed are drawn together. What cannot be used is said, and the rest goes on.
+    """
+    from learner.study import report
+
+    logs.configure()
+    output = args.output or (args.runs[0] if len(args.runs) == 1 else Path()) / _PAGE
+    page, problems, runs = report.make(args.runs, output)
+    if args.json:
+        print(json.dumps({"page": str(page), "runs": [str(run) for run in runs], "left_out": problems}))
+    else:
+        print(page)
+    return errors.EXIT_OK
+
+
+def _draw(run: Path) -> None:
+    """Draws the page of a run that has ended, and says where it is; that it cannot be drawn fails nothing."""
+    from learner.study import report
+
+    try:
+        print(f"report: {report.write([run], run / _PAGE)}", file=sys.stderr)
+    except Exception as error:  # of a library that draws, say
+        print(f"no report is drawn: {error}", file=sys.stderr)
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -425,7 +477,7 @@ def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
         return
     from learner.run.reports import summary as summaries
 
-    print(json.dumps(summary) if as_json else summaries.table(summary))
+    print(json.dumps(summary) if as_json else summaries.table(summary), flush=True)
 
 
 if __name__ == "__main__":

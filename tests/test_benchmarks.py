@@ -1,4 +1,7 @@
-"""`make bench` on a machine without Mosquitto: what can be measured is, the rest is said to be left out."""
+"""`make bench` on a machine without Mosquitto: what can be measured is, the rest is said to be left out.
+
+And what the peers rest on, without them: `make peers` checks those themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from broker.contract import errors
+from edge_actor import config
+from edge_actor.bench import models
+from edge_actor.policies import interpreter
+from learner.networks import layers
+from learner.quantize.tflite import convert
 from tests import conftest
+from tests.benchmarks import __main__ as benchmarks
+from tests.benchmarks import peers
+from tests.benchmarks.peers import __main__ as bench_peers
+from tests.benchmarks.peers import arms, mlp
 
 REPOSITORY = Path(__file__).parents[1]
 BARE = """
@@ -45,3 +58,93 @@ def test_what_needs_no_mosquitto_is_measured_and_the_rest_listed() -> None:
     assert [row.get("broker") for row in measured] == ["embedded", "embedded", "embedded", None]
     assert all(row["benchmark"] == "actor" and row["value"] > 0 for row in measured)
     assert "sudo apt install mosquitto" in done.stderr
+
+
+def test_peers_read_the_policy_that_was_written() -> None:
+    shape = models.Shape(32, 2)
+    policy, rows = models.make(shape), models.observations(shape, 16)
+    found = mlp.read(models.tflite(policy, "float32"))
+    np.testing.assert_array_equal(mlp.run(found, rows), policy(rows))
+    np.testing.assert_allclose(mlp.run(mlp.folded(found), rows), policy(rows), atol=1e-5)
+    assert (mlp.inputs(found), mlp.outputs(found)) == (models.FEATURES, models.ACTIONS)
+    assert [type(layer) for layer in mlp.folded(found)] == [mlp.Dense] * 3
+
+
+def test_peers_read_what_the_learner_publishes() -> None:
+    """Bounded actions: a tanh, and a scaling behind it. The reference is the actor's own runtime."""
+    rng = np.random.default_rng(0)
+    made: list[layers.Layer] = []
+    for inputs, outputs, activation in ((3, 24, "relu"), (24, 24, "relu"), (24, 2, "tanh")):
+        kernel, bias = (rng.normal(0.0, 0.5, size).astype(np.float32) for size in ((outputs, inputs), outputs))
+        made.append(layers.Dense(kernel, bias, activation))  # type: ignore[arg-type]
+    made.append(layers.Rescale(np.array([2.0, 3.0], np.float32), np.array([0.0, 1.0], np.float32)))
+    rows = rng.normal(size=(32, 3)).astype(np.float32)
+    model = convert.convert(tuple(made), rows, "float32")
+    built = interpreter.Interpreter(model, len(rows))
+    built.input[...] = rows
+    built.invoke()
+    for read in (mlp.read(model), mlp.folded(mlp.read(model))):
+        np.testing.assert_allclose(mlp.run(read, rows), built.output, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["int8", "float16"])
+def test_peers_say_what_they_want_instead(precision: str) -> None:
+    model = models.tflite(models.make(models.Shape(32, 2)), precision)
+    with pytest.raises(errors.PolicyError, match="float32 MLPs") as caught:
+        mlp.read(model)
+    assert caught.value.todo == "publish with --precision float32"
+
+
+def test_peers_refuse_a_file_that_was_cut() -> None:
+    model = models.tflite(models.make(models.Shape(32, 2)), "float32")
+    for length in (0, 8, 200, len(model) // 2):
+        with pytest.raises(errors.PolicyError):
+            mlp.read(model[:length])
+
+
+def test_every_peer_is_there() -> None:
+    for runtime in peers.RUNTIMES.values():
+        module, _, leaf = runtime.partition(":")
+        assert config.is_runtime(runtime)
+        source = (REPOSITORY / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+        assert f"class {leaf}" in source
+
+
+def test_who_is_late_counts_with_the_limit() -> None:
+    duel = arms.duels()["cartpole"]
+    matched, zoo = duel.theirs
+
+    def results(*seconds: float) -> dict[int, dict[str, object]]:
+        return {seed: {"solved": s < 100.0, "seconds": s, "env_steps": 1000} for seed, s in enumerate(seconds)}
+
+    found = {
+        duel.ours.name: results(10.0, 12.0, 20.0),
+        matched.name: results(60.0, 130.0, 100.4),
+        zoo.name: results(24.0),
+    }
+    first, second = bench_peers.duel_rows(duel, found, 100.0)
+    assert (first["value"], first["reference"], first["ratio"], first["runs"]) == (12.0, 100.0, 0.12, 3)
+    assert "2 not within it" in first["explain"] and "so the ratio is a bound" in first["explain"]
+    assert (second["value"], second["reference"], second["runs"]) == (10.0, 24.0, 1)
+    assert "bound" not in second["explain"]
+    assert all(key in first for key in benchmarks.KEYS)
+
+
+def test_a_run_with_other_settings_is_run_again(tmp_path: Path) -> None:
+    file, request = tmp_path / "a.json", {"seed": 1, "settings": {"hidden": (64, 64)}}
+    assert bench_peers.read(file, request) is None
+    file.write_text(json.dumps({"request": request, "result": {"solved": True}}))
+    assert bench_peers.read(file, request) == {"solved": True}
+    assert bench_peers.read(file, request | {"timeout_s": 5}) is None
+    file.write_text('{"request": {"se')
+    assert bench_peers.read(file, request) is None
+
+
+def test_without_the_peers_it_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "REPOSITORY", tmp_path)
+    assert bench_peers.main([]) == errors.RuntimeMissing.exit_code
+    assert "to do: make peers" in capsys.readouterr().err
+    assert bench_peers.main(["chess"]) == errors.ConfigError.exit_code
+    assert "choose among updates, cartpole" in capsys.readouterr().err

@@ -69,7 +69,13 @@ _LEGAL = {
     for cls, arrays in messages.ARRAYS.items()
 }
 """The arrays of each message: the dtypes it may have, by their code, and its rank."""
-_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+def _fields_of(nested: Any) -> dict[str, Any]:
+    return {field.name: getattr(nested, field.name) for field in dataclasses.fields(nested)}
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False, default=_fields_of)
 _LAID_OUT = json.JSONEncoder(separators=(",", ":"))  # dtype, shape, offsets: in the library's order
 _BIRTH = _HINTS[messages.ActorState]["birth"]
 _OR_NONE = frozenset(
@@ -234,8 +240,6 @@ def _dump(value: Any) -> str:
         return str(value)
     if type(value) is float and math.isfinite(value):
         return repr(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
     return _ENCODER.encode(value)
 
 
@@ -263,6 +267,8 @@ def _refuse_constant(text: str) -> float:
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """Returns `value` as parsed from JSON, if it is exactly what `hint` says."""
+    if _is_plain(value, hint):
+        return value
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
@@ -308,6 +314,8 @@ def _is_plain(value: Any, hint: Any) -> bool:
         return hint is int and -(2**63) <= value < 2**63
     if kind is str:
         return hint is str and value.isascii()
+    if kind is float:
+        return hint is float and math.isfinite(value)
     return hint in _OR_NONE if value is None else kind is bool and hint is bool
 
 

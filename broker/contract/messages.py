@@ -32,6 +32,7 @@ ACTOR_STAGES = (
 """What an actor's time goes into; docs/metrics.md says what each is. Their names become those of metrics."""
 _STAGE_SECONDS_MAX = 1e9
 _STAGE_COUNT_MAX = 1 << 53
+_ENERGY_J_MAX = 1e15
 
 FloatArray = NDArray[np.float32]
 
@@ -215,6 +216,8 @@ class Vitals:
     refusals by reason. `env_failure` says how the environment failed the last time, of `env_failures`. `swap_pause_ms`
     is how long the acting loop stood still for the newest policy. `power_w` is what the whole board drew since the last
     heartbeat, `step_energy_j` that energy per step, both by `power_source`: measured, or `power_modelled` from load.
+    `energy_j` is that energy since the process started, as far as readings tell it: of `energy_s` seconds. `board_id`
+    is the same for all actors on one board, each of which tells the whole board's (empty: unknown).
     `stages` has how often each of ACTOR_STAGES ran, and its seconds; `cpu_s` is the process's CPU time, of all threads,
     and `created_s` the Unix time at which all this was so (0: nobody looked). Fields a board cannot read are None.
     """
@@ -243,6 +246,9 @@ class Vitals:
     step_energy_j: float | None = None
     power_source: str = ""
     power_modelled: bool = False
+    energy_j: float | None = None
+    energy_s: float = 0.0
+    board_id: str = ""
     refused: dict[str, int] = field(default_factory=dict)
     stages: dict[str, tuple[float, ...]] = field(default_factory=dict)
     cpu_s: float | None = None
@@ -257,6 +263,11 @@ class Vitals:
             )
         if self.cpu_s is not None and not 0.0 <= self.cpu_s <= _STAGE_SECONDS_MAX:
             raise errors.SpecError(f"an actor's CPU time is {self.cpu_s} s")
+        joules = self.energy_j or 0.0
+        if not (0.0 <= joules <= _ENERGY_J_MAX and 0.0 <= self.energy_s <= _STAGE_SECONDS_MAX):
+            raise errors.SpecError(f"an actor's board drew {joules} J in {self.energy_s} s")
+        if len(self.board_id) > MAX_NAME_CHARS or len(self.power_source) > MAX_NAME_CHARS:
+            raise errors.SpecError(f"vitals have texts of at most {MAX_NAME_CHARS} characters")
 
 
 _STAGES = frozenset(ACTOR_STAGES)

@@ -27,7 +27,6 @@ Where nothing pays, a patch is 0x04 and the bytes as they are to be.
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from broker.contract import errors
+from broker.contract import errors, room
 
 _PACKING = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, window_log=19, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0
@@ -190,10 +189,9 @@ def _scratch(size: int) -> ByteArray:
 
 def apply(base: Buffer, patch: Any) -> bytes:
     """What `difference` was given as `model`; `patch` is any buffer. Raises as `apply_to`."""
-    made = io.BytesIO(bytes(len(base)))  # gives its bytes away without a copy
-    with made.getbuffer() as view:
-        apply_to(base, patch, np.frombuffer(view, np.uint8))
-    return made.getvalue()
+    made, view = room.of(len(base))
+    apply_to(base, patch, view)
+    return made
 
 
 def apply_to(base: Buffer, patch: Any, model: ByteArray) -> None:

@@ -1,7 +1,7 @@
 """The hot loops: environment, policy, exploration and record, burst by burst.
 
 Nothing here allocates arrays, takes a lock or touches the network, and few rows read a clock (step_times.py): a loop
-goes through its rows in pieces, and for those of one row it calls environment and policy by functions that time them.
+goes through its rows in pieces, and in a few it calls environment and policy by functions that time them.
 Both loops act by Gymnasium's NEXT_STEP rule: the step after an end resets and does nothing else (trajectory.py says
 why).
 """
@@ -126,15 +126,18 @@ def _one(
     rewards: list[Any] = []
     took, gained = actions.append, rewards.append
     last = first + len(draws)
-    rows = zip(record.rows[first:last], cells[first + 1 : last + 1], draws, strict=True)
-    untimed, timed = (act, step), times.watched(act, step)
+    rows, next_cells = iter(record.rows[first:last]), iter(cells[first + 1 : last + 1])
+    plan, at = times.plan(len(draws)), 0
+    untimed = act, step
+    timed = times.watched(act, step) if len(plan) > 1 or plan[0][0] else untimed
     resets: list[float] = []
     began = clock()
     try:
-        for is_timed, some in times.plan(len(draws)):
+        for is_timed, some in plan:
             act, step = timed if is_timed else untimed
-            row_began = clock()
-            for row, cell, drawn in itertools.islice(rows, some):
+            piece, at = draws[at : at + some], at + some
+            resets_before, piece_began = len(resets), clock()
+            for drawn, row, cell in zip(piece, rows, next_cells, strict=False):  # ends with the piece, which is first
                 if ended:
                     reset_began = clock()
                     seen = reset()[0]
@@ -165,7 +168,7 @@ def _one(
                     if until_end:
                         break
             if is_timed:
-                times.note_row(clock() - row_began)
+                times.note_piece(clock() - piece_began - sum(resets[resets_before:]))
             if ends and until_end:
                 break
     finally:
@@ -208,12 +211,13 @@ def _several(
         draws,
         strict=True,
     )
-    untimed, timed = (act, step), times.watched(act, step)
+    plan, untimed = times.plan(len(draws)), (act, step)
+    timed = times.watched(act, step) if len(plan) > 1 or plan[0][0] else untimed
     began = clock()
     try:
-        for is_timed, some in times.plan(len(draws)):
+        for is_timed, some in plan:
             act, step = timed if is_timed else untimed
-            row_began = clock()
+            piece_began = clock()
             for row, cell, action, reward, terminated, truncated, drawn in itertools.islice(rows, some):
                 chosen = act(row) if drawn is None else drawn
                 seen, gained, over, cut, _ = step(to_env(chosen))
@@ -225,7 +229,7 @@ def _several(
                 action[...] = chosen
                 done += 1
             if is_timed:
-                times.note_row(clock() - row_began)
+                times.note_piece(clock() - piece_began)
     finally:
         times.note_loop(done, clock() - began)
         record.advance(done)

@@ -1,10 +1,11 @@
 """Where the time of steps goes: environment, observation to action, and the rest, which explores and records.
 
-A step of CartPole takes some 6 us and a look at the clock 0.06, so that only one row in 64 is timed, drawn at random
-from each 64 so that no period of the environment can fall in with it; of a short burst one row at least. All else is
-exact: what a burst and its loop took, and each reset of a single environment, for resets are few and may be long. What
-the loop took is divided by the shares that the timed rows had. So the three add up to what acting took, whatever was
-drawn; and what timing a row costs is measured and taken off.
+A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 64 is timed: four in a row, since
+the first pays for what the processor has forgotten of it. How many lie before the next four is drawn at random, so
+that no period of the environment can fall in with them, and goes on from burst to burst. All else is exact: what a
+burst and its loop took, and each reset of a single environment, for resets are few and may be long. What the loops
+took is divided by the shares that the timed rows had. So the three add up to what acting took, whatever was drawn;
+and what timing costs is measured and taken off.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from typing import Any, NamedTuple
 
 from broker.program import stopwatch
 
-PERIOD = 64
+PERIOD = 64  # rows, of which one is timed
+TOGETHER = 4
+_GAPS = 2 * TOGETHER * (PERIOD - 1) + 1
+"""Rows between those that are timed are fewer than this, and any number of them is as likely."""
 _ENOUGH = 16  # timed rows, whose shares then divide what the loops took
 _LONG_S = 0.1  # ... or fewer, where steps are slow
+_SLOW_S = 2e-4  # a row that takes so long is always timed, which is 1 % of it
 clock = time.perf_counter
 Call = Callable[[Any], Any]
 
 
 class Overhead(NamedTuple):
-    """What timing adds: seconds inside each call that is timed, outside of it, and to a row in all besides."""
+    """What timing adds: seconds inside each call that is timed, outside of it, and to each piece besides."""
 
     inside_s: float = 0.0
     outside_s: float = 0.0
-    row_s: float = 0.0
+    piece_s: float = 0.0
 
 
 class StepTimes:
@@ -48,34 +53,41 @@ class StepTimes:
     def __init__(self, overhead: Callable[[], Overhead] | None = None, rng: Callable[[], float] | None = None) -> None:
         self.times = stopwatch.Stopwatch("environment", "observation_to_action", "record")
         self._overhead, self._draw = overhead or measured_overhead, rng or random.Random(0).random
+        self._left, self._due = 0, TOGETHER  # rows until some are timed; rows to be timed now
+        self._is_slow = False  # so that looking at the clock costs nothing
         self._asked, self._stepped = Timed(), Timed()
-        self._rows, self._rows_s = 0, 0.0  # timed in this burst, less those that only reset
-        self._looped_s = 0.0  # the loop of this burst
-        self._shares = [0.0, 0.0, 0.0]  # of rows timed lately, as if all had been: environment, action, record
-        self._samples = self._undivided = 0  # rows that were timed lately; that stepped lately, of which
-        self._known = self._known_acts = 0.0  # in bursts with a timed one, and asked the policy
-        self._undivided_s = 0.0
+        self._pieces, self._timed_s = 0, 0.0  # of timed rows, resets apart
+        self._rows, self._rows_s = 0, 0.0  # of all loops, not divided yet; resets apart
+        self._looped_s = self._rest_s = 0.0  # the loop of this burst; of bursts what their loops did not take
 
-    def plan(self, rows: int) -> list[tuple[bool, int]]:
-        """Returns how to go through so many rows: in turn some that are not timed, and one that is."""
-        plan: list[tuple[bool, int]] = []
-        passed = 0
-        for first in range(0, max(1, rows - PERIOD + 1), PERIOD):
-            at = first + int(self._draw() * min(PERIOD, rows))
-            plan += (False, at - passed), (True, 1)
-            passed = at + 1
-        plan.append((False, rows - passed))
-        return plan
+    def plan(self, rows: int) -> Sequence[tuple[bool, int]]:
+        """Returns how to go through so many rows: in turn some that are not timed, and some that are."""
+        if self._left > rows:
+            self._left -= rows
+            return ((False, rows),)
+        plan = []
+        while rows:
+            some = min(self._due or self._left, rows)
+            plan.append((self._due > 0, some))
+            rows -= some
+            if not self._due:
+                self._left -= some
+            elif some < self._due:
+                self._due -= some
+                break
+            else:
+                self._left = 0 if self._is_slow else int(self._draw() * _GAPS)
+            self._due = 0 if self._left else TOGETHER
+        return plan or ((False, 0),)
 
     def watched(self, act: Call, step: Call) -> tuple[Call, Call]:
         """Returns functions that do the same, and time it."""
         return self._asked.watch(act), self._stepped.watch(step)
 
-    def note_row(self, seconds: float) -> None:
-        """Takes note of a row that was timed as a whole."""
-        if self._stepped.calls > self._rows:  # else it only reset, which is timed by itself
-            self._rows += 1
-            self._rows_s += seconds
+    def note_piece(self, seconds: float) -> None:
+        """Takes note of what rows took that were timed, resets apart."""
+        self._pieces += 1
+        self._timed_s += seconds
 
     def note_loop(self, rows: int, seconds: float, resets: Sequence[float] = ()) -> None:
         """Takes note of a loop over rows.
@@ -86,31 +98,19 @@ class StepTimes:
             resets: Seconds of each reset that was timed by itself.
         """
         self._looped_s += seconds
-        asked, stepped, cost = self._asked, self._stepped, self._overhead()
         if resets:
             self.times.add("environment", sum(resets), len(resets))
-        stepping = rows - len(resets)
-        self._undivided += stepping
-        self._undivided_s += max(0.0, seconds - sum(resets))
-        if self._rows:
-            weight = stepping / self._rows
-            calls = asked.calls + stepped.calls
-            rest_s = self._rows_s - asked.seconds - stepped.seconds
-            self._shares[0] += weight * max(0.0, stepped.seconds - stepped.calls * cost.inside_s)
-            self._shares[1] += weight * max(0.0, asked.seconds - asked.calls * cost.inside_s)
-            self._shares[2] += weight * max(0.0, rest_s - calls * cost.outside_s - self._rows * cost.row_s)
-            self._known += stepping
-            self._known_acts += weight * asked.calls
-            self._samples += self._rows
-            if self._samples >= _ENOUGH or self._undivided_s > _LONG_S:
-                self._divide()
-        self._asked.reset()
-        self._stepped.reset()
-        self._rows, self._rows_s = 0, 0.0
+            rows -= len(resets)
+            seconds -= sum(resets)
+        self._rows += rows
+        self._rows_s += seconds
+        timed = len(self._stepped.taken)
+        if timed >= _ENOUGH or (timed and self._rows_s > _LONG_S):
+            self._divide()
 
     def note_burst(self, seconds: float) -> None:
         """Takes note of a burst as a whole: what its loop did not take went into exploration and records."""
-        self.times.add("record", max(0.0, seconds - self._looped_s), 0)
+        self._rest_s += seconds - self._looped_s
         self._looped_s = 0.0
 
     def vitals(self) -> dict[str, Any]:
@@ -118,37 +118,55 @@ class StepTimes:
         return {"stages": self.times.totals()}
 
     def _divide(self) -> None:
-        whole = sum(self._shares) or 1.0
-        acts = round(self._undivided * self._known_acts / self._known)
-        counts = self._undivided, acts, self._undivided
-        for stage, count, share in zip(self.times.totals(), counts, self._shares, strict=True):
-            self.times.add(stage, self._undivided_s * share / whole, count)
-        self._shares = [0.0, 0.0, 0.0]
-        self._samples = self._undivided = 0
-        self._known = self._known_acts = 0.0
-        self._undivided_s = 0.0
+        asked, stepped, cost, rows = self._asked, self._stepped, self._overhead(), self._rows
+        asked_s, stepped_s = asked.seconds, stepped.seconds
+        outside_s = (asked.calls + stepped.calls) * cost.outside_s + self._pieces * cost.piece_s
+        environment = max(0.0, stepped_s - stepped.calls * cost.inside_s)
+        action = max(0.0, asked_s - asked.calls * cost.inside_s)
+        rest = max(0.0, self._timed_s - asked_s - stepped_s - outside_s)
+        one_s = self._rows_s / ((environment + action + rest) or 1.0)
+        self.times.add("environment", environment * one_s, rows)
+        self.times.add("observation_to_action", action * one_s, round(rows * asked.calls / stepped.calls))
+        self.times.add("record", rest * one_s + self._rest_s, rows)
+        self._is_slow = self._rows_s > _SLOW_S * rows
+        if self._is_slow:
+            self._left, self._due = 0, self._due or TOGETHER
+        asked.clear()
+        stepped.clear()
+        self._pieces, self._timed_s = 0, 0.0
+        self._rows, self._rows_s, self._rest_s = 0, 0.0, 0.0
 
 
 class Timed:
-    """What calls of one function took since `reset`."""
+    """Seconds of each call of one function since `clear`."""
 
-    __slots__ = ("calls", "seconds")
+    __slots__ = ("taken",)
 
     def __init__(self) -> None:
-        self.reset()
+        self.taken: list[float] = []
 
-    def reset(self) -> None:
+    @property
+    def calls(self) -> int:
+        """How many there were."""
+        return len(self.taken)
+
+    @property
+    def seconds(self) -> float:
+        """What they took in all."""
+        return sum(self.taken)
+
+    def clear(self) -> None:
         """Begins anew."""
-        self.calls, self.seconds = 0, 0.0
+        self.taken.clear()
 
     def watch(self, function: Call) -> Call:
         """Returns a function that does the same, and times it; a call that raises is left out."""
+        note, now = self.taken.append, clock
 
         def call(argument: Any) -> Any:
-            began = clock()
+            began = now()
             answer = function(argument)
-            self.seconds += clock() - began
-            self.calls += 1
+            note(now() - began)
             return answer
 
         return call
@@ -158,7 +176,7 @@ class Timed:
 def measured_overhead() -> Overhead:
     """Returns what timing costs on this machine: the least of several tries, which nothing else disturbed."""
     tries, calls = 8, 32
-    inside_s = whole_s = bare_s = row_s = plain_s = 1.0
+    inside_s = whole_s = bare_s = piece_s = plain_s = 1.0
     for _ in range(tries):
         timed = Timed()
         call = timed.watch(_nothing)
@@ -180,10 +198,10 @@ def measured_overhead() -> Overhead:
             for _ in itertools.islice(rows, 1):
                 pass
             spent += clock() - began
-        row_s = min(row_s, spent)
+        piece_s = min(piece_s, spent)
     inside_s = max(0.0, inside_s - bare_s)
     outside_s = max(0.0, whole_s - bare_s - inside_s)
-    return Overhead(inside_s / calls, outside_s / calls, max(0.0, row_s - plain_s) / calls)
+    return Overhead(inside_s / calls, outside_s / calls, max(0.0, piece_s - plain_s) / calls)
 
 
 def _nothing(argument: Any) -> None:

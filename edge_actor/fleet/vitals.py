@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import psutil
 
 from broker.contract import messages, specs
-from broker.program import stopwatch
+from broker.program import machine, stopwatch
 from edge_actor.board import board, power
 
 _ENERGY_WINDOW_S = _LOAD_WINDOW_S = 0.5
@@ -29,6 +29,7 @@ class Energy:
         self._meter = meter
         self._steps = 0
         self._total = meter.read() if meter else None
+        self._began = self._total
         self.power_w: float | None = None
         self.step_energy_j: float | None = None
 
@@ -41,6 +42,18 @@ class Energy:
     def modelled(self) -> bool:
         """Whether it is modelled from load, not measured."""
         return self._meter is not None and self._meter.source.modelled
+
+    @property
+    def joules(self) -> float | None:
+        """All that readings tell of the board since the start; None where nothing measures it."""
+        return None if self._total is None or self._began is None else max(0.0, self._total.joules - self._began.joules)
+
+    @property
+    def read_s(self) -> float:
+        """The seconds of which `joules` is."""
+        if self._total is None or self._began is None:
+            return 0.0
+        return max(0.0, self._total.covered_s - self._began.covered_s)
 
     def update(self, steps: int) -> None:
         """Brings the figures up to date, `steps` into this boot. Beats in quick succession share one reading."""
@@ -93,6 +106,9 @@ class Load:
             "step_energy_j": self.energy.step_energy_j,
             "power_source": self.energy.source,
             "power_modelled": self.energy.modelled,
+            "energy_j": self.energy.joules,
+            "energy_s": self.energy.read_s,
+            "board_id": machine.identity(),
             "cpu_s": time.process_time(),
             "created_s": time.time(),
         }

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-
-import numpy as np
-
-from broker.contract import errors, messages, policy_patch
+from broker.contract import errors, messages, policy_patch, room
 
 
 class Pieces:
@@ -25,7 +21,7 @@ class Pieces:
         self.base = base
         self._name = _name(first)
         self._base_model = memoryview(model)
-        self._made = io.BytesIO(bytes(len(model)))  # gives its bytes away without a copy
+        self._made, self._room = room.of(len(model))
         self._size = 0
 
     def add(self, piece: messages.PolicyPiece) -> None:
@@ -40,13 +36,12 @@ class Pieces:
         if piece.start == piece.end:
             return
         cut = slice(piece.start, piece.end)
-        with self._made.getbuffer() as view, view[cut] as made:
-            policy_patch.apply_to(self._base_model[cut], piece.patch, np.frombuffer(made, np.uint8))
+        policy_patch.apply_to(self._base_model[cut], piece.patch, self._room[cut])
         self._size = piece.end
 
     def whole(self) -> bytes | None:
         """The policy's bytes, once all are here; the same object each time."""
-        return self._made.getvalue() if self._size == len(self._base_model) else None
+        return self._made if self._size == len(self._base_model) else None
 
 
 def _name(piece: messages.PolicyPiece) -> tuple[int, ...]:

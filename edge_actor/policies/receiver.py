@@ -80,6 +80,7 @@ class PolicyReceiver:
         heard_at: Monotonic time at which there was last no doubt that the acting policy is the newest: a good one came
             that is newer than all before, or the learner said anew that it has no newer one; or of the start.
         pause_ms: How long the acting loop stood still for the newest policy; None before the first.
+        opened_s: The seconds that opening and taking in all that came took, on whatever thread.
         times: `policy_receive`: checking the signature of what came, and decoding it; `policy_verify`: unpacking it,
             putting it together and checking that; `policy_build`: interpreters; `policy_swap`: the rest of the pause.
     """
@@ -103,6 +104,7 @@ class PolicyReceiver:
         self.refused: dict[str, int] = {}
         self.heard_at = self._waiting_since = time.monotonic()
         self.pause_ms: float | None = None
+        self.opened_s = 0.0
         self.times = stopwatch.Stopwatch("policy_receive", "policy_verify", "policy_build", "policy_swap")
         self._assembly = assembly.Assembly(spec)
         self._candidate: assembly.WholePolicy | None = None
@@ -161,12 +163,8 @@ class PolicyReceiver:
         taken_s, began = self.times.seconds("policy_verify"), time.perf_counter()
         handle(topic, payload, retained)
         took_s = time.perf_counter() - began
+        self.opened_s += took_s
         self.times.add("policy_receive", took_s - (self.times.seconds("policy_verify") - taken_s))
-
-    @property
-    def arrival_s(self) -> float:
-        """The seconds that all that came took so far, on whatever thread."""
-        return self.times.seconds("policy_receive") + self.times.seconds("policy_verify")
 
     def announce(self, newest: messages.Order) -> None:
         """The learner says that this policy is its newest; what it said before must not come here again."""

@@ -155,11 +155,11 @@ class ActingLoop:
 
     def _serve(self) -> bool:
         """Serves the socket; returns whether a message has come in part, which nearly always is a policy's."""
-        policies, received = self.policies.receiver, self._link.bytes_received
-        came_s, began = policies.arrival_s, time.perf_counter()
-        is_more_coming = self._link.turn()
-        took_s = time.perf_counter() - began - (policies.arrival_s - came_s)  # what was opened in it has its own stage
-        is_policy = is_more_coming or self._link.bytes_received - received > POLICY_BYTES
+        policies, link, began = self.policies.receiver, self._link, time.perf_counter()
+        opened_s, received = policies.opened_s, link.bytes_received
+        is_more_coming = link.turn()
+        took_s = time.perf_counter() - began - (policies.opened_s - opened_s)  # what was opened in it has its own stage
+        is_policy = is_more_coming or link.bytes_received - received > POLICY_BYTES
         self._idle.add("policy_receive" if is_policy else "send", max(0.0, took_s))
         return is_more_coming
 

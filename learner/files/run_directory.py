@@ -2,7 +2,7 @@
 
 config.toml  run.json  metrics.jsonl  tensorboard/  checkpoints/  policies/vNNNNNN.PRECISION.tflite + .json
 owed.json (what actors may hold of grants)  ledger.sqlite  dead_letters.jsonl (when something was refused)
-summary.json (at the end)
+summary.json and details.json (at the end)
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from learner import config
 
 LEDGER = "ledger.sqlite"
 """The file in which a run keeps its accepted experience."""
+DETAILS = "details.json"
+"""The file in which a run keeps what its report draws and its summary has no room for: fleet, and distributions."""
 _NAME_CHARS = 100
 """Characters of the environment's name in that of its run: file systems take 255 in all."""
 
@@ -128,6 +130,10 @@ class RunDirectory:
         """Writes summary.json."""
         text = json.dumps(summary, indent=2) + "\n"
         storage.write_atomic(self.path / "summary.json", text.encode(), mode=0o644)
+
+    def save_details(self, details: dict[str, Any]) -> None:
+        """Writes details.json."""
+        storage.write_atomic(self.path / DETAILS, (json.dumps(details) + "\n").encode(), mode=0o644)
 
 
 def no_run(path: Path) -> errors.RunError:

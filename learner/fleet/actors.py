@@ -53,6 +53,21 @@ class Rival:
     is_refused: bool = False
 
 
+def facts(actor: Actor) -> dict[str, str | int | float | bool]:
+    """Returns what an actor last said of itself and its board; nothing before it was heard."""
+    if actor.state is None:
+        return {}
+    born, vitals = actor.state.birth, actor.state.vitals
+    known: dict[str, str | int | float | bool] = {
+        "power_source": vitals.power_source,
+        "power_modelled": vitals.power_modelled,
+    }
+    if born is not None:
+        names = ("env_id", "n_envs", "board", "python", "runtime", "rate_hz")
+        known |= {name: getattr(born, name) for name in names} | {"delegate": vitals.delegate or born.delegate}
+    return known
+
+
 def names(actors: Sequence[Actor]) -> str:
     """Returns the names of the first few, for people."""
     shown = ", ".join(actor.actor_id for actor in actors[:3])

@@ -12,7 +12,7 @@ from typing import Any
 from broker.contract import errors, messages, specs, topics
 from broker.program import logs
 from learner import config
-from learner.fleet import actors, names, work
+from learner.fleet import actors, energy, names, work
 
 _log = logging.getLogger(__name__)
 SILENCE_S = 10.0
@@ -57,6 +57,7 @@ class Roster:
 
     Attributes:
         work: What the actors spend their time on.
+        energy: What their boards draw.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Roster:
         self._quorum, self._fingerprint, self._unfit = quorum, fingerprint, unfit
         self.actors: dict[str, actors.Actor] = {}
         self.work = work.Work()
+        self.energy = energy.Energy()
         self._spec: specs.EnvSpec | None = None
         self._earlier_steps: float = 0
         self._earlier: dict[str, float] = {}  # by actor: what may still come of sessions before this one
@@ -127,7 +129,21 @@ class Roster:
 
     def metrics(self) -> dict[str, float]:
         """Returns the number of live actors, for a row of metrics."""
-        return {"actors_live": len(self.working())}
+        return {"actors_live": len(self.working()), **self.energy.metrics()}
+
+    def table(self) -> list[dict[str, Any]]:
+        """Returns who the actors are and what they did, by slot, for the report."""
+        return [
+            {
+                "actor_id": actor.actor_id,
+                **actors.facts(actor),
+                "steps": actor.recorded,
+                "refused": actor.refused,
+                **self.energy.of_actor(actor.actor_id),
+            }
+            for actor in sorted(self.actors.values(), key=lambda actor: actor.slot)
+            if actor.state is not None
+        ]
 
     def observe(self, actor_id: str, state: messages.ActorState, *, retained: bool, now_s: float) -> actors.Actor:
         """Takes in a state message. A retained one may be yesterday's: only a fresh one makes an actor live.
@@ -150,6 +166,8 @@ class Roster:
         was_live = actor.live
         actor.state = state
         self.work.note(actor_id, state)
+        if not retained:
+            self.energy.note(actor_id, state, now_s)
         actor.live = state.online and (actor.live or not retained)
         if not retained:
             actor.seen_at = now_s

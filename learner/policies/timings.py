@@ -61,6 +61,11 @@ class Timings:
             "publish_to_acting_count": len(self.acting_ms),
         }
 
+    def acting_percentiles(self) -> list[float]:
+        """Returns the percentiles 0 to 100 of what it took to act; none where nobody did."""
+        values = np.percentile(self.acting_ms, np.arange(101)) if self.acting_ms else ()
+        return [round(float(value), 3) for value in values]
+
 
 def _percentile(values: deque[float], q: float) -> float | None:
     return float(np.percentile(values, q)) if values else None

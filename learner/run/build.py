@@ -30,7 +30,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import breakdown, console, metrics, notices, progress
+from learner.run.reports import breakdown, console, energy, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ def build(
     display: console.Console,
     started_s: float,
     stop: threading.Event,
+    tracker: energy.Tracker | None = None,
 ) -> training_loop.TrainingLoop:
     """Makes a training loop that is ready to train.
 
@@ -59,6 +60,7 @@ def build(
         display: Shows progress.
         started_s: Monotonic time at which the process began.
         stop: Ends training when set.
+        tracker: Of the learner's energy; None where nobody asks for it.
 
     Raises:
         SpecError: The run was made for another environment.
@@ -151,6 +153,7 @@ def build(
         metrics=written,
         breakdown=breakdown.Breakdown(measured, actors.work, counted),
         notices=failures,
+        tracker=tracker,
         waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
     )
     return training_loop.TrainingLoop(settings, parts, started_s, stop)

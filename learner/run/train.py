@@ -88,10 +88,14 @@ def run(
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
-            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop)
+            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop, tracker)
             loop.train()
             used = tracker.stop() if tracker else None
-            result = summary.make(loop.summaries(), used, tracker.error if tracker else "switched off")
+            error = tracker.error if tracker else "switched off"
+            spent = energy.summary(used, error, actors.energy, loop.parts.progress.steps)
+            result = summary.make(loop.summaries(), spent)
+            with loop.parts.records.attempt("details for the report"):
+                directory.save_details(loop.details())
             with loop.parts.records.attempt("the summary"):
                 directory.save_summary(result)
             return result, directory.path

@@ -10,7 +10,6 @@ bytes that are sent, in one pass that also looks for what is not finite.
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
+from broker.contract import room
 from learner.networks import layers
 from learner.quantize import bits, input_scaling, kernels, scales
 from learner.quantize.tflite import convert, graph, requantize, template
@@ -120,10 +120,9 @@ class Template:
 
     def _copied(self, written: list[_Written], on_written: requantize.OnWritten) -> bytes:
         """Returns the template's bytes with these kernels in it; all other numbers are in their places already."""
-        made = io.BytesIO(bytes(len(self._model)))  # gives its bytes away without a copy
-        view = made.getbuffer()
-        into, before, at = np.frombuffer(view, np.uint8), np.frombuffer(self._model, np.uint8), 0
-        final = requantize.Final(view, on_written, max(requantize.PIECE_BYTES, len(view) // _PIECES))
+        made, into = room.of(len(self._model))
+        before, at = np.frombuffer(self._model, np.uint8), 0
+        final = requantize.Final(memoryview(made), on_written, max(requantize.PIECE_BYTES, len(made) // _PIECES))
         for place, kernel, factors in sorted(written, key=lambda one: one[0].start):
             end = place.start + place.weights.nbytes
             into[at : place.start], at = before[at : place.start], end
@@ -136,7 +135,7 @@ class Template:
                 final.rows_done(place.start, width, band.stop)
         into[at:] = before[at:]
         final.all_done()
-        return made.getvalue()
+        return made
 
 
 def _check(largest: float, numbers: NDArray[Any]) -> None:

@@ -36,7 +36,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import breakdown, metrics, notices, progress
+from learner.run.reports import breakdown, energy, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -66,6 +66,7 @@ class Parts:
     metrics: metrics.Metrics
     breakdown: breakdown.Breakdown
     notices: notices.Notices
+    tracker: energy.Tracker | None
     waiting: waiting.Waiting
 
 
@@ -160,6 +161,15 @@ class TrainingLoop:
         yield parts.recovery.metrics()
         yield parts.records.summary()
         yield parts.notices.summary()
+
+    def details(self) -> dict[str, Any]:
+        """Returns what the report draws of the session beside its summary: fleet, and distributions."""
+        parts = self.parts
+        return {
+            "fleet": parts.roster.table(),
+            "publish_to_acting_ms": parts.publisher.timings.acting_percentiles(),
+            "policy_lag_steps": dict(parts.progress.lags),
+        }
 
     @property
     def _is_time_up(self) -> bool:
@@ -258,6 +268,8 @@ class TrainingLoop:
         yield parts.updater.metrics()
         yield parts.scores.metrics()
         yield parts.breakdown.metrics()
+        if parts.tracker is not None:
+            yield parts.tracker.metrics()
 
     def _finish(self) -> None:
         """Makes the policy that was found good the newest; where none was, scores the last one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,22 @@ from broker.contract import messages
 
 PERIOD_S = 1.0
 RECENT_EPISODES = 100
+LAGS_MAX = 1000
+"""Policies that are older than that are as old as any."""
 
 
 class Progress:
-    """Counts over a session; `episodes` over the whole run."""
+    """Counts over a session; `episodes` over the whole run.
+
+    Attributes:
+        lags: Steps by how many versions old their policy was.
+    """
 
     def __init__(self) -> None:
         self.episodes = 0
         self.updates_per_s = self.env_steps_per_s = 0.0  # as the newest row has them
         self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.lags: Counter[int] = Counter()
         self._lag_sum = 0
         self._lag_steps = 0
         self._at = time.monotonic()
@@ -47,6 +54,7 @@ class Progress:
                 self.returns.append(episode_return)
         if experience.version and newest is not None:
             self._lag_steps += steps
+            self.lags[min(newest - experience.version, LAGS_MAX)] += steps
             self._lag_sum += steps * (newest - experience.version)
 
     @property
@@ -54,6 +62,11 @@ class Progress:
         """Environment steps per second, from the first experience to the last; 0 where there is one at most."""
         took_s = self._last_s - self._first_s
         return (self._steps - self._first_steps) / took_s if took_s > 0 else 0.0
+
+    @property
+    def steps(self) -> int:
+        """Steps that reached replay in this session."""
+        return self._steps
 
     @property
     def lag_mean(self) -> float | None:

@@ -20,24 +20,19 @@ _KEYS = (
     *("invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99", "runtime", "delegate"),
     *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_quarantined", "recoveries"),
     *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),
-    *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "energy_wh", "co2_g", "energy_source"),
+    *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "energy"),
 )
 """The keys of a summary, in this order; {} stands for the precision of the policies."""
 
 
-def make(stages: Iterable[Mapping[str, Any]], used: energy.Energy | None, energy_error: str) -> dict[str, Any]:
+def make(stages: Iterable[Mapping[str, Any]], used: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the summary of a session that has ended; a figure that was not taken is None.
 
     Args:
         stages: What each stage says; of what two count by one name, counts are added up.
-        used: The energy that the learner used, where that is known.
-        energy_error: Why it is not.
+        used: The energy of learner and actors (see `energy.summary`).
     """
-    found: dict[str, Any] = {
-        "energy_wh": used.energy_wh if used else None,
-        "co2_g": used.co2_g if used else None,
-        "energy_source": used.source if used else f"none: {energy_error}",
-    }
+    found: dict[str, Any] = {"energy": dict(used)}
     for stage in stages:
         for name, value in stage.items():
             found[name] = dict(Counter(found[name]) + Counter(value)) if name in found else value
@@ -89,8 +84,7 @@ def table(summary: dict[str, Any]) -> str:
             (f"environment of {actor_id}", f"failed {one['count']:,} times: {one['message']}")
             for actor_id, one in summary["env_failures"].items()
         ),
-        ("learner's energy, CO2", f"{_number(s['energy_wh'])} Wh, {_number(s['co2_g'])} g"),
-        ("  its source", s["energy_source"]),
+        *energy.rows(summary["energy"]),
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(console.printable(f"{label:<{width}}  {value}") for label, value in rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import statistics
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import errors
+from learner.study import report as page
 from learner.study.compare import directory, figures, fleet_run, headroom, plan, rows
 
 _log = logging.getLogger(__name__)
@@ -195,12 +195,10 @@ class Comparison:
 def report(path: Path) -> Path | None:
     """Draws the page of a comparison; returns it, or None where that is not possible, which is logged."""
     try:
-        page = importlib.import_module("learner.study.report")
-    except ImportError as error:
+        return page.write([path], path / directory.REPORT)
+    except errors.ActorqError as error:
         _log.warning("no page is drawn: %s", error)
         return None
-    drawn: Path = page.write([path], path / directory.REPORT)
-    return drawn
 
 
 def default_path(env_id: str) -> Path:

@@ -7,6 +7,7 @@ import statistics as plain
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from learner.study import energies
 from learner.study.compare import headroom, plan, statistics
 
 Record = dict[str, Any]
@@ -200,9 +201,11 @@ class _Cell:
         return f"{who}, us a step: {', '.join(told)}" if told else ""
 
     def _source(self) -> str:
-        """Returns where an energy comes from, in the summary's words."""
-        energies = [one["summary"].get("energy") or {} for good in self._good for one in good]
-        found = energies[0] if energies else {}
+        """Returns where an energy comes from, in the summary's words, and whether its ratio tells more than times."""
+        all_of = [one["summary"].get("energy") or {} for good in self._good for one in good]
+        found, side = all_of[0] if all_of else {}, self._measure.energy
+        asked = all_of if side == "carbon" else [{side: one.get(side)} for one in all_of]
+        able, why = energies.distinguishable(*asked)
         if self._measure.energy == "carbon":
             texts = [str(found.get("carbon_source", ""))]
         else:
@@ -210,7 +213,7 @@ class _Cell:
             texts = [("modelled" if part.get("modelled") else "measured") + f" ({part.get('source', '')})"]
             if part.get("coverage") is not None:
                 texts.append(f"of {part['coverage']:.0%} of the actors")
-        return "; ".join(filter(None, [*texts, str(found.get("note", ""))]))
+        return "; ".join(filter(None, [*texts, str(found.get("note", "")), "" if able else why]))
 
 
 def of(record: Record, kind: str, arm: plan.Arm) -> bool:

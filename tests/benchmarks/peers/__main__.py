@@ -15,6 +15,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def _run(argv: Sequence[str]) -> int:
     if args.seeds < 1 or args.timeout_s <= 0:
         raise errors.ConfigError("--seeds and --timeout-s must be positive")
     python, failed = peers.python(), 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a run ends what it started
     for part in wanted:
         machine = _machine.watch()
         if part == UPDATES:
@@ -164,6 +166,7 @@ def _play(
                 **dataclasses.asdict(arm),
                 "env": duel.env,
                 "target": duel.target,
+                "best": duel.best,
                 "seed": seed,
                 "timeout_s": timeout_s,
             }

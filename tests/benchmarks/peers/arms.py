@@ -59,10 +59,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """A task, the mean return of 20 greedy episodes that solves it, ours and theirs."""
+    """A task, the mean return of 20 greedy episodes that solves it, the best that one may have, ours and theirs."""
 
     env: str
     target: float
+    best: float
     ours: Arm
     theirs: tuple[Arm, ...]
 
@@ -73,12 +74,14 @@ def duels() -> dict[str, Duel]:
         "cartpole": Duel(
             _CARTPOLE,
             475.0,
+            500.0,
             Arm("actorq", "actorq-dqn", "dqn"),
             (Arm("sb3", "sb3-dqn-matched", "DQN", _dqn()), Arm("sb3", "sb3-dqn-zoo", "DQN", _ZOO_CARTPOLE)),
         ),
         "pendulum-d4pg": Duel(
             _PENDULUM,
             -170.0,
+            0.0,
             Arm("actorq", "actorq-d4pg", "d4pg"),
             (
                 Arm("sb3", "sb3-td3-matched", "TD3", _continuous("d4pg"), noise_std=0.1),
@@ -88,6 +91,7 @@ def duels() -> dict[str, Duel]:
         "pendulum-ddpg": Duel(
             _PENDULUM,
             -170.0,
+            0.0,
             Arm("actorq", "actorq-ddpg", "ddpg"),
             (
                 Arm("sb3", "sb3-ddpg-matched", "DDPG", _continuous("ddpg"), noise_std=0.2),

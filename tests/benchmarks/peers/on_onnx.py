@@ -5,8 +5,6 @@ Dynamic, not static: a static one would need observations to calibrate with, and
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +32,11 @@ class Float32:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        self._session = ort.InferenceSession(
-            self._quantized(_graph(layers, batch)), options, providers=["CPUExecutionProvider"]
-        )
+        graph = _Graph()
+        for layer in layers:
+            self._add(graph, layer)
+        exported = graph.model(batch, mlp.inputs(layers), mlp.outputs(layers))
+        self._session = ort.InferenceSession(exported, options, providers=["CPUExecutionProvider"])
         self.input = np.zeros((batch, mlp.inputs(layers)), np.float32)
         self.output = np.zeros((batch, mlp.outputs(layers)), np.float32)
         self._binding = self._session.io_binding()  # to these very arrays, without copies
@@ -50,9 +50,18 @@ class Float32:
     def _prepared(self, layers: tuple[mlp.Layer, ...]) -> tuple[mlp.Layer, ...]:
         return mlp.folded(layers)
 
-    def _quantized(self, graph: Any) -> bytes:
-        model: bytes = graph.SerializeToString()
-        return model
+    def _add(self, graph: _Graph, layer: mlp.Layer) -> None:
+        if isinstance(layer, mlp.Affine):
+            graph.add("Mul", [graph.at, graph.constant(layer.gain)])
+            graph.add("Add", [graph.at, graph.constant(layer.offset)])
+            return
+        self._add_product(graph, layer.kernel)
+        graph.add("Add", [graph.at, graph.constant(layer.bias)])
+        if layer.activation != "none":
+            graph.add(_ACTIVATIONS[layer.activation], [graph.at])
+
+    def _add_product(self, graph: _Graph, kernel: mlp.FloatArray) -> None:
+        graph.add("MatMul", [graph.at, graph.constant(kernel.T)])
 
 
 class Int8(Float32):
@@ -63,44 +72,51 @@ class Int8(Float32):
     def _prepared(self, layers: tuple[mlp.Layer, ...]) -> tuple[mlp.Layer, ...]:
         return layers  # its input is quantized as a whole, so that features must stay alike in size
 
-    def _quantized(self, graph: Any) -> bytes:
-        from onnxruntime.quantization import QuantType, quantize_dynamic
+    def _add_product(self, graph: _Graph, kernel: mlp.FloatArray) -> None:
+        """Adds what onnxruntime.quantization.quantize_dynamic would, whose files take 0.4 s for 2048x3."""
+        scale = np.maximum(np.abs(kernel).max(1), 1e-12) / np.float32(127.0)
+        rounded = np.rint(kernel * (1.0 / scale)[:, None]).astype(np.int8)
+        x, x_scale, x_zero = graph.add("DynamicQuantizeLinear", [graph.at], outputs=3)
+        weights, weight_zero = graph.constant(rounded.T), graph.constant(np.zeros(len(scale), np.int8))
+        (product,) = graph.add("MatMulInteger", [x, weights, x_zero, weight_zero])
+        (product,) = graph.add("Cast", [product], to=onnx.TensorProto.FLOAT)
+        (scales,) = graph.add("Mul", [x_scale, graph.constant(scale)])
+        graph.add("Mul", [product, scales])
 
-        with tempfile.TemporaryDirectory(prefix="actorq-onnx-") as directory:
-            source, target = Path(directory, "float32.onnx"), Path(directory, "int8.onnx")
-            onnx.save(graph, str(source))
-            quantize_dynamic(source, target, per_channel=True, weight_type=QuantType.QInt8)
-            return target.read_bytes()
 
+class _Graph:
+    """A graph that is being made.
 
-def _graph(layers: tuple[mlp.Layer, ...], batch: int) -> Any:
-    nodes: list[Any] = []
-    numbers: list[Any] = []
-    at = "x"
+    Attributes:
+        at: The newest value.
+    """
 
-    def add(operator: str, *constants: Any) -> None:
-        nonlocal at
-        names = [f"{operator}{len(nodes)}_{k}" for k in range(len(constants))]
-        numbers.extend(
-            numpy_helper.from_array(np.ascontiguousarray(c), n) for c, n in zip(constants, names, strict=True)
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.at = "x"
+
+    def constant(self, array: Any) -> str:
+        """Adds a constant; returns its name."""
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def add(self, operator: str, inputs: list[str], outputs: int = 1, **attributes: Any) -> list[str]:
+        """Adds an operator; returns the names of what it puts out, of which the first is the newest value."""
+        names = [f"t{len(self.nodes)}_{k}" for k in range(outputs)]
+        self.nodes.append(helper.make_node(operator, inputs, names, **attributes))
+        self.at = names[0]
+        return names
+
+    def model(self, batch: int, inputs: int, outputs: int) -> bytes:
+        """Returns the bytes of the model."""
+        self.nodes[-1].output[0] = "y"
+        x, y = (
+            helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch, size])
+            for name, size in (("x", inputs), ("y", outputs))
         )
-        nodes.append(helper.make_node(operator, [at, *names], [at := f"t{len(nodes)}"]))
-
-    for layer in layers:
-        if isinstance(layer, mlp.Affine):
-            add("Mul", layer.gain)
-            add("Add", layer.offset)
-            continue
-        add("MatMul", layer.kernel.T)
-        add("Add", layer.bias)
-        if layer.activation != "none":
-            add(_ACTIVATIONS[layer.activation])
-    nodes[-1].output[0] = "y"
-    x, y = (
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch, size])
-        for name, size in (("x", mlp.inputs(layers)), ("y", mlp.outputs(layers)))
-    )
-    graph = helper.make_graph(nodes, "policy", [x], [y], numbers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
-    helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})  # there is nothing to simplify
-    return model
+        graph = helper.make_graph(self.nodes, "policy", [x], [y], self.constants)
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+        model: bytes = made.SerializeToString()
+        return model

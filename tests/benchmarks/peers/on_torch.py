@@ -1,8 +1,16 @@
-"""Actors on PyTorch: float32, and dynamic int8 as ActorQ's actors have it (quantize_dynamic on all Linear layers)."""
+"""Actors on PyTorch: float32, and dynamic int8 as ActorQ's actors have it (quantize_dynamic on all Linear layers).
+
+Float32 calls its operations one after the other, without modules around them: that is faster than a traced graph.
+Neither traces or compiles anything for a new policy of a known architecture.
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,19 +18,9 @@ import torch
 from broker.contract import messages
 from tests.benchmarks.peers import mlp
 
-_ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}
-
-
-class _Affine(torch.nn.Module):
-    """The scaling of an input or an output."""
-
-    def __init__(self, layer: mlp.Affine) -> None:
-        super().__init__()
-        self.register_buffer("gain", torch.from_numpy(layer.gain))
-        self.register_buffer("offset", torch.from_numpy(layer.offset))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(self.offset, x, self.gain)
+_ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_}
+_MODULES = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}
+_Operation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Float32:
@@ -39,24 +37,30 @@ class Float32:
         self.input = np.zeros((batch, mlp.inputs(layers)), np.float32)
         self.output = np.zeros((batch, mlp.outputs(layers)), np.float32)
         self._x, self._y = torch.from_numpy(self.input), torch.from_numpy(self.output)
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that these ways are about to go
-            # Traced and frozen: without modules' Python in between it takes a third less
-            traced = torch.jit.trace(self._quantized(_sequence(layers)).eval(), self._x)
-            self._run = torch.jit.freeze(traced)
-            for _ in range(3):
-                self.invoke()  # the first ones optimise it
+        self._operations = self._operations_of(layers)
 
     def invoke(self) -> None:
         """Runs it."""
-        with torch.inference_mode():
-            self._y.copy_(self._run(self._x))
+        x = self._x
+        for operation in self._operations:
+            x = operation(x)
+        self._y.copy_(x)
 
     def _prepared(self, layers: tuple[mlp.Layer, ...]) -> tuple[mlp.Layer, ...]:
         return mlp.folded(layers)
 
-    def _quantized(self, module: torch.nn.Module) -> torch.nn.Module:
-        return module
+    def _operations_of(self, layers: tuple[mlp.Layer, ...]) -> list[_Operation]:
+        found: list[_Operation] = []
+        for layer in layers:
+            if isinstance(layer, mlp.Affine):
+                gain, offset = torch.from_numpy(layer.gain), torch.from_numpy(layer.offset)
+                found.append(_scaling(gain, offset))
+                continue
+            kernel, bias = torch.from_numpy(layer.kernel), torch.from_numpy(layer.bias)
+            found.append(functools.partial(torch.nn.functional.linear, weight=kernel, bias=bias))
+            if layer.activation != "none":
+                found.append(_ACTIVATIONS[layer.activation])
+        return found
 
 
 class Int8(Float32):
@@ -67,24 +71,60 @@ class Int8(Float32):
     def _prepared(self, layers: tuple[mlp.Layer, ...]) -> tuple[mlp.Layer, ...]:
         return layers  # its input is quantized as a whole, so that features must stay alike in size
 
-    def _quantized(self, module: torch.nn.Module) -> torch.nn.Module:
-        quantized: torch.nn.Module = torch.ao.quantization.quantize_dynamic(
-            module, {torch.nn.Linear}, dtype=torch.qint8
-        )
-        return quantized
+    def _operations_of(self, layers: tuple[mlp.Layer, ...]) -> list[_Operation]:
+        """Compiles the quantized modules: called from Python, their operations take several times as long."""
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that these ways are about to go
+            quantized = torch.ao.quantization.quantize_dynamic(
+                _sequence(layers), {torch.nn.Linear}, dtype=torch.qint8, inplace=True
+            ).eval()
+            key = tuple(type(one).__name__ for one in quantized)
+            if key not in _compiled:
+                _compiled[key] = torch.jit.script(quantized)
+            # A graph of the same modules is there: only its numbers are another's
+            fresh = copy.deepcopy(_compiled[key])
+            for mine, other in zip(quantized.children(), fresh.children(), strict=True):
+                if isinstance(mine, _Affine):
+                    other.gain, other.offset = mine.gain, mine.offset
+                elif hasattr(mine, "_packed_params"):
+                    other._packed_params._packed_params = mine._packed_params._packed_params
+            frozen: _Operation = torch.jit.freeze(fresh)
+            for _ in range(3):
+                frozen(self._x)  # the first ones optimise it
+        return [frozen]
 
 
-def _sequence(layers: tuple[mlp.Layer, ...]) -> torch.nn.Module:
+def _scaling(gain: torch.Tensor, offset: torch.Tensor) -> _Operation:
+    return lambda x: torch.addcmul(offset, x, gain)
+
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+"""Scripted modules by the kinds of their layers."""
+
+
+class _Affine(torch.nn.Module):
+    """The scaling of an input or an output."""
+
+    def __init__(self, layer: mlp.Affine) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.from_numpy(layer.gain))
+        self.register_buffer("offset", torch.from_numpy(layer.offset))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.offset, x, self.gain)
+
+
+def _sequence(layers: tuple[mlp.Layer, ...]) -> torch.nn.Sequential:
     modules: list[torch.nn.Module] = []
     for layer in layers:
         if isinstance(layer, mlp.Affine):
             modules.append(_Affine(layer))
             continue
-        linear = torch.nn.Linear(layer.kernel.shape[1], layer.kernel.shape[0])
-        with torch.no_grad():
-            linear.weight.copy_(torch.from_numpy(layer.kernel))
-            linear.bias.copy_(torch.from_numpy(layer.bias))
+        linear = torch.nn.utils.skip_init(torch.nn.Linear, layer.kernel.shape[1], layer.kernel.shape[0])
+        linear.weight, linear.bias = (
+            torch.nn.Parameter(torch.from_numpy(array), requires_grad=False) for array in (layer.kernel, layer.bias)
+        )
         modules.append(linear)
         if layer.activation != "none":
-            modules.append(_ACTIVATIONS[layer.activation]())
+            modules.append(_MODULES[layer.activation]())
     return torch.nn.Sequential(*modules)

@@ -31,10 +31,10 @@ class Scoring(callbacks.BaseCallback):
         train_s: Seconds of training alone until it was solved, or until now.
     """
 
-    def __init__(self, env: str, target: float, timeout_s: float) -> None:
+    def __init__(self, request: dict[str, Any]) -> None:
         super().__init__()
-        self.environment = gymnasium.make(env)
-        self.target, self.timeout_s = target, timeout_s
+        self.environment = gymnasium.make(request["env"])
+        self.target, self.best, self.timeout_s = request["target"], request["best"], request["timeout_s"]
         self.solved, self.train_s, self.scored = False, 0.0, 0
         self.returns: list[float] = []
         self._began = 0.0
@@ -49,14 +49,19 @@ class Scoring(callbacks.BaseCallback):
         if self.model._n_updates:
             self.returns = self._play(_FIRST_SEED + EPISODES * self.scored)
             self.scored += 1
-            if np.mean(self.returns) >= self.target:
+            if self._reached(self.returns):
                 self.returns = self._play(_CONFIRMING_SEED + EPISODES * self.scored)
-                self.solved = bool(np.mean(self.returns) >= self.target)
+                self.solved = self._reached(self.returns)
         self._began = time.monotonic()
         return not self.solved and self.train_s < self.timeout_s
 
+    def _reached(self, returns: list[float]) -> bool:
+        """Whether they reach the target, or may once there are as many as there should be."""
+        return bool(sum(returns) + (EPISODES - len(returns)) * self.best >= EPISODES * self.target)
+
     def _play(self, seed: int) -> list[float]:
-        found = []
+        """Returns the returns of all episodes, or of the first ones that make it impossible to reach the target."""
+        found: list[float] = []
         for episode in range(EPISODES):
             observation, _ = self.environment.reset(seed=seed + episode)
             total, over = 0.0, False
@@ -65,6 +70,8 @@ class Scoring(callbacks.BaseCallback):
                 observation, reward, terminated, truncated, _ = self.environment.step(action)
                 total, over = total + float(reward), terminated or truncated
             found.append(total)
+            if not self._reached(found):
+                break
         return found
 
 
@@ -72,7 +79,7 @@ def learn(request: dict[str, Any]) -> dict[str, Any]:
     """Returns how one run went.
 
     Args:
-        request: env, algorithm, settings, noise_std, total_steps (as arms.Arm), target, seed, timeout_s.
+        request: algorithm, settings, noise_std, total_steps (as arms.Arm); env, target, best; seed, timeout_s.
     """
     settings = dict(request["settings"])
     environment = gymnasium.make(request["env"])
@@ -81,14 +88,14 @@ def learn(request: dict[str, Any]) -> dict[str, Any]:
         settings["action_noise"] = noise.NormalActionNoise(np.zeros(size), np.full(size, request["noise_std"]))
     made = getattr(stable_baselines3, request["algorithm"])
     model = made("MlpPolicy", environment, seed=request["seed"], device="cpu", **settings)
-    scoring = Scoring(request["env"], request["target"], request["timeout_s"])
+    scoring = Scoring(request)
     model.learn(request["total_steps"], callback=scoring)
     return {
         "solved": scoring.solved,
         "seconds": scoring.train_s,
         "env_steps": model.num_timesteps,
         "updates": model._n_updates,
-        "return_mean": float(np.mean(scoring.returns)) if scoring.returns else None,
+        "return_mean": float(np.mean(scoring.returns)) if scoring.returns else None,  # of fewer where it failed
         "versions": f"stable-baselines3 {stable_baselines3.__version__}, torch {torch.__version__}",
     }
 

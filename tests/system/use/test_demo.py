@@ -39,7 +39,9 @@ def test_trains_cartpole_with_int8_actors(kind: str, run_root: Path) -> None:
     assert summary["messages_refused"] == {}
     assert summary["train_wall_s"] > summary["learner_wall_s"]
     assert 0.0 < summary["invoke_us_p50"] <= summary["observation_to_action_us_p50"]
-    assert summary["energy_wh"] is None or summary["energy_wh"] > 0.0
+    energy = summary["energy"]
+    assert energy["learner"]["joules"] is None or energy["learner"]["joules"] > 0.0
+    assert "learner" in energy["note"] and energy["actors"]["source"]
     policies = sorted((run_root / "run" / "policies").glob("*.int8.tflite"))
     assert policies[-1].name == f"v{summary['policy_version']:06d}.int8.tflite"
     rows = [json.loads(line) for line in (run_root / "run" / "metrics.jsonl").read_text().splitlines()]

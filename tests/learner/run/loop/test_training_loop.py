@@ -24,7 +24,7 @@ from learner.fleet import gathering, roster, session
 from learner.networks import layers
 from learner.run import build
 from learner.run.loop import training_loop
-from learner.run.reports import console, summary
+from learner.run.reports import console, energy, summary
 from tests import conftest
 from tests.conftest import BrokerProcess
 from tests.fakes import fleet_examples, log_reader, plain_client
@@ -202,7 +202,7 @@ def test_says_whose_environment_fails_and_how(
     ):
         actor.vitals = messages.Vitals(env_failures=3, env_failure="TypeError: the old API")
         loop.train()
-        made = summary.make(loop.summaries(), None, "")
+        made = summary.make(loop.summaries(), energy.summary(None, "switched off", loop.parts.roster.energy, 48))
     assert any("actor pi failed 3 times: TypeError: the old API" in line for line in log.lines)
     assert made["env_failures"] == {"pi": {"count": 3, "message": "TypeError: the old API"}}
     assert "failed 3 times: TypeError: the old API" in summary.table(made)

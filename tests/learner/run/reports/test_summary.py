@@ -15,13 +15,12 @@ def test_what_two_stages_count_by_one_name_is_added_up() -> None:
 
 
 def test_a_summary_has_every_key_whatever_stage_says_it() -> None:
-    energy = ("energy_wh", "co2_g", "energy_source")
-    stage: dict[str, Any] = {name.format("int8"): None for name in summary._KEYS if name not in energy}
+    stage: dict[str, Any] = {name.format("int8"): None for name in summary._KEYS if name != "energy"}
     first = {**stage, "precision": "int8", "messages_refused": {"shape": 1, "value": 1}}
-    made = summary.make([first, {"messages_refused": {"shape": 2}}], None, "switched off")
+    made = summary.make([first, {"messages_refused": {"shape": 2}}], {"kwh": 1.0})
     assert made["messages_refused"] == {"shape": 3, "value": 1}
-    assert made["energy_source"] == "none: switched off" and made["energy_wh"] is None
+    assert made["energy"] == {"kwh": 1.0}
     assert "int8_return_mean" in made and "policy_int8_bytes" in made
     del first["updates"]
     with pytest.raises(KeyError, match="updates"):
-        summary.make([first], None, "")
+        summary.make([first], {})
