@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -90,6 +91,11 @@ def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
     assert not (run / "checkpoints").exists()
     for record in (kept, again):
         assert record["summary"]["env_steps"] >= 15_000
+    if importlib.util.find_spec("matplotlib"):
+        assert f"report: {directory / 'report.html'}" in done.stderr
+        assert "int8 over float32" in (directory / "report.html").read_text()
+    else:
+        assert "no page is drawn: " in done.stderr
 
 
 def test_an_environment_that_there_is_not_ends_it_in_one_line(run_root: Path) -> None:
