@@ -62,8 +62,11 @@ class Comparison:
                 self._do(one)
         found = list(rows.rows(self._request, list(self._done.values()), self._paces))
         self._directory.write_rows(found)
+        failed = [record for record in self._done.values() if record["failed"]]
+        if failed:
+            names = ", ".join(record["run"] for record in failed)
+            _log.warning("%d of %d runs failed, and are left out: %s", len(failed), len(self._done), names)
         if not found and not self._stop.is_set():
-            failed = [record for record in self._done.values() if record["failed"]]
             raise errors.RunError(
                 f"no two runs can be compared: {len(failed)} of {len(self._done)} failed",
                 where=f"{self._directory.path}: {failed[0]['run']}: {failed[0]['failed']}" if failed else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -90,6 +91,11 @@ def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
     assert not (run / "checkpoints").exists()
     for record in (kept, again):
         assert record["summary"]["env_steps"] >= 15_000
+    if importlib.util.find_spec("matplotlib"):
+        assert f"report: {directory / 'report.html'}" in done.stderr
+        assert "int8 over float32" in (directory / "report.html").read_text()
+    else:
+        assert "no page is drawn: " in done.stderr
 
 
 def test_an_environment_that_there_is_not_ends_it_in_one_line(run_root: Path) -> None:
@@ -116,6 +122,9 @@ def test_runs_that_fail_are_kept_and_named(run_root: Path) -> None:
             child.wait()
     assert child.returncode == errors.RunError.exit_code
     assert stderr.count("failed, and is left out: ") == 2
+    assert (
+        "2 of 2 runs failed, and are left out: actor-bound-16-float32-throughput-seed0, actor-bound-16-int8" in stderr
+    )
     assert "no two runs can be compared: 2 of 2 failed" in stderr
     records = lines(directory / "runs.jsonl")
     assert [str(environment) in record["failed"] for record in records] == [True, True]
