@@ -11,8 +11,8 @@ import functools
 import itertools
 import json
 import sys
-import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,8 @@ def _policy(runtime: str, path: str) -> policy.Policy:
 
 @functools.cache
 def _error(runtime: str, shape: models.Shape, path: str) -> float:
-    """Returns the mean error of its answers, in deviations of those that the policy gives in numpy."""
-    acting, rows = _policy(runtime, path), models.observations(shape, _ROWS)
-    expected = models.make(shape)(rows)
-    answers = np.empty_like(expected)
-    for k, row in enumerate(rows):
-        acting.act(row[None])
-        answers[k] = acting.interpreter.output[0]
-    return float(np.abs(answers - expected).mean() / expected.std())
+    rows = models.observations(shape, _ROWS)
+    return _off(_policy(runtime, path), models.make(shape)(rows), rows)
 
 
 def measured(runtime: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -57,8 +51,7 @@ def measured(runtime: str, request: dict[str, Any]) -> dict[str, Any]:
     """
     shape, path = models.Shape(*request["shape"]), request["model"]
     acting, error = _policy(runtime, path), _error(runtime, shape, path)
-    limit = INT8_ERROR_MAX if "int8" in acting.delegate or "int8" in Path(path).name else FLOAT32_ERROR_MAX
-    if not error <= limit:
+    if not error <= (limit := _limit(acting.delegate + Path(path).name)):
         raise ValueError(f"{runtime} is off by {error:.2g} deviations at {shape.name}, more than {limit:g}")
     rows = list(models.observations(shape, _ROWS)[:, None])
     before = time.perf_counter()
@@ -70,20 +63,37 @@ def measured(runtime: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def check() -> int:
-    """Measures each peer once, briefly; returns an exit code."""
-    wrong = 0
-    with tempfile.TemporaryDirectory(prefix="actorq-peers-") as directory:
-        shape = models.Shape(64, 2)
-        file = Path(directory) / "float32.tflite"
-        file.write_bytes(models.tflite(models.make(shape), "float32"))
-        for name, runtime in peers.RUNTIMES.items():
-            try:
-                found = measured(runtime, {"shape": [shape.width, shape.layers], "model": str(file), "seconds": 0.05})
-                told = f"{found['runtime']}, {found['delegate']}: off by {found['error']:.1g} deviations"
-            except Exception as error:  # whatever a peer raises: the others are checked all the same
-                wrong, told = 1, f"{type(error).__name__}: {error}"
-            print(f"{name:14} {told}", file=sys.stderr, flush=True)
+    """Asks each peer what two policies of one architecture answer, by turns and in batches; returns an exit code."""
+    wrong, shape = 0, models.Shape(64, 2)
+    one, rows = models.make(shape), models.observations(shape, _ROWS)
+    other = replace(one, layers=tuple(replace(x, kernel=x.kernel[::-1], bias=-x.bias) for x in one.layers))
+    for name, runtime in peers.RUNTIMES.items():
+        try:
+            built = [(p, _built(p, runtime, batch)) for p, batch in ((one, 1), (other, 1), (other, 16))]
+            off = max(_off(made, policy(rows), rows) for policy, made in (*built, built[0]))
+            wrong |= not off <= _limit(built[0][1].delegate)
+            told = f"{built[0][1].interpreter.runtime}, {built[0][1].delegate}: off by {off:.1g} deviations"
+        except Exception as error:  # whatever a peer raises: the others are checked all the same
+            wrong, told = 1, f"{type(error).__name__}: {error}"
+        print(f"{name:14} {told}", file=sys.stderr, flush=True)
     return wrong
+
+
+def _built(made: models.Policy, runtime: str, batch: int) -> policy.Policy:
+    return policy.Policy(models.tflite(made, "float32"), "q_values", SPEC, batch, runtime=runtime)
+
+
+def _off(acting: policy.Policy, expected: models.FloatArray, rows: models.FloatArray) -> float:
+    """Returns the mean error of its answers, in deviations of those expected."""
+    answers = []
+    for batch in rows.reshape(-1, acting.batch, models.FEATURES):
+        acting.act(batch)
+        answers.append(acting.interpreter.output.copy())
+    return float(np.abs(np.concatenate(answers) - expected).mean() / expected.std())
+
+
+def _limit(kernels: str) -> float:
+    return INT8_ERROR_MAX if "int8" in kernels else FLOAT32_ERROR_MAX
 
 
 def main() -> None:
