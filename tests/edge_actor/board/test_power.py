@@ -275,7 +275,7 @@ def test_energy_per_step_of_the_heartbeat(meter: power.Meter, says: Says, clock:
     energy.update(1000)
     assert energy.power_w == pytest.approx(3.0)
     assert energy.step_energy_j == pytest.approx(0.003)
-    assert (energy.joules, energy.read_s) == (pytest.approx(3.0), pytest.approx(1.0))
+    assert [energy.joules, energy.read_s] == pytest.approx([3.0, 1.0])
     clock.now_s += 0.1  # a beat out of turn
     energy.update(1001)
     assert energy.step_energy_j == pytest.approx(0.003)
@@ -284,7 +284,7 @@ def test_energy_per_step_of_the_heartbeat(meter: power.Meter, says: Says, clock:
     assert energy.power_w == pytest.approx(3.0)
     assert energy.step_energy_j is None  # it stood still
     assert (energy.source, energy.modelled) == ("test", False)
-    assert (energy.joules, energy.read_s) == (pytest.approx(6.0), pytest.approx(2.0)), "all since the start"
+    assert [energy.joules, energy.read_s] == pytest.approx([6.0, 2.0]), "all since the start"
 
 
 def test_without_a_source_there_is_no_energy() -> None:
