@@ -105,7 +105,7 @@ clean: ## remove .venv, caches and build output; runs/ stays
 # What the project is compared with has an environment of its own. PyPI's PyTorch for Linux brings CUDA along, 2 GB of it;
 # PyTorch's own index has one for the CPU, whose version counts as newer.
 .venv/.peers: .venv/.created tests/peers.txt $(RECIPE)
-	@echo 'Installing into .venv/peers: about 1 GB, mostly TensorFlow and PyTorch.' >&2
+	@echo 'Installing into .venv/peers: 3 GB when unpacked, mostly TensorFlow and PyTorch.' >&2
 	@$(BIN)/python -m venv .venv/peers
 	@.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
 	  --extra-index-url https://download.pytorch.org/whl/cpu "$$(grep '^torch==' tests/peers.txt)"
