@@ -57,6 +57,16 @@ def _ended(error: errors.ActorqError, *, verbose: bool) -> int:
     return error.exit_code
 
 
+def as_said(stderr: str, code: int) -> errors.ActorqError:
+    """Returns the error that one of our commands ended with, by what it printed and its exit code."""
+    _, found, text = stderr.rpartition("error: ")
+    what, _, todo = (text if found else stderr).strip().partition("\n  to do: ")
+    what, _, where = what.partition("\n  where: ")
+    error = errors.ActorqError(what or "a command ended without a word", where=where, todo=todo)
+    error.exit_code = code
+    return error
+
+
 def _reader_went_away() -> bool:
     """Returns whether stdout is a pipe that nobody reads any longer: a socket that broke must not pass for it."""
     poll = select.poll()

@@ -49,19 +49,21 @@ def burst(
     began, times = clock(), times or step_times.StepTimes()
     rows = min(rows, record.free, explorer.left)
     goal = record.used + rows
-    if acting is None:
-        run(environment, explorer.draw_random(rows), record, times=times)
-    elif acting.stochastic:
-        _sampled(environment, acting, explorer, record, rows, times, until_end)
-    elif acting.head == "deterministic" and explorer.perturbs:
-        drawn, noise = explorer.draw_perturbed(rows)
-        unused = iter(noise)
-        act = acting.perturbed(unused)
-        _loop(environment)(environment, act, drawn, record, functools.partial(next, unused), times, until_end)
-    else:
-        _loop(environment)(environment, acting.act, explorer.draw(rows), record, _pass, times, until_end)
-    explorer.give_back(goal - record.used)
-    times.note_burst(clock() - began)
+    try:
+        if acting is None:
+            _loop(environment)(environment, _unasked, explorer.draw_random(rows), record, _pass, times)
+        elif acting.stochastic:
+            _sampled(environment, acting, explorer, record, rows, times, until_end)
+        elif acting.head == "deterministic" and explorer.perturbs:
+            drawn, noise = explorer.draw_perturbed(rows)
+            unused = iter(noise)
+            act = acting.perturbed(unused)
+            _loop(environment)(environment, act, drawn, record, functools.partial(next, unused), times, until_end)
+        else:
+            _loop(environment)(environment, acting.act, explorer.draw(rows), record, _pass, times, until_end)
+        explorer.give_back(goal - record.used)
+    finally:
+        times.note_burst(clock() - began)
 
 
 def run(
@@ -72,7 +74,11 @@ def run(
     times: step_times.StepTimes | None = None,
 ) -> None:
     """Takes a step with each of `actions`, for which the record must have rows; `times` is told what that takes."""
-    _loop(environment)(environment, _unasked, actions, record, _pass, times or step_times.StepTimes())
+    began, times = clock(), times or step_times.StepTimes()
+    try:
+        _loop(environment)(environment, _unasked, actions, record, _pass, times)
+    finally:
+        times.note_burst(clock() - began)
 
 
 def _sampled(

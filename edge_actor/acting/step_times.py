@@ -110,7 +110,7 @@ class StepTimes:
 
     def note_burst(self, seconds: float) -> None:
         """Takes note of a burst as a whole: what its loop did not take went into exploration and records."""
-        self._rest_s += seconds - self._looped_s
+        self._rest_s += max(0.0, seconds - self._looped_s)
         self._looped_s = 0.0
 
     def vitals(self) -> dict[str, Any]:

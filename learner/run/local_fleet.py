@@ -267,20 +267,9 @@ def actions_of(env_id: str) -> str:
     command = [sys.executable, "-m", "edge_actor", "spec", "--env", env_id]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise _as_said(done.stderr, done.returncode)
+        raise cli.as_said(done.stderr, done.returncode)
     kind: str = json.loads(done.stdout.splitlines()[-1])["action"]["kind"]
     return kind
-
-
-def _as_said(stderr: str, code: int) -> errors.ActorqError:
-    """Returns the error that one of our commands ended with."""
-    _, found, text = stderr.rpartition("error: ")
-    what, where, todo = (text if found else stderr).strip(), "", ""
-    what, _, todo = what.partition("\n  to do: ")
-    what, _, where = what.partition("\n  where: ")
-    error = errors.EnvironmentFailure(what or "the actor ended without a word", where=where, todo=todo)
-    error.exit_code = code
-    return error
 
 
 def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) -> tuple[dict[str, Any] | None, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import errors
-from broker.program import children
+from broker.program import children, cli
 from learner.study.compare import headroom, peers, plan
 
 _POLL_S = 0.2
@@ -87,8 +87,7 @@ def tuned(request: plan.Request) -> dict[str, Any]:
     """Returns the settings that are in force for the task, as `--dump-config` prints them.
 
     Raises:
-        ConfigError: A setting is wrong.
-        EnvironmentFailure: There is no such environment.
+        ActorqError: A setting is wrong, or there is no such environment.
     """
     import tomllib
 
@@ -96,8 +95,7 @@ def tuned(request: plan.Request) -> dict[str, Any]:
     words = [sys.executable, "-m", "learner", verb, "--env", request.env, *settings(request), "--dump-config"]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        kind = errors.ConfigError if done.returncode in (errors.EXIT_USAGE, 10) else errors.EnvironmentFailure
-        raise kind(_said(done.stderr) or f"`{' '.join(words[2:])}` ended with {done.returncode}")
+        raise cli.as_said(done.stderr, done.returncode)
     found = tomllib.loads(done.stdout)
     if "hidden" not in found:
         raise errors.ConfigError(

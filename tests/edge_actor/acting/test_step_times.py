@@ -180,7 +180,8 @@ def test_what_timing_costs_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_environment_that_raises_leaves_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     play = Play(clock, step_s=3.0, act_s=1.0)
-    step = play.environment.step
+    clock.now_s = 0.0
+    whole, step = play.environment, play.environment.step
 
     def breaks(action: Any) -> Any:
         if play.steps == 500:
@@ -192,6 +193,24 @@ def test_an_environment_that_raises_leaves_what_it_took(monkeypatch: pytest.Monk
         play.bursts(6400, 640)
     found = play.times.times.totals()
     assert found["environment"].seconds == pytest.approx(1500.0 + 7.0 * play.resets, rel=0.01)
+    play.environment = whole
+    play.record.flush()
+    found = play.bursts(2800, 400)
+    assert sum(spent.seconds for spent in found.values()) == pytest.approx(clock.now_s, rel=0.01)
+    assert found["record"].seconds == pytest.approx(0.0, abs=1e-6)
+
+
+def test_actions_that_nobody_chose_are_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The safe ones: between them and a burst nothing is counted twice."""
+    clock = Clock(monkeypatch)
+    play = Play(clock, step_s=3.0, act_s=1.0)
+    clock.now_s = 0.0
+    for _ in range(200):
+        rollout.run(play.environment, [0], play.record, times=play.times)
+    play.record.flush()
+    found = play.bursts(2800, 400)
+    assert sum(spent.seconds for spent in found.values()) == pytest.approx(clock.now_s, rel=0.01)
+    assert found["record"].seconds == pytest.approx(0.0, abs=1e-6)
 
 
 def test_this_machine_tells_what_timing_costs() -> None:
