@@ -3,9 +3,9 @@
 A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 64 is timed: eight in a row, since
 the first pays for what the processor has forgotten of it. How many lie before the next eight is drawn at random, so
 that no period of the environment can fall in with them, and goes on from burst to burst. All else is exact: what a
-burst and its loop took, and each reset of a single environment, for resets are few and may be long. What the loops
-took is divided by the shares that the timed rows had. So the three add up to what acting took, whatever was drawn;
-and what timing costs is measured and taken off.
+burst and its loop took, and each reset of a single environment, for resets are few and may be long. What a loop took
+is divided by the shares that the newest timed rows had, at the end of its burst, for the next may be long in coming.
+So the three add up to what acting took, whatever was drawn; and what timing costs is measured and taken off.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ PERIOD = 64  # rows, of which one is timed
 TOGETHER = 8
 _GAPS = 2 * TOGETHER * (PERIOD - 1) + 1
 """Rows between those that are timed are fewer than this, and any number of them is as likely."""
-_ENOUGH = 64  # timed rows, whose shares then divide what the loops took
-_LONG_S = 0.1  # ... or fewer, where steps are slow
-_SLOW_S = 2e-4  # a row that takes so long is always timed, which is 1 % of it
+_ENOUGH = 64  # timed rows that shares are taken of: what was before them counts for less and less
+_SLOW_S = 2e-4  # rows that take so long are all timed, which is 1 % of them
 clock = time.perf_counter
 Call = Callable[[Any], Any]
 
@@ -57,8 +56,9 @@ class StepTimes:
         self._is_slow = False  # so that looking at the clock costs nothing
         self._asked, self._stepped = Timed(), Timed()
         self._pieces, self._timed_s = 0, 0.0  # of timed rows, resets apart
-        self._rows, self._rows_s = 0, 0.0  # of all loops, not divided yet; resets apart
-        self._looped_s = self._rest_s = 0.0  # the loop of this burst; of bursts what their loops did not take
+        self._shares = Shares()
+        self._rows, self._rows_s, self._asks = 0, 0.0, 0.0  # of loops, not divided yet; resets apart
+        self._looped_s = self._rest_s = 0.0  # the loop of this burst; what bursts took besides, not told yet
 
     def plan(self, rows: int) -> Sequence[tuple[bool, int]]:
         """Returns how to go through so many rows: in turn some that are not timed, and some that are."""
@@ -104,37 +104,61 @@ class StepTimes:
             seconds -= sum(resets)
         self._rows += rows
         self._rows_s += seconds
-        timed = len(self._stepped.taken)
-        if timed >= _ENOUGH or (timed and self._rows_s > _LONG_S):
-            self._divide()
 
     def note_burst(self, seconds: float) -> None:
-        """Takes note of a burst as a whole: what its loop did not take went into exploration and records."""
+        """Takes note of a burst, and divides it: what its loop did not take went into exploration and records."""
         self._rest_s += max(0.0, seconds - self._looped_s)
         self._looped_s = 0.0
+        if self._stepped.taken:
+            self._learn()
+        if self._shares.rows:
+            self._divide()
 
     def vitals(self) -> dict[str, Any]:
         """Returns where the time went, by fields of `messages.Vitals`."""
         return {"stages": self.times.totals()}
 
-    def _divide(self) -> None:
-        asked, stepped, cost, rows = self._asked, self._stepped, self._overhead(), self._rows
-        asked_s, stepped_s = asked.seconds, stepped.seconds
+    def _learn(self) -> None:
+        asked, stepped, cost = self._asked, self._stepped, self._overhead()
         outside_s = (asked.calls + stepped.calls) * cost.outside_s + self._pieces * cost.piece_s
-        environment = max(0.0, stepped_s - stepped.calls * cost.inside_s)
-        action = max(0.0, asked_s - asked.calls * cost.inside_s)
-        rest = max(0.0, self._timed_s - asked_s - stepped_s - outside_s)
-        one_s = self._rows_s / ((environment + action + rest) or 1.0)
-        self.times.add("environment", environment * one_s, rows)
-        self.times.add("observation_to_action", action * one_s, round(rows * asked.calls / stepped.calls))
-        self.times.add("record", rest * one_s + self._rest_s, rows)
-        self._is_slow = self._rows_s > _SLOW_S * rows
-        if self._is_slow:
-            self._left, self._due = 0, self._due or TOGETHER
+        newest = Shares(
+            stepped.calls,
+            asked.calls,
+            stepped.seconds - stepped.calls * cost.inside_s,
+            asked.seconds - asked.calls * cost.inside_s,
+            self._timed_s - stepped.seconds - asked.seconds - outside_s,
+        )
+        kept = max(0.0, 1.0 - stepped.calls / _ENOUGH)
+        self._shares = Shares(*(kept * old + new for old, new in zip(self._shares, newest, strict=True)))
         asked.clear()
         stepped.clear()
         self._pieces, self._timed_s = 0, 0.0
+
+    def _divide(self) -> None:
+        timed, asks, *seconds = self._shares
+        environment, action, rest = (max(0.0, each) for each in seconds)
+        one_s = self._rows_s / ((environment + action + rest) or 1.0)
+        self._asks += self._rows * asks / timed
+        asks = round(self._asks)
+        self.times.add("environment", environment * one_s, self._rows)
+        self.times.add("observation_to_action", action * one_s, asks)
+        self.times.add("record", rest * one_s + self._rest_s, self._rows)
         self._rows, self._rows_s, self._rest_s = 0, 0.0, 0.0
+        self._asks -= asks
+        is_slow = environment + action + rest > _SLOW_S * timed
+        if is_slow and not self._is_slow:
+            self._left, self._due = 0, self._due or TOGETHER
+        self._is_slow = is_slow
+
+
+class Shares(NamedTuple):
+    """What timed rows took: how many there were and how many of them asked the policy, and seconds by stage."""
+
+    rows: float = 0.0
+    asks: float = 0.0
+    environment_s: float = 0.0
+    action_s: float = 0.0
+    rest_s: float = 0.0
 
 
 class Timed:
