@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from broker.contract import codec, errors, messages, signing
+from broker.program import bounded_queue
 from edge_actor.fleet import replay_guard
 
 _log = logging.getLogger(__name__)
 _M = TypeVar("_M", bound=messages.Message)
 Message = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
-LIMIT = 64
-LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES
+LIMIT = bounded_queue.Limit(64, 2 * messages.MAX_POLICY_BYTES)
 """Messages that wait for a loop that is busy, and their bytes: a broker may repeat what is genuine while an evaluation
 goes on. Beyond them the oldest goes, counted as `flood`; whatever was retained comes again."""
 
@@ -36,9 +36,8 @@ class Inbox:
         self._verifier = verifier
         self._boot = boot
         self._guard = replay_guard.ReplayGuard()
-        self._waiting: dict[object, tuple[Message, int]] = {}  # with the bytes that each came in
+        self._waiting = bounded_queue.BoundedQueue[Message](LIMIT)  # and the bytes that each came in
         self._lock = threading.Lock()
-        self._waiting_bytes = 0
         self.wake = threading.Event()
         self.refused: dict[str, int] = {}
 
@@ -65,18 +64,16 @@ class Inbox:
     def put(self, message: Message, sealed: bytes = b"") -> None:
         """Keeps a message for the acting loop; of those that replace each other only the newest."""
         with self._lock:
-            self._pop(_subject(message))
-            self._waiting[_subject(message)] = message, len(sealed)
-            self._waiting_bytes += len(sealed)
-            while len(self._waiting) > LIMIT or (self._waiting_bytes > LIMIT_BYTES and len(self._waiting) > 1):
-                self._pop(next(iter(self._waiting)))
+            self._waiting.put(message, len(sealed), _subject(message))
+            while self._waiting.is_over and len(self._waiting) > 1:
+                self._waiting.get()
                 self.refused["flood"] = self.refused.get("flood", 0) + 1
         self.wake.set()
 
     def get(self) -> Message | None:
         """Returns the message that waits longest, or None."""
         with self._lock:
-            return self._pop(next(iter(self._waiting), None))
+            return self._waiting.get()
 
     def check_silence(self) -> None:
         """Notices when the learner falls silent, which is counted and logged. To be called now and then."""
@@ -87,11 +84,6 @@ class Inbox:
     def vitals(self) -> dict[str, Any]:
         """Returns what was refused, by fields of `messages.Vitals`."""
         return {"refused": dict(self.refused)}
-
-    def _pop(self, subject: object) -> Message | None:
-        message, size = self._waiting.pop(subject, (None, 0))
-        self._waiting_bytes -= size
-        return message
 
     def _refuse(self, error: errors.MessageError, topic: str) -> None:
         if error.reason not in self.refused:

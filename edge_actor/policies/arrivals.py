@@ -6,18 +6,16 @@ to the acting loop. What takes less than the handing over is done where it came.
 
 from __future__ import annotations
 
-import collections
 import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.contract import messages
+from broker.program import bounded_queue
 
-LIMIT = 32
-"""Messages that wait. Beyond it the oldest is dropped."""
-LIMIT_BYTES = 2 * messages.MAX_POLICY_BYTES
-"""The bytes of all that wait: nothing of it is known to be genuine, and a Pi has 512 MB."""
+LIMIT = bounded_queue.Limit(32, 2 * messages.MAX_POLICY_BYTES)
+"""Beyond it the oldest is dropped: nothing of what waits is known to be genuine, and a Pi has 512 MB."""
 AT_ONCE_BYTES = 400_000
 """Message and policy together: opened, put together and checked within a millisecond. A thread takes several to take
 over."""
@@ -46,7 +44,7 @@ class Arrivals:
 
     Attributes:
         came_s: Monotonic time at which the message came that is handled, or was last.
-        waiting_bytes: The bytes of all that wait.
+        waiting: Guarded by a lock of this object's.
     """
 
     def __init__(
@@ -57,14 +55,13 @@ class Arrivals:
         on_idle: Callable[[], None],
     ) -> None:
         self._more_bytes, self._on_fault, self._on_drop, self._on_idle = more_bytes, on_fault, on_drop, on_idle
-        self._queue: collections.deque[_Arrival] = collections.deque()
+        self.waiting = bounded_queue.BoundedQueue[_Arrival](LIMIT)
         self._lock = threading.Lock()
         self._handling = threading.Lock()
         self._work = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="policy-checker", daemon=True)
         self.came_s = time.monotonic()
-        self.waiting_bytes = 0
 
     def start(self) -> None:
         """Starts the thread."""
@@ -89,16 +86,15 @@ class Arrivals:
             is_small = len(payload) + self._more_bytes() <= AT_ONCE_BYTES
             if is_small and self._handling.acquire(blocking=False):
                 try:
-                    if not self._queue:
+                    if not self.waiting:
                         self._handle(arrival)
                         return
                 finally:
                     self._handling.release()
             with self._lock:
-                self._queue.append(arrival)
-                self.waiting_bytes += len(payload)
-                while len(self._queue) > LIMIT or self.waiting_bytes > LIMIT_BYTES:
-                    self.waiting_bytes -= len(self._queue.popleft().payload)
+                self.waiting.put(arrival, len(payload))
+                while self.waiting.is_over:
+                    self.waiting.get()
                     self._on_drop()
             self._work.set()
 
@@ -120,11 +116,7 @@ class Arrivals:
 
     def _next(self) -> _Arrival | None:
         with self._lock:
-            if not self._queue:
-                return None
-            arrival = self._queue.popleft()
-            self.waiting_bytes -= len(arrival.payload)
-            return arrival
+            return self.waiting.get()
 
     def _handle(self, arrival: _Arrival) -> None:
         self.came_s = arrival.at_s

@@ -9,16 +9,16 @@ refused is soon rare. What is left out has no receipt, so that an actor sends it
 
 from __future__ import annotations
 
-import collections
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-LIMIT_BYTES = 64_000_000
-"""Bytes of payloads. A link reads packet by packet, so each may go beyond it by one; TCP then holds its broker back."""
-LIMIT_MESSAGES = 20_000
+from broker.program import bounded_queue
+
+LIMIT = bounded_queue.Limit(20_000, 64_000_000)
+"""A link reads packet by packet, so each may go beyond it by one; TCP then holds its broker back."""
 BYTES_PER_TOKEN = 1 << 16
 MOST_TOKENS = 200.0
 """The cost of the longest message."""
@@ -30,25 +30,25 @@ FULL_BYTES = 16_000
 Arrived = tuple[str, bytes, bool]
 
 
-class Limit(NamedTuple):
+class Rate(NamedTuple):
     """The tokens that one bucket holds, and those that it gets a second."""
 
     burst: float
     per_s: float
 
 
-LIMITS = {"experience": Limit(600.0, 200.0), "state": Limit(300.0, 150.0), "report": Limit(400.0, 20.0)}
+RATES = {"experience": Rate(600.0, 200.0), "state": Rate(300.0, 150.0), "report": Rate(400.0, 20.0)}
 """Experience comes in small messages where policies or grants change often, 50 to 100 a second; a state comes with each
 policy that acts; `bench` reports some hundred rows."""
 
 
 class _Bucket:
     def __init__(self, leaf: str, now_s: float) -> None:
-        self.leaf, self._limit = leaf, LIMITS[leaf]
-        self._tokens, self._at_s = self._limit.burst, now_s
+        self.leaf, self._rate = leaf, RATES[leaf]
+        self._tokens, self._at_s = self._rate.burst, now_s
 
     def spend(self, tokens: float, now_s: float) -> bool:
-        self._tokens = min(self._limit.burst, self._tokens + (now_s - self._at_s) * self._limit.per_s)
+        self._tokens = min(self._rate.burst, self._tokens + (now_s - self._at_s) * self._rate.per_s)
         self._at_s = now_s
         if self._tokens < tokens:
             return False
@@ -56,7 +56,7 @@ class _Bucket:
         return True
 
     def refund(self, tokens: float) -> None:
-        self._tokens = max(-self._limit.burst, min(self._limit.burst, self._tokens + tokens))
+        self._tokens = max(-self._rate.burst, min(self._rate.burst, self._tokens + tokens))
 
 
 class Inbox:
@@ -75,25 +75,23 @@ class Inbox:
         full_steps: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._queue: collections.deque[Arrived] = collections.deque()
+        self._waiting = bounded_queue.BoundedQueue[Arrived](LIMIT)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._woken = False
         self._bucket_of, self._full_steps, self._clock = bucket_of, full_steps, clock
         self._buckets: dict[str, _Bucket] = {}
         self._left_out: Counter[tuple[str, str]] = Counter()
-        self.size_bytes = 0
 
     def has_room(self) -> bool:
         """Returns whether more should be read."""
-        return self.size_bytes < LIMIT_BYTES and len(self._queue) < LIMIT_MESSAGES
+        return not self._waiting.is_full
 
     def put(self, topic: str, payload: bytes, retained: bool) -> None:
         with self._lock:
             if self._bucket_of is not None and not self._pays(topic, len(payload), self._bucket_of):
                 return
-            self._queue.append((topic, payload, retained))
-            self.size_bytes += len(payload)
+            self._waiting.put((topic, payload, retained), len(payload))
             self._changed.notify()
 
     def note_outcome(self, topic: str, size_bytes: int, steps: int | None) -> None:
@@ -139,14 +137,10 @@ class Inbox:
     def get(self, wait_s: float) -> Arrived | None:
         """Returns the oldest message; waits for one if there is none. None if none came, or if woken."""
         with self._lock:
-            if not self._queue and wait_s > 0:
-                self._changed.wait_for(lambda: self._queue or self._woken, wait_s)
+            if not self._waiting and wait_s > 0:
+                self._changed.wait_for(lambda: self._waiting or self._woken, wait_s)
                 self._woken = False
-            if not self._queue:
-                return None
-            arrived = self._queue.popleft()
-            self.size_bytes -= len(arrived[1])
-            return arrived
+            return self._waiting.get()
 
 
 def _cost(size_bytes: int) -> float:

@@ -286,7 +286,7 @@ class Session:
     def _bucket_of(self, topic: str) -> tuple[str, str] | None:
         """Returns the bucket that pays for a topic: its own, if its actor is enrolled; others share one."""
         leaf = topic.rpartition("/")[2]
-        if leaf not in inbox.LIMITS or topic == self.topics.learner_state:
+        if leaf not in inbox.RATES or topic == self.topics.learner_state:
             return None
         with contextlib.suppress(errors.MessageError):
             if self.topics.actor_id(topic) in self.macs:

@@ -4,8 +4,8 @@ As in `template`, a place is a numpy view into the converted model's bytes. Ther
 only the weights, biases and input scaling of a policy are in such a file. With the same numbers it is the
 converter's file, byte by byte.
 
-Such a file is four or two times as large as in int8, so nothing is written twice: weights go from the policy into the
-bytes that are sent, in one pass that also looks for what is not finite.
+Such a file is four or two times as large as in int8, so that a large one is not written twice: weights go from the
+policy into the bytes that are sent, in one pass that also looks for what is not finite.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Place:
     start: int
 
 
-_Written = tuple[_Place, NDArray[np.float32], NDArray[np.float64]]
+_Written = tuple[_Place, NDArray[np.float32], NDArray[np.float64] | None]
 """A layer's place, its kernel [outputs, inputs], and in int8 the factors [outputs] of its rows."""
 
 
@@ -116,7 +116,13 @@ class Template:
             _check(float(np.abs(bias).max()), place.bias)
             place.bias[:] = bias
             written.append((place, kernel, _write_scale(place, kernel)))
-        return self._copied(written, on_written)
+        if len(self._model) > requantize.PIECE_BYTES:
+            return self._copied(written, on_written)
+        for place, kernel, factors in written:
+            self.is_faithful &= _write_rows(place.weights, kernel, factors)
+        made = bytes(self._model)  # a copy is the least of it
+        on_written(memoryview(made))
+        return made
 
     def _copied(self, written: list[_Written], on_written: requantize.OnWritten) -> bytes:
         """Returns the template's bytes with these kernels in it; all other numbers are in their places already."""
@@ -131,7 +137,7 @@ class Template:
             height = max(1, requantize.PIECE_BYTES // width)
             for row in range(0, len(kernel), height):
                 band = slice(row, min(row + height, len(kernel)))
-                self.is_faithful &= _write_rows(rows[band], kernel[band], factors[band])
+                self.is_faithful &= _write_rows(rows[band], kernel[band], factors if factors is None else factors[band])
                 final.rows_done(place.start, width, band.stop)
         into[at:] = before[at:]
         final.all_done()
@@ -145,9 +151,9 @@ def _check(largest: float, numbers: NDArray[Any]) -> None:
         raise scales.Unmapped("a weight is beyond what float16 holds")
 
 
-def _write_rows(rows: NDArray[Any], kernel: NDArray[np.float32], factors: NDArray[np.float64]) -> bool:
+def _write_rows(rows: NDArray[Any], kernel: NDArray[np.float32], factors: NDArray[np.float64] | None) -> bool:
     """Writes some rows of weights; returns whether they say what the kernel says."""
-    if rows.dtype == np.int8:
+    if factors is not None:
         kernels.round_rows_finely(kernel, factors, rows)
         return False
     largest, is_faithful = np.empty(len(kernel), np.float32), True
@@ -160,10 +166,10 @@ def _write_rows(rows: NDArray[Any], kernel: NDArray[np.float32], factors: NDArra
     return is_faithful
 
 
-def _write_scale(place: _Place, kernel: NDArray[np.float32]) -> NDArray[np.float64]:
+def _write_scale(place: _Place, kernel: NDArray[np.float32]) -> NDArray[np.float64] | None:
     """Writes the scale(s) of weights that are int8; returns the factor of each row."""
     if place.weights.dtype != np.int8:
-        return np.ones(len(kernel))
+        return None
     largest = np.empty(len(kernel), np.float32)
     kernels.row_maxima(kernel, np.ones(kernel.shape[1], np.float32), largest)
     scales.check_finite(float(largest.max()), "weights")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.contract import messages
+from broker.program import bounded_queue
 from edge_actor.board import clock
 from edge_actor.policies import arrivals, interpreter, policy, receiver
 from tests import conftest
@@ -194,9 +195,9 @@ def test_nothing_expires_where_nobody_knows_the_time(
     third.close()
 
 
-def test_what_nobody_has_time_to_open_is_bounded(received: offers.Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_has_time_to_open_is_bounded(received: offers.Receiver) -> None:
     """Endless data: a broker sends junk of 40 MB faster than a Pi computes digests."""
-    monkeypatch.setattr(arrivals, "LIMIT_BYTES", 3_000_000)
+    received._arrivals.waiting = bounded_queue.BoundedQueue(bounded_queue.Limit(arrivals.LIMIT.items, 3_000_000))
     may_go_on, opened = threading.Event(), list[bytes]()
 
     def handle(topic: str, payload: bytes, retained: bool) -> None:
@@ -206,12 +207,12 @@ def test_what_nobody_has_time_to_open_is_bounded(received: offers.Receiver, monk
     put = received._arrivals.queued(handle)
     for index in range(20):
         put("topic", f"{index:02}".encode() + bytes(1_000_000), False)
-        assert received._arrivals.waiting_bytes <= 3_000_000
+        assert received._arrivals.waiting.size_bytes <= 3_000_000
     may_go_on.set()
     conftest.wait_until(lambda: opened[-1:] == [b"19"], "the newest one is opened")
     assert received.refused == {"flood": 20 - len(opened)}
     assert len(opened) <= 4
-    assert received._arrivals.waiting_bytes == 0
+    assert received._arrivals.waiting.size_bytes == 0
 
 
 @pytest.mark.fault(11)

@@ -91,4 +91,4 @@ def test_a_learner_that_stands_still_loses_nothing_and_nobody_grows(
     assert max(spools) < SPOOL_BYTES
     assert max(grown[name] for name in actors) < SPOOL_BYTES / MB
     assert grown["broker"] < 2 * len(actors) * window.LIMIT_BYTES / MB + 10
-    assert grown["learner"] < (inbox.LIMIT_BYTES + 2 * ingest.LIMIT_BYTES) / MB + 40
+    assert grown["learner"] < (inbox.LIMIT.size_bytes + 2 * ingest.LIMIT_BYTES) / MB + 40
