@@ -4,7 +4,8 @@ A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row
 the first pays for what the processor has forgotten of it. How many lie before the next eight is drawn at random, so
 that no period of the environment can fall in with them, and goes on from burst to burst. All else is exact: what a
 burst and its loop took, and each reset of a single environment, for resets are few and may be long. What a loop took
-is divided by the shares that the newest timed rows had, at the end of its burst, for the next may be long in coming.
+is divided by the shares that the newest timed rows had, at the end of a burst and at most 64 rows late, for the next
+burst may be long in coming.
 So the three add up to what acting took, whatever was drawn; and what timing costs is measured and taken off.
 """
 
@@ -106,17 +107,14 @@ class StepTimes:
         self._rows_s += seconds
 
     def note_burst(self, seconds: float) -> None:
-        """Takes note of a burst, and divides it: what its loop did not take went into exploration and records."""
+        """Takes note of a burst: what its loop did not take went into exploration and records."""
         self._rest_s += max(0.0, seconds - self._looped_s)
         self._looped_s = 0.0
         if self._stepped.taken:
             self._learn()
-        if self._shares.rows:
             self._divide()
-
-    def vitals(self) -> dict[str, Any]:
-        """Returns where the time went, by fields of `messages.Vitals`."""
-        return {"stages": self.times.totals()}
+        elif self._rows >= PERIOD and self._shares.rows:
+            self._divide()
 
     def _learn(self) -> None:
         asked, stepped, cost = self._asked, self._stepped, self._overhead()

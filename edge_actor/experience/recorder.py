@@ -68,7 +68,6 @@ class Recorder:
             "steps_recorded": self._spool.steps,
             "steps_unrecorded": max(0, self.steps - self._spool.steps),
             "return_mean": self.return_mean,
-            "stages": self.times.totals(),
         }
 
     def record(self, wanted: bool) -> None:

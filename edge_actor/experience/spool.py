@@ -192,7 +192,7 @@ class Spool:
 
     def vitals(self) -> dict[str, Any]:
         """Returns what is held and what was dropped, by fields of `messages.Vitals`."""
-        return {"messages_held": len(self), "steps_dropped": self.steps_dropped, "stages": self.times.totals()}
+        return {"messages_held": len(self), "steps_dropped": self.steps_dropped}
 
     def close(self) -> None:
         """Leaves what is held to the next boot."""

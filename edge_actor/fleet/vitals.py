@@ -7,7 +7,7 @@ import functools
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -17,6 +17,7 @@ from broker.program import machine, stopwatch
 from edge_actor.board import board, power
 
 _ENERGY_WINDOW_S = _LOAD_WINDOW_S = 0.5
+_STAGES_WINDOW_S = 0.2
 
 
 class Energy:
@@ -132,14 +133,25 @@ class Load:
 
 
 class Stages:
-    """Tells what a stopwatch measured."""
+    """Adds up what stopwatches measured. Asked in quick succession it looks once: a policy's first state is awaited.
 
-    def __init__(self, times: stopwatch.Stopwatch) -> None:
-        self._times = times
+    Args:
+        measured: Stages of one name add up.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, measured: Sequence[stopwatch.Stopwatch], clock: Callable[[], float] = time.monotonic) -> None:
+        self._measured, self._clock = measured, clock
+        self._looked_at = -math.inf
+        self._spent: dict[str, tuple[float, ...]] = {}
 
     def vitals(self) -> dict[str, Any]:
-        """Returns where the time went, by fields of `messages.Vitals`."""
-        return {"stages": self._times.totals()}
+        """Returns where the time went, by fields of `messages.Vitals`; without stages that never ran."""
+        if self._clock() - self._looked_at > _STAGES_WINDOW_S:
+            self._looked_at = self._clock()
+            added = stopwatch.added(times.totals() for times in self._measured)
+            self._spent = {name: (one.runs, round(one.seconds, 6)) for name, one in added.items() if one.runs}
+        return {"stages": self._spent}
 
 
 def birth(env_id: str, spec: specs.EnvSpec, n_envs: int, runtime: str, delegate: str, rate_hz: float) -> messages.Birth:
@@ -169,18 +181,13 @@ class Source(Protocol):
 
 
 def merge(sources: Iterable[Source]) -> messages.Vitals:
-    """Asks each source in turn. Refusals and stages are added up by name, and a figure that is not finite is none."""
+    """Asks each source in turn. Refusals are added up by reason, and a figure that is not finite is none."""
     figures: dict[str, Any] = {}
-    stages: list[stopwatch.Totals] = []
     refused: collections.Counter[str] = collections.Counter()
     for source in sources:
         for name, value in source.vitals().items():
             if name == "refused":
                 refused += collections.Counter(value)
-            elif name == "stages":
-                stages.append(value)
             else:
                 figures[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-    added = stopwatch.added(stages).items()
-    spent: dict[str, tuple[float, ...]] = {name: (one.runs, round(one.seconds, 6)) for name, one in added if one.runs}
-    return messages.Vitals(**figures, refused=dict(refused), stages=spent)
+    return messages.Vitals(**figures, refused=dict(refused))

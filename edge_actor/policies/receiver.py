@@ -262,7 +262,6 @@ class PolicyReceiver:
             "policy_phase": self.phase.value,
             "swap_pause_ms": self.pause_ms,
             "refused": dict(self.refused),
-            "stages": self.times.totals(),
         }
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ def _loop(
     load = vitals.Load.of_board(settings.heartbeat_s, lambda: record.steps)
     times, idle = step_times.StepTimes(), stopwatch.Stopwatch("wait", "send", "policy_receive")
     sources: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, load]
-    sources += [times, vitals.Stages(idle)]
+    sources.append(vitals.Stages([record.times, outbox.times, newest.times, times.times, idle]))
     sources += [metronome] if metronome else []
     reporter = status.StatusReporter(
         connection,

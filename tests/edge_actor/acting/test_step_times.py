@@ -125,14 +125,14 @@ def test_steps_that_are_long_in_time_with_the_sampling_are_told_truly(
 
 
 @pytest.mark.parametrize("each", [1, 3, 200])
-def test_what_was_done_is_told_at_the_end_of_its_burst(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
-    """Not some thousand steps later: a run may be over by then."""
-    clock = Clock(monkeypatch)
-    play = Play(clock, step_s=3e-6, act_s=1e-6, epsilon=0.5)
-    for _ in range(5):
+def test_what_was_done_is_told_at_most_64_rows_late(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
+    """Not some thousand: a run may be over by then."""
+    play = Play(Clock(monkeypatch), step_s=3e-6, act_s=1e-6)
+    for _ in range(300):
         found = play.bursts(each, each)
-        assert found["environment"].runs == play.steps + play.resets
-        assert found["observation_to_action"].runs == pytest.approx(play.acts, abs=1 + 0.2 * play.steps)
+        done = play.steps + play.resets
+        assert max(1, done - step_times.PERIOD) <= found["environment"].runs <= done
+        assert found["observation_to_action"].runs <= play.acts + 1
 
 
 def test_exploring_steps_ask_no_policy_and_are_not_told_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,19 @@ def test_what_each_stage_tells_becomes_one_and_refusals_add_up() -> None:
 
 
 def test_stages_of_one_name_add_up_and_those_that_never_ran_are_left_out() -> None:
-    stages = [
-        Stage(stages={"send": stopwatch.Spent(2, 0.5), "seal": stopwatch.Spent()}),
-        Stage(stages={"send": stopwatch.Spent(1, 0.25)}),
-    ]
-    assert vitals.merge(stages) == messages.Vitals(stages={"send": (3, 0.75)})
+    first, second = stopwatch.Stopwatch("send", "seal"), stopwatch.Stopwatch("send")
+    first.add("send", 0.5, 2)
+    second.add("send", 0.25)
+    assert vitals.merge([vitals.Stages([first, second])]) == messages.Vitals(stages={"send": (3, 0.75)})
+
+
+def test_stages_are_looked_at_once_by_states_in_quick_succession() -> None:
+    now_s, watch = 100.0, stopwatch.Stopwatch("send")
+    stages = vitals.Stages([watch], lambda: now_s)
+    for at_s, seen in ((100.0, 1), (100.1, 1), (100.3, 3), (100.4, 3)):
+        now_s = at_s
+        watch.add("send", 0.5)
+        assert stages.vitals() == {"stages": {"send": (seen, seen * 0.5)}}
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
