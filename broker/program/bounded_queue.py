@@ -32,7 +32,6 @@ class BoundedQueue(Generic[T]):
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
         self._waiting: OrderedDict[object, tuple[T, int]] = OrderedDict()
-        self._came = 0
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -50,12 +49,9 @@ class BoundedQueue(Generic[T]):
 
     def put(self, item: T, size_bytes: int, subject: object = None) -> None:
         """Appends an item, full or not. It replaces what waits on the same subject, unless that is None."""
-        if subject is None:
-            self._came += 1
-            subject = self._came
-        else:
+        if subject is not None:
             self.size_bytes -= self._waiting.pop(subject, (None, 0))[1]
-        self._waiting[subject] = item, size_bytes
+        self._waiting[object() if subject is None else subject] = item, size_bytes
         self.size_bytes += size_bytes
 
     def get(self) -> T | None:

@@ -5,8 +5,8 @@ the first pays for what the processor has forgotten of it. How many lie before t
 that no period of the environment can fall in with them, and goes on from burst to burst. All else is exact: what a
 burst and its loop took, and each reset of a single environment, for resets are few and may be long. What a loop took
 is divided by the shares that the newest timed rows had, at the end of a burst and at most 64 rows late, for the next
-burst may be long in coming.
-So the three add up to what acting took, whatever was drawn; and what timing costs is measured and taken off.
+burst may be long in coming. So the three add up to what acting took, whatever was drawn; and what timing costs is
+measured and taken off.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class StepTimes:
         newest = Shares(
             stepped.calls,
             asked.calls,
-            stepped.seconds - stepped.calls * cost.inside_s,
-            asked.seconds - asked.calls * cost.inside_s,
-            self._timed_s - stepped.seconds - asked.seconds - outside_s,
+            max(0.0, stepped.seconds - stepped.calls * cost.inside_s),
+            max(0.0, asked.seconds - asked.calls * cost.inside_s),
+            max(0.0, self._timed_s - stepped.seconds - asked.seconds - outside_s),  # a piece that raised is not in it
         )
         kept = max(0.0, 1.0 - stepped.calls / _ENOUGH)
         self._shares = Shares(*(kept * old + new for old, new in zip(self._shares, newest, strict=True)))
@@ -133,10 +133,9 @@ class StepTimes:
         self._pieces, self._timed_s = 0, 0.0
 
     def _divide(self) -> None:
-        timed, asks, *seconds = self._shares
-        environment, action, rest = (max(0.0, each) for each in seconds)
+        timed, asked, environment, action, rest = self._shares
         one_s = self._rows_s / ((environment + action + rest) or 1.0)
-        self._asks += self._rows * asks / timed
+        self._asks += self._rows * asked / timed
         asks = round(self._asks)
         self.times.add("environment", environment * one_s, self._rows)
         self.times.add("observation_to_action", action * one_s, asks)

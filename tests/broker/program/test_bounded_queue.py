@@ -46,7 +46,7 @@ def test_the_newest_on_a_subject_replaces_what_waits_and_goes_to_the_end() -> No
 
 def test_items_without_a_subject_replace_nothing_whatever_subjects_there_are() -> None:
     queue = made()
-    queue.put("first", 1, 0)
+    queue.put("first", 1, 1)
     queue.put("second", 1)
     queue.put("third", 1)
     assert [queue.get() for _ in range(3)] == ["first", "second", "third"]
