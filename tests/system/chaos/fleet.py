@@ -43,7 +43,9 @@ class Fleet:
     def __init__(self, root: Path, kinds: Sequence[str], spool_bytes: int) -> None:
         self.root, self.run = root, root / "run"
         self._spool_bytes = spool_bytes
-        self._environment = os.environ | {"ACTORQ_HOME": str(root / "home")}
+        temporary = root / "temporary"  # TFLiteConverter leaves a directory there when it is killed
+        temporary.mkdir()
+        self._environment = os.environ | {"ACTORQ_HOME": str(root / "home"), "TMPDIR": str(temporary)}
         self._keys = identity.Fleet.open(FLEET, root / "home" / "fleets" / FLEET)
         self.brokers = [conftest.BrokerProcess(kind, str(root)) for kind in kinds]
         self.children: dict[str, subprocess.Popen[str]] = {}
