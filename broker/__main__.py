@@ -8,20 +8,17 @@ import logging
 import os
 import queue
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from broker.contract import address, errors
-from broker.fleet import identity
+from broker.fleet import enrolled, identity
 from broker.program import cli, logs, storage
 from broker.serve.mosquitto import access, process
 
 _log = logging.getLogger("broker.up")  # __name__ is "__main__" here, which is nobody's logger
 
 _CHECK_PERIOD_S = 0.25  # how late an enrolment or a revocation takes effect at the most
-
-_Look = tuple[frozenset[tuple[str, int, int]], bytes]
-"""The sources of an admission: the actors' files, and the broker's certificate."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,23 +168,23 @@ class _Gate:
         self._fleet = _fleet(args)
         self._hosts = [] if _is_wildcard(args.bind) else [args.bind]
         self._shut_out: set[tuple[str, str]] = set()
-        self._seen: _Look | None = self._look()
-        self.admission = self._admission({})
+        self._enrolled = enrolled.Enrolled(self._fleet, lambda bundle: bundle.password)
+        self._is_readable = True
+        self._enrolled.follow()
+        self.admission = self._admission()
 
     def changed(self) -> bool:
         """Looks again; returns true if `admission` is another one now."""
-        try:
-            now = self._look()
-        except (errors.IdentityError, OSError) as error:
-            if self._seen is not None:
-                _log.warning("keeping actors and certificate as they were: %s", error)
-            self._seen = None
-            return False
-        if now == self._seen:
-            return False
-        self._seen = now
         before = self.admission
-        self.admission = self._admission(before.users)
+        try:
+            self._enrolled.follow()
+            self.admission = self._admission()
+        except (errors.IdentityError, OSError) as error:
+            if self._is_readable:
+                _log.warning("keeping actors and certificate as they were: %s", error)
+            self._is_readable = False
+            return False
+        self._is_readable = True
         return self.admission != before
 
     def shut_out(self, user: str) -> bool:
@@ -195,22 +192,14 @@ class _Gate:
         if user not in self.admission.users:
             return False
         self._shut_out.add((user, self.admission.users[user]))
-        self.admission = self._admission(self.admission.users)
+        self.admission = self._admission()
         return True
 
-    def _look(self) -> _Look:
-        return self._fleet.enrolment, self._fleet.broker_credential(self._hosts)
-
-    def _admission(self, known: Mapping[str, str]) -> access.Admission:
-        users = {identity.LEARNER_USER: self._fleet.password}
-        for name in self._fleet.actors():
-            try:
-                users[name] = self._fleet.bundle(name).password
-            except errors.IdentityError as error:  # one broken file must not take the broker from all the others
-                _log.warning("%s %s: %s", "keeping" if name in known else "leaving out", name, error)
-                if name in known:
-                    users[name] = known[name]
-        users = dict(users.items() - self._shut_out)
+    def _admission(self) -> access.Admission:
+        users = {identity.LEARNER_USER: self._fleet.password} | self._enrolled.found
+        for user, password in self._shut_out:
+            if users.get(user) == password:
+                del users[user]
         return access.Admission(users, self._fleet.authority.certificate, self._fleet.broker_credential(self._hosts))
 
 

@@ -22,7 +22,7 @@ from learner.networks import layers
 from learner.quantize.tflite import convert
 from tests import conftest
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import peers
+from tests.benchmarks import peers, scale
 from tests.benchmarks.peers import __main__ as bench_peers
 from tests.benchmarks.peers import arms, mlp
 
@@ -100,6 +100,17 @@ def test_peers_refuse_a_file_that_was_cut() -> None:
     for length in (0, 8, 200, len(model) // 2):
         with pytest.raises(errors.PolicyError):
             mlp.read(model[:length])
+
+
+@pytest.mark.system
+@pytest.mark.mosquitto
+def test_scale_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "ENROLLED", 40)
+    monkeypatch.setattr(scale, "REVOKED", 2)
+    rows = list(scale.run())
+    assert [row["case"].split(":")[0] for row in rows] == ["40 enrolled"] * 4
+    assert [row["runs"] for row in rows if "acknowledgement" not in row["case"]] == [1, 2, 2]
+    assert all(key in row and row["value"] > 0 for key in benchmarks.KEYS[:3] for row in rows)
 
 
 def test_every_peer_is_there() -> None:

@@ -8,6 +8,7 @@ BUNDLE (actor, 0600)                 fleet, id, MAC key, learner's public key, b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -232,17 +233,19 @@ class Fleet:
             )
 
     @property
-    def enrolment(self) -> frozenset[tuple[str, int, int]]:
-        """A fingerprint that differs whenever an actor was enrolled or revoked: its file's name, inode and time.
+    def enrolment(self) -> dict[str, tuple[int, int]]:
+        """The inode and time of each enrolled actor's file, by its name: they differ once it is enrolled anew.
 
         The directory's own time would not do: two changes within one tick of the kernel's clock look like one.
         """
-        try:
-            with os.scandir(self.directory / "actors") as entries:
-                files = [(one.name, one.inode(), one.stat()) for one in entries if one.name.endswith(".json")]
-        except FileNotFoundError:  # none yet; or one went while we looked, and the next look will tell
-            return frozenset()
-        return frozenset((name, inode, stat.st_mtime_ns) for name, inode, stat in files if name[0] != ".")
+        found = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.directory / "actors") as entries:  # none yet
+            for one in entries:
+                if one.name.endswith(".json") and not one.name.startswith("."):
+                    with contextlib.suppress(FileNotFoundError):  # revoked while we look
+                        file = one.stat()
+                        found[one.name.removesuffix(".json")] = file.st_ino, file.st_mtime_ns
+        return found
 
     @property
     def enrolled_ns(self) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from broker.contract import errors, signing
-from broker.fleet import identity
+from broker.fleet import enrolled, identity
 
 _PERIOD_S = 0.1  # how long a revoked actor may still be heard
-_TICK_S = 2.5  # longer than any file system's clock takes to tell two changes apart
 
 
 class Enrolment:
@@ -24,10 +22,9 @@ class Enrolment:
 
     def __init__(self, fleet: identity.Fleet) -> None:
         self._fleet = fleet
-        self._known: frozenset[tuple[str, int, int]] = frozenset()
+        self._enrolled = enrolled.Enrolled(fleet, lambda bundle: signing.ActorMac(bundle.mac_key))
         self._looked_at = -_PERIOD_S
-        self._enrolled_ns, self._changed_at, self._read_at = -1, 0.0, 0.0
-        self.macs: dict[str, signing.ActorMac] = {}
+        self.macs = self._enrolled.found
 
     def mac(self, actor_id: str) -> signing.ActorMac:
         """Returns the MAC of an actor.
@@ -50,17 +47,5 @@ class Enrolment:
         if now - self._looked_at < _PERIOD_S:
             return
         self._looked_at = now
-        if (enrolled_ns := self._fleet.enrolled_ns) != self._enrolled_ns:
-            self._enrolled_ns, self._changed_at = enrolled_ns, now
-        elif self._read_at > self._changed_at + _TICK_S:  # of 500 actors, each look takes milliseconds
-            return
-        self._read_at, enrolment = now, self._fleet.enrolment
-        if enrolment == self._known:
-            return
-        self._known = enrolment
-        self._fleet.check_key()
-        for gone in self.macs.keys() - set(self._fleet.actors()):
-            del self.macs[gone]
-        for name in self._fleet.actors():
-            with contextlib.suppress(errors.IdentityError):  # a broken file is this actor's trouble alone
-                self.macs[name] = signing.ActorMac(self._fleet.bundle(name).mac_key)
+        if self._enrolled.follow():
+            self._fleet.check_key()

@@ -60,7 +60,7 @@ class Mosquitto:
         on_excess: Callable[[str, str], None] = lambda user, what: None,
     ) -> None:
         self.host, self.port = host, port
-        self._fleet, self._admission = fleet, admission
+        self._fleet, self._admission, self._passwords = fleet, admission, access.Passwords()
         self._on_excess = on_excess
         self._last_lines: collections.deque[str] = collections.deque(maxlen=5)
 
@@ -169,8 +169,8 @@ class Mosquitto:
         self._write("mosquitto.conf", config.render(self.host, self.port, directory=directory))
 
     def _write_admission(self, admission: access.Admission) -> None:
-        self._write("passwords", access.render_passwords(admission.users))
-        self._write("access", access.render_acl(self._fleet, admission.users))
+        self._write("passwords", self._passwords.render(admission.users))
+        self._write("access", access.render_acl(self._fleet))
         self._write("authority.pem", admission.authority.decode())
         self._write("broker.pem", admission.credential.decode())
 

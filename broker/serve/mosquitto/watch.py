@@ -26,6 +26,7 @@ _LOG_LINE_BYTES = 999
 _CLEAN_OF_3_1_1 = ("2", "1")
 _NOTICES = re.compile(
     r"New |Client |Bad (socket|client)|mosquitto version|Expiring client|Dropping too large|Outgoing messages"
+    r"|Warning: ACL pattern '[^']+' does not contain"  # what all may read (access.py)
 )
 
 

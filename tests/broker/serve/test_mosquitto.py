@@ -78,7 +78,7 @@ def test_configuration_on_the_network() -> None:
 
 
 def test_passwords_are_hashed_as_mosquitto_does_it() -> None:
-    lines = access.render_passwords(USERS).splitlines()
+    lines = access.Passwords().render(USERS).splitlines()
     assert [line.split(":")[0] for line in lines] == ["learner", "pi-one", "pi-two"]
     _, scheme, iterations, salt, digest = lines[1].split(":")[1].split("$")
     assert scheme == "7" and len(base64.b64decode(salt)) == 12
@@ -87,19 +87,29 @@ def test_passwords_are_hashed_as_mosquitto_does_it() -> None:
     assert not any(secret in line for line in lines for secret in USERS.values())
 
 
-def test_the_acl_of_an_actor() -> None:
-    blocks = access.render_acl("lab", USERS).strip().split("\n\n")
-    assert blocks[0] == "user learner\ntopic readwrite actorq/lab/#"
-    assert blocks[1].splitlines() == [
-        "user pi-one",
-        "topic read actorq/lab/learner/state",
-        "topic read actorq/lab/policy/#",
-        "topic write actorq/lab/actor/pi-one/state",
-        "topic write actorq/lab/actor/pi-one/experience",
-        "topic write actorq/lab/actor/pi-one/report",
-        "topic read actorq/lab/actor/pi-one/assignment",
-        "topic read actorq/lab/actor/pi-one/receipt",
-        "topic read actorq/lab/actor/pi-one/command",
+def test_a_password_is_hashed_once_and_forgotten_with_its_user() -> None:
+    passwords = access.Passwords()
+    first = passwords.render(USERS).splitlines()
+    changed = USERS | {"pi-two": "another"}
+    second = passwords.render(changed).splitlines()
+    assert second[:2] == first[:2] and second[2] != first[2]
+    assert passwords.render({}) == ""
+    assert not set(passwords.render(USERS).splitlines()) & {*first, *second}, "each has another salt"
+
+
+def test_the_acl_says_what_all_actors_may_and_does_not_grow_with_them() -> None:
+    assert access.render_acl("lab").splitlines() == [
+        "user learner",
+        "topic readwrite actorq/lab/#",
+        "",
+        "pattern read actorq/lab/learner/state",
+        "pattern read actorq/lab/policy/#",
+        "pattern write actorq/lab/actor/%u/state",
+        "pattern write actorq/lab/actor/%u/experience",
+        "pattern write actorq/lab/actor/%u/report",
+        "pattern read actorq/lab/actor/%u/assignment",
+        "pattern read actorq/lab/actor/%u/receipt",
+        "pattern read actorq/lab/actor/%u/command",
     ]
 
 
@@ -315,4 +325,5 @@ def test_it_is_found_beside_a_users_path(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_users_of_a_fleet_are_those_it_is_rendered_from() -> None:
     fleet = identity.Fleet.open("lab")
     fleet.enroll("pi-one")
-    assert [line.split(":")[0] for line in access.render_passwords(fleet.users()).splitlines()] == ["learner", "pi-one"]
+    lines = access.Passwords().render(fleet.users()).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["learner", "pi-one"]

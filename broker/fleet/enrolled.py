@@ -1,0 +1,61 @@
+"""Follows who is enrolled in a fleet, for whoever lets actors in: brokers by password, learners by MAC key."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from broker.contract import errors
+from broker.fleet import identity
+
+_TICK_S = 2.5
+"""Longer than any file system's clock takes to tell two changes apart."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Enrolled(Generic[_T]):
+    """Follows the bundles in a fleet's directory, and reads only those that are new or were written anew.
+
+    Args:
+        fleet: Whose actors.
+        wanted: Returns what is kept of a bundle: of ten thousand, whole ones would take 40 MB.
+
+    Attributes:
+        found: What is kept, by actor; always the same dict.
+    """
+
+    def __init__(self, fleet: identity.Fleet, wanted: Callable[[identity.Bundle], _T]) -> None:
+        self._fleet, self._wanted = fleet, wanted
+        self._files: dict[str, tuple[int, int]] = {}
+        self._enrolled_ns, self._changed_at, self._looked_at = -1, 0.0, 0.0
+        self.found: dict[str, _T] = {}
+
+    def follow(self) -> bool:
+        """Takes in who was enrolled since, or enrolled anew, and forgets who was revoked; returns whether anyone was.
+
+        A bundle that cannot be read is its actor's trouble alone: what was known of it stays.
+
+        Raises:
+            OSError: The directory cannot be read.
+        """
+        now = time.monotonic()
+        if (enrolled_ns := self._fleet.enrolled_ns) != self._enrolled_ns:
+            self._enrolled_ns, self._changed_at = enrolled_ns, now
+        elif self._looked_at > self._changed_at + _TICK_S:  # of ten thousand actors, a look at each takes 40 ms
+            return False
+        self._looked_at, files = now, self._fleet.enrolment
+        new = [name for name, file in files.items() if self._files.get(name) != file]
+        gone = self._files.keys() - files.keys()
+        self._files = files
+        for name in gone:
+            self.found.pop(name, None)
+        for name in new:
+            try:
+                self.found[name] = self._wanted(self._fleet.bundle(name))
+            except errors.IdentityError as error:
+                _log.warning("%s %s: %s", "keeping" if name in self.found else "leaving out", name, error)
+        return bool(new or gone)
