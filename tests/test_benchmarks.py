@@ -105,6 +105,7 @@ def test_peers_refuse_a_file_that_was_cut() -> None:
 @pytest.mark.system
 @pytest.mark.mosquitto
 def test_scale_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    conftest.require("mosquitto")
     monkeypatch.setattr(scale, "ENROLLED", 40)
     monkeypatch.setattr(scale, "REVOKED", 2)
     rows = list(scale.run())
