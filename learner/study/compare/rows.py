@@ -109,7 +109,7 @@ class _Cell:
         self._arms = (other, reference)
         self._all = [[one for one in records if of(one, kind, arm)] for arm in self._arms]
         self._good = [[one for one in beside if not one["failed"]] for beside in self._all]
-        # What a run towards the threshold cost is what it cost to get there, or nothing that another can be held against
+        # A run towards the threshold that did not get there has no cost of getting there
         self._counted = [[one for one in good if kind != plan.THRESHOLD or _is_reached(one)] for good in self._good]
 
     def row(self, pace: headroom.Pace | None) -> Record | None:
@@ -224,9 +224,9 @@ class _Cell:
         return f"{who}, us a step: {', '.join(told)}" if told else ""
 
     def _source(self) -> str:
-        """Returns where an energy comes from, in the words of a run's summary, and whether a ratio tells more than times.
+        """Returns where an energy comes from, in the words of one summary, and whether a ratio tells more than times.
 
-        Those words have that run's own joules, and the row has means.
+        Those words have the joules of that run, and the row has means.
         """
         all_of = [one["summary"].get("energy") or {} for good in self._good for one in good]
         found, side = all_of[0] if all_of else {}, self._measure.energy
