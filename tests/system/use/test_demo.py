@@ -105,7 +105,7 @@ def test_stops_in_order_within_five_seconds(signum: int, run_root: Path) -> None
         assert child.returncode == 130, stderr
         assert not psutil.wait_procs(children, timeout=0.5)[1], "no process may be left"
         assert list(run.glob("checkpoints/*.npz"))
-        assert b"--resume" in stderr
+        assert b"--resume" in stderr and f"with ACTORQ_HOME={run}/home, by `actorq-broker up" in stderr.decode()
     finally:
         if child.poll() is None:
             child.kill()
