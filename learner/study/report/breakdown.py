@@ -109,7 +109,7 @@ def _actorq_seconds(runs: Sequence[reading.Run]) -> dict[str, float]:
     """Returns the median over runs of each of ActorQ's parts in seconds per 1000 environment steps."""
     found: list[dict[str, float]] = []
     for run in runs:
-        parts, steps = _object(run.summary.get("breakdown"), "actorq"), tables.number(run.summary.get("env_steps"))
+        parts, steps = _object(run.summary.get("breakdown"), "actorq"), run.session_steps
         seconds = {part: tables.number(parts.get(part)) for part in PARTS}
         if steps and all(value is not None and value >= 0 for value in seconds.values()):
             found.append({part: 1000 * (value or 0.0) / steps for part, value in seconds.items()})

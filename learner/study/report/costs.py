@@ -131,7 +131,7 @@ def _traffic(panel: grouping.Panel) -> str:
 
 
 def _received_per_step(run: reading.Run) -> float | None:
-    received, steps = (tables.number(run.summary.get(key)) for key in ("bytes_received", "env_steps"))
+    received, steps = tables.number(run.summary.get("bytes_received")), run.session_steps
     return received / steps if received is not None and steps else None
 
 
@@ -148,7 +148,7 @@ def _per_million(runs: Sequence[reading.Run]) -> dict[str, tuple[float, bool]]:
         modelled = False
         for run in runs:
             one = _side(_of(run), side)
-            joules, steps = tables.number(one.get("joules")), tables.number(run.summary.get("env_steps"))
+            joules, steps = tables.number(one.get("joules")), run.session_steps
             if joules is not None and steps:
                 found.append(1e6 * joules / steps)
                 modelled |= bool(one.get("modelled", True))

@@ -18,7 +18,7 @@ _WHAT = {
     "return_mean": "Training return, mean of the last 100 episodes, exploration included",
     "published_return_mean": "Return of the policies as published, greedy, played by actors",
 }
-_AXES = {"env_steps": "environment steps", "wall_s": "seconds since the learner started"}
+_AXES = {"env_steps": "environment steps", "wall_s": "seconds of the learner"}
 Floats = NDArray[np.float64]
 
 
@@ -105,10 +105,14 @@ def _curve(runs: Sequence[reading.Run], name: str, by: str) -> Curve | None:
 
 
 def _points(run: reading.Run, name: str, by: str) -> list[tuple[float, float]]:
-    """Returns the rows' figures; of what was published also the last score, which no row has."""
+    """Returns the rows' figures; of what was published also the last score, which no row has.
+
+    A run without rows has no curve: its last score alone would leave no room for the median of the others.
+    """
     points = run.series(name, by)
-    if name == "published_return_mean":
+    if name == "published_return_mean" and run.rows:
         end = tables.number(run.summary.get("env_steps" if by == "env_steps" else "learner_wall_s"))
+        end = run.wall_before_s + end if end is not None and by == "wall_s" else end
         score = tables.number(run.summary.get(f"{run.precision}_return_mean"))
         if end is not None and score is not None:
             points.append((end, score))

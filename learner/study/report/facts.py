@@ -31,7 +31,7 @@ def glance(panels: Sequence[grouping.Panel]) -> str:
                     arm.seeds,
                     solved,
                     _range(one.get("env_steps") for one in ended),
-                    _range(one.get("train_wall_s", one.get("learner_wall_s")) for one in ended),
+                    _range(run.wall_s for run in arm.runs),
                     _range(run.summary.get(f"{run.precision}_return_mean") for run in arm.runs),
                     _range(one.get("fp32_return_mean") for one in ended),
                     tables.size(next((run.summary.get(f"policy_{run.precision}_bytes") for run in arm.runs), None)),

@@ -15,6 +15,7 @@ import pytest
 from broker.contract import errors
 from learner import __main__ as command_line
 from learner.study import report
+from learner.study.report import breakdown, costs, curves, reading
 from tests.fakes import log_reader
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>${x}$\\frac{1}\u202e\x00\n{{7*7}}"
@@ -144,6 +145,35 @@ def test_seeds_of_one_setting_are_drawn_together(tmp_path: Path) -> None:
     assert "CartPole-v1: 3 runs" in page.text and "3 runs, seeds 0, 1, 2" in page.text
     assert "all runs: median 391 (390 to 392) after 3,900 steps" in page.text
     assert "all runs: median 480 (480 to 480) after 4,000 steps" in page.text, "the last score is in the summary alone"
+
+
+def test_a_run_without_metrics_leaves_the_curves_to_the_others(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"seed-{seed}", seed=seed) for seed in range(3)]
+    (runs[0] / "metrics.jsonl").unlink()
+    found = reading.read(runs)
+    curve = curves._curve(found.runs, "published_return_mean", "env_steps")
+    assert curve is not None and len(curve.thin) == 2
+    assert (curve.at[0], curve.at[-1]) == (0.0, 4000.0)
+
+
+def test_sessions_of_a_resumed_run_follow_each_other_and_costs_are_of_the_last(tmp_path: Path) -> None:
+    resumed, whole = make_run(tmp_path / "resumed"), make_run(tmp_path / "whole", seed=1)
+    with open(resumed / "metrics.jsonl", "a") as file:
+        for k in range(10):
+            row = {"wall_s": k, "env_steps": 4000 + 100 * k, "return_mean": 400.0, "published_return_mean": 470.0}
+            file.write(json.dumps(row) + "\n")
+    summary = json.loads((resumed / "summary.json").read_text())
+    summary |= {"learner_wall_s": 10.0, "env_steps": 5000, "session_env_steps": 1000, "bytes_received": 7000}
+    (resumed / "summary.json").write_text(json.dumps(summary))
+    found = reading.read([resumed, whole])
+    seconds = [at for at, _ in found.runs[0].series("return_mean", "wall_s")]
+    assert seconds == sorted(seconds) and seconds[-1] == 39 + 9
+    assert [run.wall_s for run in found.runs] == [49.0, 40.0]
+    assert curves._points(found.runs[0], "published_return_mean", "wall_s")[-1] == (49.0, 480.0)
+    assert [run.session_steps for run in found.runs] == [1000.0, 4000.0]
+    assert costs._per_million(found.runs[:1])["learner"][0] == 1e6 * 300.0 / 1000
+    assert costs._received_per_step(found.runs[0]) == 7.0
+    assert breakdown._actorq_seconds(found.runs[:1])["step"] == 1000 * 2.0 / 1000
 
 
 def test_settings_that_differ_are_told_apart_and_come_first(tmp_path: Path) -> None:
