@@ -43,7 +43,7 @@ def sizes(panel: grouping.Panel) -> svg.Picture | None:
         f"{label}: {', '.join(f'{name} {tables.size(value)}' for name, value in found.items() if value)}"
         for label, found in arms.items()
     )
-    return svg.finish(made, f"Bytes of a policy: {tables.label(panel.title)}", f"{text}.", _traffic(panel))
+    return svg.finish(made, f"Bytes of a policy: {panel.title}", f"{text}.", _traffic(panel))
 
 
 def energy(panel: grouping.Panel) -> svg.Picture | None:
@@ -67,7 +67,7 @@ def energy(panel: grouping.Panel) -> svg.Picture | None:
                 label=f"{side}, {_how(modelled)}",
             )
             start += joules / 1e3
-        drawn.text(0.0, row - 0.28, tables.label(label), va="bottom", fontsize=10)
+        svg.name(drawn, row - 0.28, tables.label(label))
     drawn.set_yticks([])
     drawn.set_ylim(len(arms) - 0.5, -0.75)
     drawn.set_xlabel("kJ per million environment steps")
@@ -78,7 +78,7 @@ def energy(panel: grouping.Panel) -> svg.Picture | None:
     )
     text = "; ".join(f"{label}: {_sides(found)}" for label, found in arms.items())
     caption = f"Per million steps, medians over runs. {text}. {_can_tell(panel)}"
-    return svg.finish(made, f"Energy: {tables.label(panel.title)}", caption.strip(), "")
+    return svg.finish(made, f"Energy: {panel.title}", caption.strip(), "")
 
 
 def energy_table(runs: Sequence[reading.Run]) -> str:

@@ -57,8 +57,7 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
             (label, *(tables.shown(curve_of[k]) for curve_of in (curve.at, curve.median, curve.low, curve.high)))
             for k in shares
         ]
-    told = (tables.number(run.settings.get("solved_return")) for arm in panel.arms for run in arm.runs)
-    goals = {goal for goal in told if goal is not None}
+    goals = {run.goal for arm in panel.arms for run in arm.runs if run.goal is not None}
     for goal in goals:
         drawn.axhline(goal, color=svg.MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
     drawn.set_xlabel(_AXES[by])
@@ -67,7 +66,7 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
     drawn.set_ylabel("return")
     drawn.set_xlim(left=0)
     svg.legend(drawn, len(curves))
-    title = f"{_WHAT[name]}, by {_AXES[by]}: {tables.label(panel.title)}"
+    title = f"{_WHAT[name]}, by {_AXES[by]}: {panel.title}"
     head = ("runs", _AXES[by], "median", "low", "high")
     return svg.finish(made, title, _text(curves, by, goals), tables.table(head, rows))
 

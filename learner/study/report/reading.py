@@ -69,6 +69,11 @@ class Run:
         return found if isinstance(found, int) else None
 
     @property
+    def goal(self) -> float | None:
+        """The return at which it is solved; None where no return ends it."""
+        return tables.number(self.settings.get("solved_return", self.summary.get("solved_return")))
+
+    @property
     def session_steps(self) -> float | None:
         """The environment steps of the last session, which times, bytes and joules of the summary are of."""
         return tables.number(self.summary.get("session_env_steps", self.summary.get("env_steps")))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import html.parser
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import figure
 
 from broker.contract import errors
 from learner import __main__ as command_line
 from learner.study import report
-from learner.study.report import breakdown, costs, curves, reading
+from learner.study.compare import arguments, directory, plan
+from learner.study.report import breakdown, costs, curves, reading, svg
 from tests.fakes import log_reader
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>${x}$\\frac{1}\u202e\x00\n{{7*7}}"
@@ -112,7 +117,8 @@ def make_comparison(path: Path) -> Path:
     lines.append({"run": "bad", "directory": "../..", "arm": {}, "summary": {}, "failed": "no broker"})
     (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "plan.json").write_text("{}")
+    request = plan.Request(precisions=("int8", "float32"), hidden=((256, 256), (8,)), settings=("a=1", "b=2"), actors=9)
+    (path / "plan.json").write_text(json.dumps(dataclasses.asdict(request)))
     return path
 
 
@@ -196,6 +202,23 @@ def test_every_picture_has_a_title_and_its_figures_in_words(tmp_path: Path) -> N
     assert len(captions) == len(pictures) and all(re.search(r"\d", caption) for caption in captions)
 
 
+def test_no_label_is_wider_than_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, finish, seen = make_run(tmp_path / "run"), svg.finish, []
+    row = {"recipe": "only equalised channels", "return_difference": -1.0, "return_low": -30.0, "return_high": 1.0}
+    (run / "fidelity.json").write_text(json.dumps({"rows": [row]}))
+
+    def checked(made: figure.Figure, title: str, *rest: str) -> svg.Picture:
+        made.draw_without_rendering()  # type: ignore[no-untyped-call]  # lays it out
+        box = made.axes[0].xaxis.label.get_window_extent()
+        seen.append(title)
+        assert box.x0 >= 0 and box.x1 <= made.bbox.width, title
+        return finish(made, title, *rest)
+
+    monkeypatch.setattr(svg, "finish", checked)
+    report.write([run, make_comparison(tmp_path / "c")], tmp_path / "page.html")
+    assert any("Fidelity" in title for title in seen) and len(seen) >= 20
+
+
 def test_it_needs_no_network_and_has_the_colours_of_both_schemes(tmp_path: Path) -> None:
     page = Page(report.write([make_run(tmp_path / "run")], tmp_path / "page.html"))
     assert not {name for name, _ in page.elements} & {"script", "link", "img", "iframe", "object", "image"}
@@ -213,6 +236,41 @@ def test_a_comparison_has_its_ratios_with_intervals_and_its_runs(tmp_path: Path)
     assert "256x256, int8 over float32: 1 (0.9 to 1.2: no difference is shown)" in page.text
     assert "CartPole-v1, actor-bound, threshold, 256x256" in page.text
     assert "run bad failed, and is left out: no broker" in page.text
+
+
+def test_a_comparison_is_made_again_by_one_command(tmp_path: Path) -> None:
+    page = Page(report.write([make_comparison(tmp_path / "c")], tmp_path / "page.html"))
+    (command,) = [line for line in page.text.splitlines() if "actorq-learner compare " in line]
+    words = shlex.split(command[command.index("actorq-learner compare") :])
+    parser = argparse.ArgumentParser()
+    arguments.add(parser)
+    given = arguments.given(parser.parse_args(words[2:]))
+    assert words[-2:] == ["-o", f"{tmp_path / 'c'}-again"]
+    assert plan.Request(**given) == directory._request(json.loads((tmp_path / "c" / "plan.json").read_text()))
+
+
+def test_titles_are_whole_and_runs_without_a_goal_are_not_unsolved(tmp_path: Path) -> None:
+    made = make_comparison(tmp_path / "c")
+    for run in (made / "runs").iterdir():
+        settings = (run / "config.toml").read_text().replace("475.0", "inf")
+        (run / "config.toml").write_text(settings.replace("CartPole-v1", "a_module_of_long_name:Task-v1"))
+        summary = json.loads((run / "summary.json").read_text())
+        summary |= {"solved": False, "env_id": "a_module_of_long_name:Task-v1"}
+        (run / "summary.json").write_text(json.dumps(summary))
+    page = Page(report.write([made], tmp_path / "page.html"))
+    assert "Bytes of a policy: a_module_of_long_name:Task-v1, actor-bound, threshold, 256x256" in page.text
+    assert "no goal" in page.text and "0 of 1" not in page.text
+
+
+def test_tasks_that_differ_in_much_stand_beside_each_other(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / task, task=task) for task in ("CartPole-v1", "LunarLander-v3")]
+    names = [f"setting_{k}" for k in range(9)]
+    with open(runs[1] / "config.toml", "a") as file:
+        file.write("".join(f"{name} = 1\n" for name in names))
+    page = Page(report.write(runs, tmp_path / "page.html"))
+    head = "".join(f"<th{kind}>{name}</th>" for kind, name in ((" class=w", "setting"), *(("", r.name) for r in runs)))
+    assert head in page.source
+    assert "<td class=w>setting_8</td><td>none</td><td>1</td>" in page.source
 
 
 def test_what_a_fleet_says_is_text(tmp_path: Path) -> None:
