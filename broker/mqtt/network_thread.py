@@ -116,10 +116,9 @@ class NetworkThread:
                 self.failures += 1
                 self._failure = f"{type(error).__name__}: {error}"
             with self._lock:
-                self._ready.clear()
-                self.client = None
-                for part in (self._loop, self._wanted, self._owed):
-                    part.close()
+                if generation != self._generation:  # it stood still: the connection is another thread's by now
+                    return
+                self._let_go()
             was_connected, is_wanted = self.connections > before, not self._stopping.is_set()
             self._tries.ended(where, self._failure, was_connected=was_connected, is_wanted=is_wanted)
             self._turned_at_s = time.monotonic()
@@ -137,6 +136,11 @@ class NetworkThread:
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
+            if generation != self._generation:  # to look a name up may take longer than the watchdog waits
+                client.disconnect()
+                client.flush()
+                return
+            self._let_go()  # of what a thread that stands still has left
             self.client, self.address = client, str(where)
             self._loop.open(client)
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
@@ -147,6 +151,13 @@ class NetworkThread:
             if not self._loop.serve(client):
                 self._failure = greeting.failure or self._failure
                 return
+
+    def _let_go(self) -> None:
+        """Takes note that there is no connection. The caller holds the lock."""
+        self._ready.clear()
+        self.client = None
+        for part in (self._loop, self._wanted, self._owed):
+            part.close()
 
     def _use(self, where: address.Address, client: paho_client.Client) -> None:
         """Sends everything that is retained, the birth last, now that all subscriptions stand."""

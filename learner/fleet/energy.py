@@ -72,6 +72,9 @@ class Energy:
         if length_s <= 0.0 and now_s - meter.arrived_s < _LATE_S:
             return  # of two that came together, or a clock that was put back by little
         meter.vitals, meter.arrived_s = vitals, now_s
+        board = vitals.board_id or f"of {actor_id}"
+        if length_s <= 0.0 and board in self._told_to_s:  # the clock was put back: of its new time nobody has told
+            self._told_to_s[board] = min(self._told_to_s[board], vitals.created_s)
         if not 0.0 < length_s <= longest_s:
             return
         meter.lived_s += length_s
@@ -82,7 +85,7 @@ class Energy:
             return
         meter.read_s = min(meter.read_s + read_s, meter.lived_s)
         meter.joules += joules
-        self._add(vitals.board_id or f"of {actor_id}", before.created_s, vitals, joules)
+        self._add(board, before.created_s, vitals, joules)
 
     def _add(self, board: str, since_s: float, vitals: messages.Vitals, joules: float) -> None:
         """Adds what nobody has told yet of the time since `since_s`, by the board's clock."""

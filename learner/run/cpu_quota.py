@@ -75,8 +75,7 @@ class CpuQuota:
         if self._refused:
             return
         try:
-            group = self._groups.get(name) or self._make(name)
-            (group / "cgroup.procs").write_text(str(pid))
+            _write((self._groups.get(name) or self._make(name)) / "cgroup.procs", str(pid))
         except OSError as error:
             self._refused = f"{error.strerror}: {error.filename}"
             _log.warning("actors are not held to a share of a core: %s", self._refused)
@@ -120,15 +119,15 @@ class CpuQuota:
         remove_stale(parent, self._proc)
         control = parent / "cgroup.subtree_control"
         if not is_v1 and "cpu" not in control.read_text().split():
-            control.write_text("+cpu")
+            _write(control, "+cpu")
         group = parent / f"{PREFIX}{os.getpid()}-{name}"
         group.mkdir(exist_ok=True)
         try:
             if is_v1:
-                (group / _V1_PERIOD).write_text(str(_PERIOD_US))
-                (group / _V1_QUOTA).write_text(str(self._quota_us))
+                _write(group / _V1_PERIOD, str(_PERIOD_US))
+                _write(group / _V1_QUOTA, str(self._quota_us))
             else:
-                (group / _V2_QUOTA).write_text(f"{self._quota_us} {_PERIOD_US}")
+                _write(group / _V2_QUOTA, f"{self._quota_us} {_PERIOD_US}")
         except OSError:
             _remove(group)
             raise
@@ -143,6 +142,15 @@ def remove_stale(parent: Path, proc: Path = Path("/proc")) -> list[str]:
         if maker.isdecimal() and not (proc / maker).exists() and _remove(group):
             removed.append(group.name)
     return removed
+
+
+def _write(file: Path, text: str) -> None:
+    """Writes one of the kernel's files. What it refuses it refuses when written to, which names no file by itself."""
+    try:
+        file.write_text(text)
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
 
 
 def _remove(group: Path) -> bool:

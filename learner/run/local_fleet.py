@@ -286,6 +286,7 @@ def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) 
 
     Raises:
         EnvironmentFailure: The broker or an actor ended by itself.
+        RunError: The learner was killed.
     """
     stop = threading.Event()
     cli.on_stop_signal(stop.set)
@@ -313,8 +314,33 @@ def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) 
         held = fleet.quota.held() if fleet.quota else None
         fleet.stop()
         output = fleet.learner_output()
+    if learner.returncode < 0:
+        return None, _killed(-learner.returncode, path, was_stopped=stop.is_set())
     summary: dict[str, Any] | None = json.loads(output) if output else None
     if summary is not None:
         summary = {"train_wall_s": round(summary["finished_unix_s"] - started, 3), **summary}
         summary["actors_held"] = dataclasses.asdict(held) if held else None
+    if learner.returncode in (errors.EXIT_INTERRUPTED, errors.NotSolved.exit_code):  # then it named --resume
+        print(
+            f"its broker and actors have ended too: before --resume start them again, with ACTORQ_HOME={path}/home, by "
+            f"`actorq-broker up --fleet {_NAME} --port {fleet.broker['port']}` and "
+            f"`actorq-actor run --bundle {path}/home/actor-0.json --env {train.env}`",
+            file=sys.stderr,
+        )
     return summary, learner.returncode
+
+
+def _killed(signum: int, path: Path, *, was_stopped: bool) -> int:
+    """Returns the exit code of a demo whose learner was killed because it did not stop in time.
+
+    Raises:
+        RunError: Somebody else killed it.
+    """
+    if was_stopped:
+        print("interrupted; the learner was busy, and could not save", file=sys.stderr)
+        return errors.EXIT_INTERRUPTED
+    raise errors.RunError(
+        f"the learner was killed by signal {signum} ({signal.strsignal(signum)})",
+        where=str(path),
+        todo="look whether memory ran out (dmesg); a smaller --replay-capacity takes less",
+    )

@@ -74,8 +74,12 @@ class Progress:
         return self._lag_sum / self._lag_steps if self._lag_steps else None
 
     def summary(self) -> dict[str, Any]:
-        """Returns episodes and policy lag, for the summary."""
-        return {"episodes": self.episodes, "policy_lag_mean_versions": self.lag_mean}
+        """Returns episodes, policy lag, and the steps of this session, for the summary."""
+        return {
+            "episodes": self.episodes,
+            "policy_lag_mean_versions": self.lag_mean,
+            "session_env_steps": self.steps,
+        }
 
     def restart_rates(self, updates: int, env_steps: int) -> None:
         """Makes the rates of the next row count from here."""

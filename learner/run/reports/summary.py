@@ -20,7 +20,8 @@ _KEYS = (
     *("invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99", "runtime", "delegate"),
     *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_quarantined", "recoveries"),
     *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),
-    *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "energy"),
+    *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "session_env_steps"),
+    "energy",
 )
 """The keys of a summary, in this order; {} stands for the precision of the policies."""
 

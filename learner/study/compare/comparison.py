@@ -62,6 +62,8 @@ class Comparison:
                 self._do(one)
         found = list(rows.rows(self._request, list(self._done.values()), self._paces))
         self._directory.write_rows(found)
+        for line in rows.unreached(self._request, list(self._done.values())):
+            _log.warning("%s", line)
         failed = [record for record in self._done.values() if record["failed"]]
         if failed:
             names = ", ".join(record["run"] for record in failed)

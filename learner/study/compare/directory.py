@@ -132,8 +132,12 @@ class Directory:
         storage.write_atomic(self.path / ROWS, text.encode(), mode=0o644)
 
 
-def _request(table: Record) -> plan.Request:
+def _request(table: Any) -> plan.Request:
+    if not isinstance(table, dict):
+        raise ValueError("its plan is no JSON object")
     lists = ("precisions", "regimes", "kinds", "peers", "settings")
+    if lacks := [name for name in (*lists, "hidden") if name not in table]:
+        raise ValueError(f"its plan lacks {', '.join(lacks)}")
     fixed = table | {name: tuple(table[name]) for name in lists}
     return plan.Request(**fixed | {"hidden": tuple(tuple(widths) for widths in table["hidden"])})
 

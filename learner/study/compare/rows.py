@@ -72,6 +72,27 @@ def rows(request: plan.Request, records: Sequence[Record], paces: Mapping[Any, h
                         yield row
 
 
+def unreached(request: plan.Request, records: Sequence[Record]) -> Iterator[str]:
+    """Yields a line for each two arms of which no seed has both at the threshold: no row tells of them."""
+    for regime, hidden in plan.cells(request):
+        reference, *others = plan.arms(request, regime, hidden)
+        for other in others if plan.THRESHOLD in request.kinds else ():
+            beside = [
+                [one for one in records if of(one, plan.THRESHOLD, arm) and not one["failed"]]
+                for arm in (other, reference)
+            ]
+            seeds = [{one["seed"] for one in runs if _is_reached(one)} for runs in beside]
+            if all(beside) and not seeds[0] & seeds[1]:
+                told = (
+                    f"{len(reached)} of {len(runs)} runs of {arm.name}"
+                    for arm, runs, reached in zip((other, reference), beside, seeds, strict=True)
+                )
+                yield (
+                    f"{regime}, {request.env} {plan.widths(hidden)}: no ratio of times to the threshold, which "
+                    f"{' and '.join(told)} reached within {request.max_s:g} s"
+                )
+
+
 class _Cell:
     """Runs of two arms beside each other, for one measure."""
 
@@ -88,13 +109,15 @@ class _Cell:
         self._arms = (other, reference)
         self._all = [[one for one in records if of(one, kind, arm)] for arm in self._arms]
         self._good = [[one for one in beside if not one["failed"]] for beside in self._all]
+        # A run towards the threshold that did not get there has no cost of getting there
+        self._counted = [[one for one in good if kind != plan.THRESHOLD or _is_reached(one)] for good in self._good]
 
     def row(self, pace: headroom.Pace | None) -> Record | None:
         """Returns the row; None where no seed has both figures."""
         measure, (other, reference) = self._measure, self._arms
         values, references = (
             {one["seed"]: one["figures"][measure.key] for one in good if measure.key in one["figures"]}
-            for good in self._good
+            for good in self._counted
         )
         found = statistics.paired(values, references, as_difference=measure.as_difference)
         if found is None:
@@ -161,7 +184,7 @@ class _Cell:
             steps = pace.steps if pace and self._kind == plan.THROUGHPUT else 0
             if short := sum((one["summary"].get("env_steps") or 0) < steps for one in good):
                 yield f"{short} of {len(good)} runs of {arm.name} ended by time before their {steps:,} steps"
-            if self._kind == plan.THRESHOLD and (missed := sum("threshold_s" not in one["figures"] for one in good)):
+            if self._kind == plan.THRESHOLD and (missed := sum(not _is_reached(one) for one in good)):
                 yield f"{missed} of {len(good)} runs of {arm.name} did not reach it within {self._request.max_s:g} s"
         yield statistics.remark(found.pairs)
 
@@ -201,7 +224,10 @@ class _Cell:
         return f"{who}, us a step: {', '.join(told)}" if told else ""
 
     def _source(self) -> str:
-        """Returns where an energy comes from, in the summary's words, and whether its ratio tells more than times."""
+        """Returns where an energy comes from, in the words of one summary, and whether a ratio tells more than times.
+
+        Those words have the joules of that run, and the row has means.
+        """
         all_of = [one["summary"].get("energy") or {} for good in self._good for one in good]
         found, side = all_of[0] if all_of else {}, self._measure.energy
         asked = all_of if side == "carbon" else [{side: one.get(side)} for one in all_of]
@@ -213,12 +239,17 @@ class _Cell:
             texts = [("modelled" if part.get("modelled") else "measured") + f" ({part.get('source', '')})"]
             if part.get("coverage") is not None:
                 texts.append(f"of {part['coverage']:.0%} of the actors")
-        return "; ".join(filter(None, [*texts, str(found.get("note", "")), "" if able else why]))
+        told = ", ".join(filter(None, [*texts, str(found.get("note", ""))]))
+        return "; ".join(filter(None, [told and f"in the first run: {told}", "" if able else why]))
 
 
 def of(record: Record, kind: str, arm: plan.Arm) -> bool:
     """Returns whether a record is of a run of this kind and arm."""
     return bool(record["kind"] == kind and record["arm"] == arm.facts())
+
+
+def _is_reached(record: Record) -> bool:
+    return "threshold_s" in record["figures"]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -50,7 +50,7 @@ def published(panels: Sequence[grouping.Panel]) -> svg.Picture | None:
                 label=PARTS[part] if row == 0 else None,
             )
             start += share
-        drawn.text(0, row - 0.27, tables.plain(label, 64), va="bottom", fontsize=10)
+        svg.name(drawn, row - 0.27, tables.plain(label, 64))
     drawn.set_ylim(len(shown) - 0.5, -0.8)
     drawn.set_yticks([])
     drawn.set_xlim(0, 100)
@@ -91,7 +91,7 @@ def stages(panel: grouping.Panel, who: str) -> svg.Picture | None:
         for name in names
     ]
     head = ("stage", *(cell for label in arms for cell in (f"{label}, s a run", "of the work")))
-    title = f"What {'the learner' if who == 'learner' else 'the actors'} work on: {tables.label(panel.title)}"
+    title = f"{'What the learner works on' if who == 'learner' else 'What the actors work on'}: {panel.title}"
     return svg.finish(made, title, f"{text}.{more}", tables.table(head, body))
 
 
@@ -109,7 +109,7 @@ def _actorq_seconds(runs: Sequence[reading.Run]) -> dict[str, float]:
     """Returns the median over runs of each of ActorQ's parts in seconds per 1000 environment steps."""
     found: list[dict[str, float]] = []
     for run in runs:
-        parts, steps = _object(run.summary.get("breakdown"), "actorq"), tables.number(run.summary.get("env_steps"))
+        parts, steps = _object(run.summary.get("breakdown"), "actorq"), run.session_steps
         seconds = {part: tables.number(parts.get(part)) for part in PARTS}
         if steps and all(value is not None and value >= 0 for value in seconds.values()):
             found.append({part: 1000 * (value or 0.0) / steps for part, value in seconds.items()})
@@ -163,7 +163,7 @@ def _waits(every: Mapping[str, float]) -> str:
     """Returns how much of the time was none of work; empty where nothing is told of that."""
     waited_s = every.get("wait", 0.0)
     total_s = sum(seconds for name, seconds in every.items() if name != "broker")
-    return f"; besides, it waited for {100 * waited_s / total_s:.0f} % of its time" if waited_s else ""
+    return f"; besides, {100 * waited_s / total_s:.0f} % of the time went by in waiting" if waited_s else ""
 
 
 def _most(arms: Mapping[str, Mapping[str, float]], name: str) -> float:

@@ -91,7 +91,7 @@ def fidelity(run: reading.Run) -> svg.Picture | None:
     drawn.set_ylim(len(shown) - 0.5, -0.5)
     if played:
         drawn.axvline(0.0, color=svg.MUTED, linewidth=0.9)
-        drawn.set_xlabel("return less that of fp32 in the same episodes, 95 % interval")
+        drawn.set_xlabel("return less that of fp32, 95 % interval")
         sentences = [
             f"{row.get('recipe')} {tables.shown(row['return_difference'])} ({tables.shown(row.get('return_low'))} to "
             f"{tables.shown(row.get('return_high'))})"
@@ -122,8 +122,7 @@ def _forest(title: str, rows: Sequence[Object]) -> svg.Picture:
             drawn.plot(ends, [y, y], color=colour, linewidth=2.4, alpha=0.6)
             bounds += ends
         drawn.plot(ratio, y, "o", color=colour, markersize=6)
-        name = f"{tables.label(_short(row))}: {tables.shown(ratio)}"
-        drawn.text(0.0, y - 0.2, name, va="bottom", fontsize=10, transform=drawn.get_yaxis_transform())
+        svg.name(drawn, y - 0.2, f"{tables.label(_short(row))}: {tables.shown(ratio)}")
     drawn.axvline(1.0, color=svg.MUTED, linewidth=1.0)
     if min(bounds) > 0:
         drawn.set_xscale("log")

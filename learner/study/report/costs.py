@@ -43,7 +43,7 @@ def sizes(panel: grouping.Panel) -> svg.Picture | None:
         f"{label}: {', '.join(f'{name} {tables.size(value)}' for name, value in found.items() if value)}"
         for label, found in arms.items()
     )
-    return svg.finish(made, f"Bytes of a policy: {tables.label(panel.title)}", f"{text}.", _traffic(panel))
+    return svg.finish(made, f"Bytes of a policy: {panel.title}", f"{text}.", _traffic(panel))
 
 
 def energy(panel: grouping.Panel) -> svg.Picture | None:
@@ -67,7 +67,7 @@ def energy(panel: grouping.Panel) -> svg.Picture | None:
                 label=f"{side}, {_how(modelled)}",
             )
             start += joules / 1e3
-        drawn.text(0.0, row - 0.28, tables.label(label), va="bottom", fontsize=10)
+        svg.name(drawn, row - 0.28, tables.label(label))
     drawn.set_yticks([])
     drawn.set_ylim(len(arms) - 0.5, -0.75)
     drawn.set_xlabel("kJ per million environment steps")
@@ -78,7 +78,7 @@ def energy(panel: grouping.Panel) -> svg.Picture | None:
     )
     text = "; ".join(f"{label}: {_sides(found)}" for label, found in arms.items())
     caption = f"Per million steps, medians over runs. {text}. {_can_tell(panel)}"
-    return svg.finish(made, f"Energy: {tables.label(panel.title)}", caption.strip(), "")
+    return svg.finish(made, f"Energy: {panel.title}", caption.strip(), "")
 
 
 def energy_table(runs: Sequence[reading.Run]) -> str:
@@ -131,7 +131,7 @@ def _traffic(panel: grouping.Panel) -> str:
 
 
 def _received_per_step(run: reading.Run) -> float | None:
-    received, steps = (tables.number(run.summary.get(key)) for key in ("bytes_received", "env_steps"))
+    received, steps = tables.number(run.summary.get("bytes_received")), run.session_steps
     return received / steps if received is not None and steps else None
 
 
@@ -148,7 +148,7 @@ def _per_million(runs: Sequence[reading.Run]) -> dict[str, tuple[float, bool]]:
         modelled = False
         for run in runs:
             one = _side(_of(run), side)
-            joules, steps = tables.number(one.get("joules")), tables.number(run.summary.get("env_steps"))
+            joules, steps = tables.number(one.get("joules")), run.session_steps
             if joules is not None and steps:
                 found.append(1e6 * joules / steps)
                 modelled |= bool(one.get("modelled", True))

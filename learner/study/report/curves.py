@@ -18,7 +18,7 @@ _WHAT = {
     "return_mean": "Training return, mean of the last 100 episodes, exploration included",
     "published_return_mean": "Return of the policies as published, greedy, played by actors",
 }
-_AXES = {"env_steps": "environment steps", "wall_s": "seconds since the learner started"}
+_AXES = {"env_steps": "environment steps", "wall_s": "seconds of the learner"}
 Floats = NDArray[np.float64]
 
 
@@ -57,8 +57,7 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
             (label, *(tables.shown(curve_of[k]) for curve_of in (curve.at, curve.median, curve.low, curve.high)))
             for k in shares
         ]
-    told = (tables.number(run.settings.get("solved_return")) for arm in panel.arms for run in arm.runs)
-    goals = {goal for goal in told if goal is not None}
+    goals = {run.goal for arm in panel.arms for run in arm.runs if run.goal is not None}
     for goal in goals:
         drawn.axhline(goal, color=svg.MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
     drawn.set_xlabel(_AXES[by])
@@ -67,7 +66,7 @@ def _picture(panel: grouping.Panel, name: str, by: str) -> svg.Picture | None:
     drawn.set_ylabel("return")
     drawn.set_xlim(left=0)
     svg.legend(drawn, len(curves))
-    title = f"{_WHAT[name]}, by {_AXES[by]}: {tables.label(panel.title)}"
+    title = f"{_WHAT[name]}, by {_AXES[by]}: {panel.title}"
     head = ("runs", _AXES[by], "median", "low", "high")
     return svg.finish(made, title, _text(curves, by, goals), tables.table(head, rows))
 
@@ -105,10 +104,14 @@ def _curve(runs: Sequence[reading.Run], name: str, by: str) -> Curve | None:
 
 
 def _points(run: reading.Run, name: str, by: str) -> list[tuple[float, float]]:
-    """Returns the rows' figures; of what was published also the last score, which no row has."""
+    """Returns the rows' figures; of what was published also the last score, which no row has.
+
+    A run without rows has no curve: its last score alone would leave no room for the median of the others.
+    """
     points = run.series(name, by)
-    if name == "published_return_mean":
+    if name == "published_return_mean" and run.rows:
         end = tables.number(run.summary.get("env_steps" if by == "env_steps" else "learner_wall_s"))
+        end = run.wall_before_s + end if end is not None and by == "wall_s" else end
         score = tables.number(run.summary.get(f"{run.precision}_return_mean"))
         if end is not None and score is not None:
             points.append((end, score))

@@ -23,15 +23,16 @@ def glance(panels: Sequence[grouping.Panel]) -> str:
     for panel in panels:
         for arm in panel.arms:
             ended = [run.summary for run in arm.runs if run.summary]
-            solved = f"{sum(one.get('solved') is True for one in ended)} of {len(ended)}" if ended else "not ended"
+            aimed = [run.summary for run in arm.runs if run.summary and run.goal is not None]
+            solved = f"{sum(one.get('solved') is True for one in aimed)} of {len(aimed)}" if aimed else "no goal"
             body.append(
                 (
                     panel.title,
                     arm.label,
                     arm.seeds,
-                    solved,
+                    solved if ended else "not ended",
                     _range(one.get("env_steps") for one in ended),
-                    _range(one.get("train_wall_s", one.get("learner_wall_s")) for one in ended),
+                    _range(run.wall_s for run in arm.runs),
                     _range(run.summary.get(f"{run.precision}_return_mean") for run in arm.runs),
                     _range(one.get("fp32_return_mean") for one in ended),
                     tables.size(next((run.summary.get(f"policy_{run.precision}_bytes") for run in arm.runs), None)),
@@ -39,7 +40,7 @@ def glance(panels: Sequence[grouping.Panel]) -> str:
                     _range(one.get("policy_lag_mean_versions") for one in ended),
                 )
             )
-    return tables.table(head, body, words=(0, 1, 2))
+    return tables.table(head, body, words=(0, 1, 2), ranges=range(4, len(head)))
 
 
 def fleet(runs: Sequence[reading.Run]) -> str:
@@ -86,7 +87,11 @@ def configuration(runs: Sequence[reading.Run]) -> str:
     parts = []
     if names:
         body = [(run.name, *(grouping.setting(run.settings.get(name, "none")) for name in names)) for run in known]
-        parts.append(f"<p>What differs between the runs:</p>{tables.table(('run', *names), body)}")
+        head: Sequence[str] = ("run", *names)
+        if len(head) > len(known) + 1:  # the other way round, lest it is wider than any page
+            (_, *head), *body = zip(head, *body, strict=True)
+            head = ("setting", *head)
+        parts.append(f"<p>What differs between the runs:</p>{tables.table(head, body)}")
     same = {name: value for name, value in known[0].settings.items() if name not in (*names, *_OF_ONE_PROCESS)}
     listed = [(name, grouping.setting(value)) for name, value in same.items()]
     parts.append(
@@ -95,9 +100,10 @@ def configuration(runs: Sequence[reading.Run]) -> str:
     return "".join(parts) + tables.folded("Versions and machines", _versions(runs))
 
 
-def commands(runs: Sequence[reading.Run]) -> str:
-    """Returns the commands that make the runs again, and this page."""
-    lines = [command for run in runs if (command := command_of(run))]
+def commands(found: reading.Found) -> str:
+    """Returns the commands that make the runs and comparisons again."""
+    made = [comparison_command(one) for one in found.comparisons] + [command_of(run) for run in found.runs]
+    lines = [command for command in made if command]
     if not lines:
         return "<p>None of these runs kept its command.</p>"
     shown = "\n".join(tables.escape(line, 4000) for line in dict.fromkeys(lines))
@@ -116,6 +122,29 @@ def command_of(run: reading.Run) -> str:
     if not isinstance(command, list) or not command:
         return ""
     return shlex.join(["actorq-learner", *(tables.plain(word) for word in command[1:])])
+
+
+def comparison_command(comparison: reading.Comparison) -> str:
+    """Returns the command that makes a comparison again; empty where its plan was not kept."""
+    plan = comparison.plan
+    if not plan:
+        return ""
+    words = ["actorq-learner", "compare"]
+    for name, value in plan.items():
+        flag = "--set" if name == "settings" else f"--{str(name).replace('_', '-')}"
+        if isinstance(value, bool):
+            words += [flag] if value else []
+        elif not isinstance(value, list):
+            words += [flag, str(value)] if value not in ("", 0, None) else []
+        elif name in ("hidden", "settings"):
+            words += [word for one in value for word in (flag, _comma(one))]
+        elif value:
+            words += [flag, _comma(value)]
+    return shlex.join(map(tables.plain, [*words, "-o", f"{comparison.path}-again"]))
+
+
+def _comma(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _versions(runs: Sequence[reading.Run]) -> str:

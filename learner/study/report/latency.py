@@ -40,7 +40,7 @@ def _acting(panel: grouping.Panel) -> svg.Picture | None:
         drawn.plot(p50, [y] * len(p50), "o", color=colour, markersize=4.5)
         drawn.plot(p99, [y] * len(p99), "|", color=colour, markersize=9)
         name = what if len(panel.arms) == 1 else f"{tables.label(label)}: {what}"
-        drawn.text(0.0, y - 0.2, name, va="bottom", fontsize=10, transform=drawn.get_yaxis_transform())
+        svg.name(drawn, y - 0.2, name)
     drawn.set_ylim(len(rows) - 0.5, -0.85)
     drawn.set_yticks([])
     drawn.set_xlim(left=0)
@@ -55,7 +55,7 @@ def _acting(panel: grouping.Panel) -> svg.Picture | None:
         for _, label, what, p50, p99, kernels in rows
     ]
     head = ("runs", "time", "median, µs", "99th percentile, µs", "of runs", "kernels")
-    title = f"Time to an action, one observation: {tables.label(panel.title)}"
+    title = f"Time to an action, one observation: {panel.title}"
     return svg.finish(made, title, f"{text}.", tables.table(head, body, words=(0, 1, 5)))
 
 
@@ -91,7 +91,7 @@ def _publish_to_acting(panel: grouping.Panel) -> svg.Picture | None:
         for label, found in samples.items()
     )
     head = ("runs", "5 %", "25 %", "median", "75 %", "95 %", "99 %", "longest, ms")
-    title = f"From an update to an actor that acts on it: {tables.label(panel.title)}"
+    title = f"From an update to an actor that acts on it: {panel.title}"
     return svg.finish(made, title, f"{text}.", tables.table(head, body))
 
 
@@ -121,7 +121,7 @@ def _lag(panel: grouping.Panel) -> svg.Picture | None:
     )
     body = [(label, _mean_text(found), *_shares(found)) for label, found in lags.items()]
     head = ("runs", "mean, versions", "0", "1", "2 to 4", "5 or more")
-    title = f"Policy lag: {tables.label(panel.title)}"
+    title = f"Policy lag: {panel.title}"
     return svg.finish(made, title, f"{text}.", tables.table(head, body))
 
 
@@ -146,7 +146,7 @@ def _mean_lag(panel: grouping.Panel) -> svg.Picture | None:
     drawn.set_ylabel("versions, mean so far")
     text = "; ".join(f"{label}: {mean} versions at the end (median of {count} runs)" for label, mean, count in ends)
     table = tables.table(("runs", "mean, versions", "of runs"), ends)
-    return svg.finish(made, f"Policy lag: {tables.label(panel.title)}", f"{text}.", table)
+    return svg.finish(made, f"Policy lag: {panel.title}", f"{text}.", table)
 
 
 def _acting_ms(runs: Sequence[reading.Run]) -> Floats:

@@ -35,14 +35,16 @@ p{max-width:75ch}nav{display:flex;flex-wrap:wrap;gap:.2rem 1rem}a{color:var(--s0
 figure{margin:0;padding:.7rem;background:var(--card);border-radius:8px;min-width:0}
 figure h3{font-size:.98rem;margin:0 0 .4rem;line-height:1.3}
 figure svg{display:block;width:100%;height:auto;max-width:40rem;color:var(--text)}
+figure svg text{paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round}
 figcaption{font-size:.84rem;color:var(--muted);margin-top:.4rem}
 details{margin:.5rem 0;font-size:.9rem;min-width:0}summary{cursor:pointer}
 .scroll{overflow-x:auto;max-width:100%}
 table{border-collapse:collapse;font-size:.84rem;font-variant-numeric:tabular-nums;overflow-wrap:normal}
 th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--grid);vertical-align:top;max-width:26rem}
-th.w,td.w{text-align:left}td{white-space:nowrap}td.w{white-space:normal;min-width:7rem}th{font-weight:600}
+th.w,td.w{text-align:left}td{white-space:nowrap}td.w,td.r{white-space:normal}td.w{min-width:7rem}td.r{min-width:6.2rem}th{font-weight:600}
 pre{font-size:.84rem;margin:0;padding:.7rem;background:var(--card)}
 .problems{border-left:4px solid var(--s1);padding-left:.8rem}
+@media (max-width:30rem){body{padding:.8rem .6rem}figure{padding:.5rem .4rem}}
 @media print{details:not([open])>*{display:block}}
 """
 
@@ -69,7 +71,7 @@ def _page(found: reading.Found) -> str:
         ("Fidelity of int8 to fp32", _fidelity(runs)),
         ("Fleet", facts.fleet(runs) or "<p>None of these runs kept a table of its actors.</p>"),
         ("Configuration", facts.configuration(runs)),
-        ("Commands", facts.commands(runs)),
+        ("Commands", facts.commands(found)),
     ]
     shown = [(name, content) for name, content in sections if content]
     links = "".join(f"<a href='#{_anchor(name)}'>{name}</a>" for name, _ in shown)

@@ -32,7 +32,8 @@ class Run:
         path: Of its directory.
         settings: Its config.toml.
         summary: Its summary.json; empty where it has not ended.
-        rows: Its metrics, oldest first: numbers by name.
+        rows: Its metrics, oldest first: numbers by name. `wall_s` goes on where the session before ended.
+        wall_before_s: The seconds of all sessions but the last.
         starts: Who started it with which command and versions.
         details: Its details.json: fleet, and distributions.
         fidelity: Its fidelity.json.
@@ -44,6 +45,7 @@ class Run:
     settings: Object = field(default_factory=dict)
     summary: Object = field(default_factory=dict)
     rows: Sequence[Mapping[str, float]] = ()
+    wall_before_s: float = 0.0
     starts: Sequence[Object] = ()
     details: Object = field(default_factory=dict)
     fidelity: Object = field(default_factory=dict)
@@ -65,6 +67,22 @@ class Run:
         """The seed of its weights and sampling."""
         found = self.settings.get("seed", self.summary.get("seed"))
         return found if isinstance(found, int) else None
+
+    @property
+    def goal(self) -> float | None:
+        """The return at which it is solved; None where no return ends it."""
+        return tables.number(self.settings.get("solved_return", self.summary.get("solved_return")))
+
+    @property
+    def session_steps(self) -> float | None:
+        """The environment steps of the last session, which times, bytes and joules of the summary are of."""
+        return tables.number(self.summary.get("session_env_steps", self.summary.get("env_steps")))
+
+    @property
+    def wall_s(self) -> float | None:
+        """The seconds that it took: those of its learner's sessions, or from the first process of a demo on."""
+        last_s = tables.number(self.summary.get("train_wall_s", self.summary.get("learner_wall_s")))
+        return None if last_s is None else self.wall_before_s + last_s
 
     @property
     def precision(self) -> str:
@@ -128,11 +146,14 @@ def read(directories: Iterable[Path]) -> Found:
 def run(path: Path, found: Found, arm: Object | None = None) -> Run:
     """Reads one run; notes what of it cannot be read."""
     starts = _json(path / "run.json", found).get("starts", [])
+    settings, summary = _settings(path, found), _json(path / "summary.json", found)
+    rows, wall_before_s = _metrics(path, found)
     return Run(
         path,
-        settings=_settings(path, found),
-        summary=_json(path / "summary.json", found),
-        rows=_metrics(path, found),
+        settings=settings,
+        summary=summary,
+        rows=rows,
+        wall_before_s=wall_before_s,
         starts=[one for one in starts if isinstance(one, dict)] if isinstance(starts, list) else [],
         details=_json(path / run_directory.DETAILS, found),
         fidelity=_json(path / "fidelity.json", found),
@@ -161,6 +182,7 @@ def _comparison(path: Path, found: Found) -> Comparison:
                 settings=settings,
                 summary=one.summary or summary,
                 rows=one.rows,
+                wall_before_s=one.wall_before_s,
                 starts=one.starts,
                 details=one.details,
                 fidelity=one.fidelity,
@@ -226,14 +248,21 @@ def _lines(file: Path, found: Found) -> Iterator[Object]:
         found.note(file, f"{which} cannot be read, and {'is' if broken == 1 else 'are'} left out")
 
 
-def _metrics(path: Path, found: Found) -> list[dict[str, float]]:
-    """Reads the rows of metrics; of many, ever fewer of the old and the new alike."""
+def _metrics(path: Path, found: Found) -> tuple[list[dict[str, float]], float]:
+    """Reads the rows of metrics; of many, ever fewer of the old and the new alike.
+
+    Returns:
+        The rows, and the seconds of all sessions but the last: each counts from its own start, a resumed one too.
+    """
     file = path / "metrics.jsonl"
     kept: list[dict[str, float]] = []
     newest: dict[str, float] = {}
-    count, step = 0, 1
+    count, step, before_s, last_s = 0, 1, 0.0, 0.0
     for row in _lines(file, found):
         newest = {key: value for key in SERIES if (value := tables.number(row.get(key))) is not None}
+        if (wall_s := newest.get("wall_s")) is not None:
+            before_s += last_s if wall_s < last_s else 0.0
+            last_s, newest["wall_s"] = wall_s, before_s + wall_s
         if count % step == 0:
             kept.append(newest)
             if len(kept) >= ROWS_MAX:
@@ -243,4 +272,4 @@ def _metrics(path: Path, found: Found) -> list[dict[str, float]]:
         found.note(path, "the run has no metrics: it is left out of the curves")
     elif kept[-1] is not newest:
         kept.append(newest)
-    return kept
+    return kept, before_s

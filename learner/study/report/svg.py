@@ -135,6 +135,19 @@ def legend(drawn: axes.Axes, count: int) -> None:
         drawn.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2)
 
 
+def name(drawn: axes.Axes, y: float, text: str) -> None:
+    """Writes a name above what is drawn at `y`, just beside the axis."""
+    drawn.annotate(
+        text,
+        (0.0, y),
+        xytext=(3, 0),
+        xycoords=drawn.get_yaxis_transform(),
+        textcoords="offset points",
+        va="bottom",
+        fontsize=10,
+    )
+
+
 def finish(made: figure.Figure, title: str, text: str, table: str = "") -> Picture:
     """Writes a picture."""
     written = io.StringIO()

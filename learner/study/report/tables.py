@@ -62,24 +62,24 @@ def size(value: Any) -> str:
     return f"{found:.0f} B"
 
 
-def table(head: Sequence[str], body: Iterable[Sequence[object]], *, words: Iterable[int] = (0,)) -> str:
+def table(
+    head: Sequence[str], body: Iterable[Sequence[object]], *, words: Iterable[int] = (0,), ranges: Iterable[int] = ()
+) -> str:
     """Returns a table that scrolls by itself where it is wider than the page; empty without rows.
 
     Args:
         head: Names of columns.
         body: Rows, of the same length.
         words: Columns that hold words, which stand to the left.
+        ranges: Columns whose figures have a range behind them, and may stand in two lines.
     """
-    left = set(words)
+    kinds = dict.fromkeys(ranges, " class=r") | dict.fromkeys(words, " class=w")
     lines = list(body)
     if not lines:
         return ""
 
     def row(cells: Sequence[object], tag: str) -> str:
-        marked = (
-            f"<{tag}{' class=w' if k in left else ''}>{escape('-' if c is None else c)}</{tag}>"
-            for k, c in enumerate(cells)
-        )
+        marked = (f"<{tag}{kinds.get(k, '')}>{escape('-' if c is None else c)}</{tag}>" for k, c in enumerate(cells))
         return f"<tr>{''.join(marked)}</tr>"
 
     top = row(head, "th")

@@ -15,7 +15,7 @@ import pytest
 
 from broker.contract import errors
 from broker.fleet import identity
-from broker.mqtt import link, network_thread
+from broker.mqtt import link, network_thread, paho_client
 from broker.serve.mosquitto import access, process
 from tests import conftest
 from tests.broker.mqtt import conftest as links
@@ -277,6 +277,34 @@ def test_a_network_thread_that_died_is_replaced(
     assert "stopped turning" in log.get()
     actor.wait_connected(10)
     assert actor.publish("actorq/t/x", b"alive")
+
+
+def test_a_network_thread_that_stood_still_leaves_the_connection_to_the_one_that_replaced_it(
+    broker_address: str, make_link: links.MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_thread, "WATCHDOG_S", 0.6)
+    connect, standing, go_on = paho_client.Client.connect, threading.Event(), threading.Event()
+
+    def hang(client: paho_client.Client, *args: Any, **options: Any) -> Any:
+        if not standing.is_set():  # the first one alone, as if it looked the broker's name up
+            standing.set()
+            assert go_on.wait(30)
+        return connect(client, *args, **options)
+
+    monkeypatch.setattr(paho_client.Client, "connect", hang)
+    actor = make_link(broker_address, start=False)
+    received = links.listen(actor, "actorq/t/x")
+    actor.start()
+    assert standing.wait(10)
+    first = actor._network._thread
+    assert first is not None
+    actor.wait_connected(10)
+    client = actor._network.client
+    go_on.set()
+    first.join(10)
+    assert actor._network.client is client and actor.connected and actor.connections == 1
+    assert actor.publish("actorq/t/x", b"alive")
+    assert received.get(timeout=10)[1] == b"alive"
 
 
 # -- goodbye ----------------------------------------------------------------------------------------------------------

@@ -56,6 +56,16 @@ def test_coverage_is_the_share_of_the_actors_time_with_a_reading() -> None:
     assert fleet.of_actor("b") == {"joules": None, "coverage": 0.0}
 
 
+def test_what_is_drawn_after_a_clock_was_put_back_counts() -> None:
+    fleet = energy.Energy()
+    for at_s in (0.0, 10.0, 50.0, 60.0):
+        for actor_id in ("a", "b"):  # of a board of 5 W
+            clock_s = at_s - (3600.0 if at_s > 10.0 else 0.0)
+            fleet.note(actor_id, told(at_s, 5 * at_s, created_s=1e9 + clock_s), at_s)
+    assert [one.joules for one in fleet.drawn] == [pytest.approx(100.0)], "all but the time of the jump"
+    assert fleet.coverage == 1.0
+
+
 def test_a_process_that_starts_anew_begins_anew_and_what_it_said_stays() -> None:
     fleet = energy.Energy()
     fleet.note("pi", told(0.0, 0.0), 0.0)

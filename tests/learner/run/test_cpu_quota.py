@@ -120,6 +120,17 @@ def test_what_may_not_be_written_leaves_actors_free_and_says_why(
     assert "this kernel has no cgroups that we could see" in none.held().how
 
 
+def test_what_the_kernel_refuses_when_written_names_its_file(proc: Path, tmp_path: Path) -> None:
+    top = tmp_path / "cpu"
+    group = top / f"actorq-{os.getpid()}-actor-0"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").symlink_to("/dev/full")  # takes what is opened, and no byte
+    mount(proc, V1, "2:cpu,cpuacct:/\n", top)
+    quota = cpu_quota.CpuQuota(0.25, proc)
+    quota.hold("actor-0", os.getpid())
+    assert quota.held().how == f"unlimited: No space left on device: {group}/cpu.cfs_quota_us"
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, -1.0, 1e6, float("nan")])
 def test_a_share_that_cannot_be_given_is_refused(share: float) -> None:
     with pytest.raises(errors.ConfigError, match="cannot be given"):

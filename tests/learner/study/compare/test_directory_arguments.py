@@ -114,6 +114,21 @@ def test_a_comparison_is_resumed_as_it_was_begun(tmp_path: Path) -> None:
         directory.Directory.resume(tmp_path / "none", {})
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "its plan is no JSON object"),
+        ('{"env": "CartPole-v1", "kinds": []}', "its plan lacks precisions, regimes, peers, settings, hidden"),
+        ('{"precisions": 5, "regimes": [], "kinds": [], "peers": [], "settings": [], "hidden": []}', "not iterable"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_a_plan_that_is_damaged_is_named(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / directory.PLAN).write_text(text)
+    with pytest.raises(errors.RunError, match=f"there is no comparison to resume: .*{why}"):
+        directory.Directory.resume(tmp_path, {})
+
+
 def test_a_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
     held = directory.Directory.new(tmp_path, REQUEST)
     held.note_run({"run": "a"})

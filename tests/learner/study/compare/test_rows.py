@@ -56,7 +56,7 @@ def test_a_row_says_regime_width_precisions_and_why() -> None:
 
 def test_energy_says_whether_it_is_modelled() -> None:
     explain = found(*BOTH)["actors_joules"]["explain"]
-    assert "modelled (load); of 100% of the actors; as the times" in explain
+    assert "in the first run: modelled (load), of 100% of the actors, as the times; " in explain
 
 
 def test_a_busy_learner_and_a_free_actor_are_said() -> None:
@@ -85,9 +85,16 @@ def test_a_run_that_ended_by_time_is_said() -> None:
 def test_runs_that_did_not_reach_the_threshold_are_counted() -> None:
     reached = [record(p, s, "threshold", figures={"threshold_s": 5.0}) for p in ("float32", "int8") for s in (0, 1)]
     del reached[3]["figures"]["threshold_s"]
-    row = found(*reached)["threshold_s"]
-    assert row["runs"] == 1
-    assert "1 of 2 runs of int8 did not reach it within 180 s" in row["explain"]
+    for row in (found(*reached)["threshold_s"], found(*reached)["actors_joules"]):
+        assert row["runs"] == 1, "what the other run cost is not the cost of getting there"
+        assert "1 of 2 runs of int8 did not reach it within 180 s" in row["explain"]
+    assert not list(rows.unreached(REQUEST, reached))
+    del reached[0]["figures"]["threshold_s"]
+    assert not found(*reached)
+    assert list(rows.unreached(REQUEST, [*BOTH, *reached])) == [
+        "actor-bound, CartPole-v1 64x64: no ratio of times to the threshold, which 1 of 2 runs of int8 and 1 of 2 runs "
+        "of float32 reached within 180 s"
+    ]
 
 
 def test_nothing_beside_it_makes_no_row() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import html.parser
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import figure
 
 from broker.contract import errors
 from learner import __main__ as command_line
 from learner.study import report
+from learner.study.compare import arguments, directory, plan
+from learner.study.report import breakdown, costs, curves, reading, svg
 from tests.fakes import log_reader
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>${x}$\\frac{1}\u202e\x00\n{{7*7}}"
@@ -111,7 +117,8 @@ def make_comparison(path: Path) -> Path:
     lines.append({"run": "bad", "directory": "../..", "arm": {}, "summary": {}, "failed": "no broker"})
     (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "plan.json").write_text("{}")
+    request = plan.Request(precisions=("int8", "float32"), hidden=((256, 256), (8,)), settings=("a=1", "b=2"), actors=9)
+    (path / "plan.json").write_text(json.dumps(dataclasses.asdict(request)))
     return path
 
 
@@ -146,6 +153,35 @@ def test_seeds_of_one_setting_are_drawn_together(tmp_path: Path) -> None:
     assert "all runs: median 480 (480 to 480) after 4,000 steps" in page.text, "the last score is in the summary alone"
 
 
+def test_a_run_without_metrics_leaves_the_curves_to_the_others(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"seed-{seed}", seed=seed) for seed in range(3)]
+    (runs[0] / "metrics.jsonl").unlink()
+    found = reading.read(runs)
+    curve = curves._curve(found.runs, "published_return_mean", "env_steps")
+    assert curve is not None and len(curve.thin) == 2
+    assert (curve.at[0], curve.at[-1]) == (0.0, 4000.0)
+
+
+def test_sessions_of_a_resumed_run_follow_each_other_and_costs_are_of_the_last(tmp_path: Path) -> None:
+    resumed, whole = make_run(tmp_path / "resumed"), make_run(tmp_path / "whole", seed=1)
+    with open(resumed / "metrics.jsonl", "a") as file:
+        for k in range(10):
+            row = {"wall_s": k, "env_steps": 4000 + 100 * k, "return_mean": 400.0, "published_return_mean": 470.0}
+            file.write(json.dumps(row) + "\n")
+    summary = json.loads((resumed / "summary.json").read_text())
+    summary |= {"learner_wall_s": 10.0, "env_steps": 5000, "session_env_steps": 1000, "bytes_received": 7000}
+    (resumed / "summary.json").write_text(json.dumps(summary))
+    found = reading.read([resumed, whole])
+    seconds = [at for at, _ in found.runs[0].series("return_mean", "wall_s")]
+    assert seconds == sorted(seconds) and seconds[-1] == 39 + 9
+    assert [run.wall_s for run in found.runs] == [49.0, 40.0]
+    assert curves._points(found.runs[0], "published_return_mean", "wall_s")[-1] == (49.0, 480.0)
+    assert [run.session_steps for run in found.runs] == [1000.0, 4000.0]
+    assert costs._per_million(found.runs[:1])["learner"][0] == 1e6 * 300.0 / 1000
+    assert costs._received_per_step(found.runs[0]) == 7.0
+    assert breakdown._actorq_seconds(found.runs[:1])["step"] == 1000 * 2.0 / 1000
+
+
 def test_settings_that_differ_are_told_apart_and_come_first(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / precision, precision=precision) for precision in ("int8", "float32")]
     page = Page(report.write(runs, tmp_path / "page.html"))
@@ -166,6 +202,23 @@ def test_every_picture_has_a_title_and_its_figures_in_words(tmp_path: Path) -> N
     assert len(captions) == len(pictures) and all(re.search(r"\d", caption) for caption in captions)
 
 
+def test_no_label_is_wider_than_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, finish, seen = make_run(tmp_path / "run"), svg.finish, []
+    row = {"recipe": "only equalised channels", "return_difference": -1.0, "return_low": -30.0, "return_high": 1.0}
+    (run / "fidelity.json").write_text(json.dumps({"rows": [row]}))
+
+    def checked(made: figure.Figure, title: str, *rest: str) -> svg.Picture:
+        made.draw_without_rendering()  # type: ignore[no-untyped-call]  # lays it out
+        box = made.axes[0].xaxis.label.get_window_extent()
+        seen.append(title)
+        assert box.x0 >= 0 and box.x1 <= made.bbox.width, title
+        return finish(made, title, *rest)
+
+    monkeypatch.setattr(svg, "finish", checked)
+    report.write([run, make_comparison(tmp_path / "c")], tmp_path / "page.html")
+    assert any("Fidelity" in title for title in seen) and len(seen) >= 20
+
+
 def test_it_needs_no_network_and_has_the_colours_of_both_schemes(tmp_path: Path) -> None:
     page = Page(report.write([make_run(tmp_path / "run")], tmp_path / "page.html"))
     assert not {name for name, _ in page.elements} & {"script", "link", "img", "iframe", "object", "image"}
@@ -183,6 +236,41 @@ def test_a_comparison_has_its_ratios_with_intervals_and_its_runs(tmp_path: Path)
     assert "256x256, int8 over float32: 1 (0.9 to 1.2: no difference is shown)" in page.text
     assert "CartPole-v1, actor-bound, threshold, 256x256" in page.text
     assert "run bad failed, and is left out: no broker" in page.text
+
+
+def test_a_comparison_is_made_again_by_one_command(tmp_path: Path) -> None:
+    page = Page(report.write([make_comparison(tmp_path / "c")], tmp_path / "page.html"))
+    (command,) = [line for line in page.text.splitlines() if "actorq-learner compare " in line]
+    words = shlex.split(command[command.index("actorq-learner compare") :])
+    parser = argparse.ArgumentParser()
+    arguments.add(parser)
+    given = arguments.given(parser.parse_args(words[2:]))
+    assert words[-2:] == ["-o", f"{tmp_path / 'c'}-again"]
+    assert plan.Request(**given) == directory._request(json.loads((tmp_path / "c" / "plan.json").read_text()))
+
+
+def test_titles_are_whole_and_runs_without_a_goal_are_not_unsolved(tmp_path: Path) -> None:
+    made = make_comparison(tmp_path / "c")
+    for run in (made / "runs").iterdir():
+        settings = (run / "config.toml").read_text().replace("475.0", "inf")
+        (run / "config.toml").write_text(settings.replace("CartPole-v1", "a_module_of_long_name:Task-v1"))
+        summary = json.loads((run / "summary.json").read_text())
+        summary |= {"solved": False, "env_id": "a_module_of_long_name:Task-v1"}
+        (run / "summary.json").write_text(json.dumps(summary))
+    page = Page(report.write([made], tmp_path / "page.html"))
+    assert "Bytes of a policy: a_module_of_long_name:Task-v1, actor-bound, threshold, 256x256" in page.text
+    assert "no goal" in page.text and "0 of 1" not in page.text
+
+
+def test_tasks_that_differ_in_much_stand_beside_each_other(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / task, task=task) for task in ("CartPole-v1", "LunarLander-v3")]
+    names = [f"setting_{k}" for k in range(9)]
+    with open(runs[1] / "config.toml", "a") as file:
+        file.write("".join(f"{name} = 1\n" for name in names))
+    page = Page(report.write(runs, tmp_path / "page.html"))
+    head = "".join(f"<th{kind}>{name}</th>" for kind, name in ((" class=w", "setting"), *(("", r.name) for r in runs)))
+    assert head in page.source
+    assert "<td class=w>setting_8</td><td>none</td><td>1</td>" in page.source
 
 
 def test_what_a_fleet_says_is_text(tmp_path: Path) -> None:
