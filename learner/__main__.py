@@ -440,9 +440,10 @@ def _compare(args: argparse.Namespace) -> int:
     logs.configure()
     stop = threading.Event()
     cli.on_stop_signal(stop.set)
-    given = arguments.given(args)
+    given, absent = arguments.given(args), frozenset[str]()
     if args.resume:
         held = directory.Directory.resume(args.resume, given)
+        absent = arguments.absent_peers(held.request)  # they were there when it began
         tuned = fleet_run.tuned(held.request)
     else:
         request = arguments.request(given)
@@ -450,7 +451,7 @@ def _compare(args: argparse.Namespace) -> int:
         request = arguments.complete(request, tuned)
         held = directory.Directory.new(args.output or comparison.default_path(request.env), request)
     print(f"comparison: {held.path}", file=sys.stderr, flush=True)
-    compared = comparison.Comparison(held, tuned, stop)
+    compared = comparison.Comparison(held, tuned, stop, absent)
     rows = compared.run()
     if args.json:
         for row in rows:

@@ -7,6 +7,7 @@ without recording, as it does when learner or network are gone.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from broker.program import stopwatch
@@ -118,11 +119,12 @@ class ActingLoop:
         self._sender.hand_over(self._told_to_stop)
 
     def close(self) -> None:
-        """Sends what is there, makes the environment safe, and frees everything."""
-        self.recorder.flush()
-        self._sender.send()
-        for part in (self.environment, self.status, self.policies, self._spool, self._load, self._commands):
-            part.close()
+        """Sends what is there, makes the environment safe, and frees everything, each whatever became of the others."""
+        with contextlib.ExitStack() as ending:  # the last one first
+            for part in (self._commands, self._load, self._spool, self.policies, self.status, self.environment):
+                ending.callback(part.close)
+            self.recorder.flush()
+            self._sender.send()
 
     def _act_for_a_burst(self) -> None:
         is_more_coming = self._serve()

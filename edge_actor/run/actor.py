@@ -100,9 +100,11 @@ class Actor:
 
     def close(self) -> None:
         """Sends what is there, says goodbye, and frees everything."""
-        if self.loop is not None:
-            self.loop.close()
-        self.connection.close()
+        try:
+            if self.loop is not None:
+                self.loop.close()
+        finally:
+            self.connection.close()
 
     def _act(self, loop: acting_loop.ActingLoop) -> None:
         try:

@@ -147,7 +147,7 @@ class Publisher:
         for older in [sent for sent in list(self._sent_at) if sent < version - timings.REMEMBERED]:  # the worker adds
             del self._sent_at[older]
         if version in self._sent_at:
-            self.timings.acting_ms.append((now_s - self._sent_at[version]) * 1e3)
+            self.timings.add_acting((now_s - self._sent_at[version]) * 1e3)
 
     def tidy(self, *, at_once: bool = False) -> None:
         """Call again and again: what can wait is done when an actor acts on the newest policy, or nobody does.

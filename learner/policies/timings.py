@@ -27,8 +27,9 @@ class Timings:
 
     `parts_ms` was done beside the others: the digest, or pieces that went ahead. `put_off_ms` was done after acting:
     ranges for the next policy, and files. `gate_ms` has a large policy's fp32 outputs, made beside it, as far as it
-    waited for them. `times` has the sums since the start: `calibrate` with what was done after acting, `quantize`,
-    `gate`, and in `publish` what policies waited for their differences.
+    waited for them. `acted` counts how often an actor began to act on one, all times of the session. `times` has
+    the sums since the start: `calibrate` with what was done after acting, `quantize`, `gate`, and in `publish` what
+    policies waited for their differences.
     """
 
     calibrate_ms: deque[float] = field(default_factory=_newest)
@@ -39,6 +40,7 @@ class Timings:
     parts_ms: deque[float] = field(default_factory=_newest)
     put_off_ms: deque[float] = field(default_factory=_newest)
     acting_ms: deque[float] = field(default_factory=_newest)
+    acted: int = 0
     times: stopwatch.Stopwatch = field(default_factory=lambda: stopwatch.Stopwatch(*_SUMS.values()))
 
     def add(self, name: str, ms: float) -> None:
@@ -46,6 +48,11 @@ class Timings:
         getattr(self, name).append(ms)
         if name in _SUMS:
             self.times.add(_SUMS[name], ms / 1e3)
+
+    def add_acting(self, ms: float) -> None:
+        """Adds what it took until one more actor acted on a policy, in milliseconds."""
+        self.acting_ms.append(ms)
+        self.acted += 1
 
     def newest(self) -> dict[str, float]:
         """Returns the newest time of each stage that there is, and until an actor acted."""
@@ -58,7 +65,7 @@ class Timings:
         return medians | {
             "publish_to_acting_ms_p50": _percentile(self.acting_ms, 50),
             "publish_to_acting_ms_p99": _percentile(self.acting_ms, 99),
-            "publish_to_acting_count": len(self.acting_ms),
+            "publish_to_acting_count": self.acted,
         }
 
     def acting_percentiles(self) -> list[float]:

@@ -107,7 +107,7 @@ def _fidelity(precision: str, s: dict[str, Any]) -> tuple[str, str]:
 
 
 def _interval(ends: tuple[float, float] | None) -> str:
-    return f"{ends[0]:.1f} to {ends[1]:.1f}" if ends else "-"
+    return f"{ends[0]:z.1f} to {ends[1]:z.1f}" if ends else "-"
 
 
 def _spread(summary: dict[str, Any], name: str) -> str:
@@ -115,7 +115,7 @@ def _spread(summary: dict[str, Any], name: str) -> str:
     if not returns:
         return "-"
     mean, std = summary[f"{name}_return_mean"], summary[f"{name}_return_std"]
-    return f"{mean:.1f} +- {std:.1f} over {len(returns)} episodes ({min(returns):.0f} to {max(returns):.0f})"
+    return f"{mean:z.1f} +- {std:.1f} over {len(returns)} episodes ({min(returns):z.0f} to {max(returns):z.0f})"
 
 
 def _number(value: Any) -> str:

@@ -95,15 +95,13 @@ def request(values: Mapping[str, Any]) -> plan.Request:
         for name in asked.precisions
         if name not in config.PRECISIONS
     }
-    absent = peers.missing(asked.peers)
-    if asked.fleet and asked.peers:
-        absent = dict.fromkeys(asked.peers, "left to the actors of --fleet, which run what they have")
-    for line in (*left_out.values(), *(f"peer {name!r} is {why}" for name, why in absent.items())):
+    for line in left_out.values():
         _log.warning("left out: %s", line)
+    without = absent_peers(asked)
     kept = dataclasses.replace(
         asked,
         precisions=tuple(dict.fromkeys(name for name in asked.precisions if name not in left_out)),
-        peers=tuple(dict.fromkeys(name for name in asked.peers if name not in absent)),
+        peers=tuple(dict.fromkeys(name for name in asked.peers if name not in without)),
     )
     if not kept.precisions or len(kept.precisions) + len(kept.peers) < 2:
         raise errors.ConfigError(
@@ -112,6 +110,16 @@ def request(values: Mapping[str, Any]) -> plan.Request:
             todo=f"name two or more of {', '.join(config.PRECISIONS)}",
         )
     return kept
+
+
+def absent_peers(asked: plan.Request) -> frozenset[str]:
+    """Returns the peers that cannot act here now; each is logged with the reason."""
+    absent = peers.missing(asked.peers)
+    if asked.fleet and asked.peers:
+        absent = dict.fromkeys(asked.peers, "left to the actors of --fleet, which run what they have")
+    for name, why in absent.items():
+        _log.warning("left out: peer %r is %s", name, why)
+    return frozenset(absent)
 
 
 def complete(asked: plan.Request, tuned: Mapping[str, Any]) -> plan.Request:

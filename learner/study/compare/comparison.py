@@ -33,9 +33,17 @@ class Comparison:
         held: Its directory.
         tuned: Settings that are in force for the task (fleet_run.tuned).
         stop: Ends it; `--resume` goes on.
+        absent: Peers that cannot act now; their runs are left undone.
     """
 
-    def __init__(self, held: directory.Directory, tuned: dict[str, Any], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        held: directory.Directory,
+        tuned: dict[str, Any],
+        stop: threading.Event,
+        absent: frozenset[str] = frozenset(),
+    ) -> None:
+        self._absent = absent
         self._directory, self._request, self._tuned, self._stop = held, held.request, tuned, stop
         self._done = {one["run"]: one for one in held.runs()}
         self._paces: dict[tuple[str, tuple[int, ...]], headroom.Pace] = {}
@@ -48,7 +56,7 @@ class Comparison:
         Raises:
             RunError: No two runs can be compared, though all ended.
         """
-        runs = plan.runs(self._request)
+        runs = [run for run in plan.runs(self._request) if run.arm.peer not in self._absent]
         _log.info("%s", self._estimate(runs))
         for regime, hidden in plan.cells(self._request):
             if not self._stop.is_set():

@@ -69,3 +69,24 @@ def test_one_that_was_told_to_stop_starts_nothing_for_a_task(made: Any) -> None:
     actor.stop()
     actor.run()
     assert actor.loop is None
+
+
+def test_what_cannot_be_sent_at_the_end_leaves_the_environment_safe_and_everything_closed(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = made(env="CartPole-v1")
+    closed: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("nothing can be sent")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(actor.loop.recorder, "flush", fail)
+        for name in ("environment", "status", "policies"):
+            part = getattr(actor.loop, name)
+            broken.setattr(part, "close", lambda name=name: closed.append(name))
+        broken.setattr(actor.connection, "close", lambda: closed.append("connection"))
+        with pytest.raises(RuntimeError, match="nothing can be sent"):
+            actor.close()
+    assert closed == ["environment", "status", "policies", "connection"]
+    actor.loop = None  # the rest of it is closed

@@ -18,7 +18,7 @@ from edge_actor.policies import assembly
 from learner import config
 from learner.files import records, run_directory
 from learner.networks import layers, networks
-from learner.policies import publisher
+from learner.policies import publisher, timings
 from learner.quantize import gate
 from tests import conftest
 
@@ -155,6 +155,14 @@ def test_one_worker_does_all_in_order_and_ends(tmp_path: Path) -> None:
     made.close()
     assert made.version == 2
     assert not [thread.name for thread in threading.enumerate() if thread in made._worker._threads]
+
+
+def test_all_swaps_are_counted_though_the_times_of_the_newest_alone_are_kept() -> None:
+    made = timings.Timings()
+    for ms in range(timings.REMEMBERED + 5):
+        made.add_acting(float(ms))
+    assert len(made.acting_ms) == timings.REMEMBERED
+    assert made.summary()["publish_to_acting_count"] == timings.REMEMBERED + 5
 
 
 def test_metrics_and_summary_tell_what_went_out(tmp_path: Path) -> None:

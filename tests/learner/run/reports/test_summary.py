@@ -24,3 +24,9 @@ def test_a_summary_has_every_key_whatever_stage_says_it() -> None:
     del first["updates"]
     with pytest.raises(KeyError, match="updates"):
         summary.make([first], {})
+
+
+def test_returns_just_below_zero_are_no_minus_zero() -> None:
+    told = {"int8_returns": [-246.3, -0.2], "int8_return_mean": -123.25, "int8_return_std": 123.05}
+    assert summary._spread(told, "int8") == "-123.2 +- 123.0 over 2 episodes (-246 to 0)"
+    assert summary._interval((-0.04, 0.04)) == "0.0 to 0.0"

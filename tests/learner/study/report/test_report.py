@@ -208,7 +208,7 @@ def test_no_label_is_wider_than_its_picture(tmp_path: Path, monkeypatch: pytest.
     (run / "fidelity.json").write_text(json.dumps({"rows": [row]}))
 
     def checked(made: figure.Figure, title: str, *rest: str) -> svg.Picture:
-        made.draw_without_rendering()  # type: ignore[no-untyped-call]  # lays it out
+        made.draw_without_rendering()  # lays it out
         box = made.axes[0].xaxis.label.get_window_extent()
         seen.append(title)
         assert box.x0 >= 0 and box.x1 <= made.bbox.width, title
