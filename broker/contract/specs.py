@@ -14,8 +14,11 @@ from typing import Literal
 
 from broker.contract import errors
 
-Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
-HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
+Head = Literal["q_values", "deterministic", "categorical", "gaussian", "squashed_gaussian"]
+HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian", "squashed_gaussian")
+SQUASHED_LOG_STD = -5.0, 2.0
+"""The range of the log of a squashed Gaussian's standard deviation. A tanh of its own brings the model's outputs to it,
+so that both halves of them are needed from about -3 to 3: they share the one scale of an int8 tensor."""
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
 MAX_ACTION_ELEMENTS = 1024
@@ -89,7 +92,9 @@ class ActionSpec:
     @property
     def heads(self) -> tuple[Head, ...]:
         """The heads that can choose such an action."""
-        return ("q_values", "categorical") if self.kind == "discrete" else ("deterministic", "gaussian")
+        if self.kind == "discrete":
+            return ("q_values", "categorical")
+        return ("deterministic", "gaussian", "squashed_gaussian")
 
 
 @dataclass(frozen=True, slots=True)
