@@ -16,9 +16,12 @@ from broker.contract import errors
 
 Head = Literal["q_values", "deterministic", "categorical", "gaussian", "squashed_gaussian"]
 HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian", "squashed_gaussian")
+SQUASHED_MEAN_MAX = 3.0
+"""The largest size of a squashed Gaussian's mean before the tanh, where that has reached 0.995; beyond it counts as it.
+Eight bits then hold the middle well, and the distribution of fp32 is the one that int8 can say."""
 SQUASHED_LOG_STD = -5.0, 2.0
 """The range of the log of a squashed Gaussian's standard deviation. A tanh of its own brings the model's outputs to it,
-so that both halves of them are needed from about -3 to 3: they share the one scale of an int8 tensor."""
+so that they, too, are needed from about -3 to 3: both halves share the one scale of an int8 tensor."""
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
 MAX_ACTION_ELEMENTS = 1024

@@ -6,8 +6,9 @@ What a model must put out per observation, for an action of `size` elements or `
     categorical        [n]         logits
     deterministic      [size]      the action
     gaussian           [2 * size]  mean, then log of the standard deviation
-    squashed_gaussian  [2 * size]  mean, then what a tanh brings to the log of the standard deviation
-                                   (specs.SQUASHED_LOG_STD); tanh brings samples, and the mean, to the bounds
+    squashed_gaussian  [2 * size]  mean, clipped to specs.SQUASHED_MEAN_MAX, then what a tanh brings to the log of the
+                                   standard deviation (specs.SQUASHED_LOG_STD); samples, and the mean, go through a
+                                   tanh to the bounds
 
 One environment gets Python numbers for discrete actions, because Gymnasium and lists are quicker with them; several get
 arrays with one entry each.
@@ -182,14 +183,14 @@ class Policy:
 
     def _squashed(self) -> Act:
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
-        mean = y[:, : self.spec.action.size]
+        mean, most = y[:, : self.spec.action.size], np.float32(specs.SQUASHED_MEAN_MAX)
         to_bounds = self._from_tanh()
-        tanh = np.tanh
+        tanh, minimum, maximum = np.tanh, np.minimum, np.maximum
 
         def act(row: Row) -> Action:
             x[...] = row
             invoke()
-            return to_bounds(tanh(mean))
+            return to_bounds(tanh(minimum(maximum(mean, -most), most)))
 
         return act
 
@@ -201,22 +202,23 @@ class Policy:
         """
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
         size, to_bounds = self.spec.action.size, self._from_tanh()
-        mean, log_std = y[:, :size], y[:, size:]
+        mean, unbounded, most = y[:, :size], y[:, size:], np.float32(specs.SQUASHED_MEAN_MAX)
         low, high = specs.SQUASHED_LOG_STD
         middle, half = np.float32((low + high) / 2), np.float32((high - low) / 2)
         low_action, high_action, _ = self._bounds()
         constant = np.float32(
             size * (_HALF_LOG_2PI + 2.0 * math.log(2.0)) + np.log((high_action - low_action) / 2.0).sum()
         )
-        tanh, exp, logaddexp, minus_two = np.tanh, np.exp, np.logaddexp, np.float32(-2.0)
+        tanh, exp, logaddexp, minimum, maximum = np.tanh, np.exp, np.logaddexp, np.minimum, np.maximum
+        zero, minus_two = np.float32(0.0), np.float32(-2.0)
 
         def act(row: Row) -> Action:
             x[...] = row
             invoke()
-            normal, bounded = next(noise), tanh(log_std) * half + middle
-            u = mean + exp(bounded) * normal
-            softplus = logaddexp(np.float32(0.0), minus_two * u)
-            log_prob((2.0 * (u + softplus) - 0.5 * normal * normal - bounded).sum(1) - constant)
+            normal, log_std = next(noise), tanh(unbounded) * half + middle
+            u = minimum(maximum(mean, -most), most) + exp(log_std) * normal
+            softplus = logaddexp(zero, minus_two * u)
+            log_prob((2.0 * (u + softplus) - 0.5 * normal * normal - log_std).sum(1) - constant)
             return to_bounds(tanh(u))
 
         return act

@@ -122,10 +122,11 @@ def squashed(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> 
 
 
 def _squashed(outputs: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns mean and log deviation before the tanh [N, size] of outputs for the head `squashed_gaussian`."""
+    """Returns mean and log deviation before the tanh [N, size], as actors have them of such outputs."""
     mean, unbounded = np.split(outputs.astype(np.float64), 2, axis=1)
     low, high = specs.SQUASHED_LOG_STD
-    return mean, (low + high) / 2 + (high - low) / 2 * np.tanh(unbounded)
+    most = specs.SQUASHED_MEAN_MAX
+    return np.clip(mean, -most, most), (low + high) / 2 + (high - low) / 2 * np.tanh(unbounded)
 
 
 def gaussian_kl(mean0: FloatArray, log_std0: FloatArray, mean1: FloatArray, log_std1: FloatArray) -> FloatArray:

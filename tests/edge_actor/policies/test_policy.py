@@ -124,19 +124,22 @@ def test_a_squashed_gaussian_stays_finite_and_within_the_bounds_where_tanh_is_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     odd = specs.ActionSpec("continuous", shape=(2,), low=(0.1, -0.3), high=(0.7, 1e-3))
-    made = with_output(monkeypatch, "squashed_gaussian", odd, [[60.0, -60.0, 40.0, -40.0]])
+    made = with_output(monkeypatch, "squashed_gaussian", odd, [[60.0, -60.0, 40.0, 40.0]])
     log_probs: list[Any] = []
-    noise = np.ones((1, 1, 2), np.float32)
+    noise = np.array([[[4.0, -4.0]]], np.float32)
     row = np.zeros((1, 3), np.float32)
     low, high = np.array(odd.low, np.float32), np.array(odd.high, np.float32)
-    for chosen in (made.sampler(iter(noise), log_probs.append)(row), made.act(row)):
-        assert (chosen == [high[0], low[1]]).all()
-        assert chosen.dtype == np.float32
-    # log N - log slope: -log(1 - tanh(u)^2) is 2 |u| - 2 log 2 so far out; deviations are exp(2) and exp(-5)
-    u = np.array([60.0 + math.exp(2.0), 60.0 - math.exp(-5.0)])
-    expected = (2 * u - 2 * math.log(2)).sum() - 1.0 - 2.0 + 5.0 - math.log(2 * math.pi)
+    chosen = made.sampler(iter(noise), log_probs.append)(row)
+    assert (chosen == [high[0], low[1]]).all()
+    # The mean counts as 3, and deviations end at exp(2): so far out -log(1 - tanh(u)^2) is 2 |u| - 2 log 2
+    u = 3.0 + 4.0 * math.exp(2.0)
+    expected = 2 * (2 * u - 2 * math.log(2) - 0.5 * 16.0 - 2.0 - 0.5 * math.log(2 * math.pi))
     expected -= math.log(0.3) + math.log(0.1505)
     assert log_probs[0] == pytest.approx([expected], rel=1e-5)
+    mode = made.act(row)
+    share = (mode - low) / (high - low)
+    assert share == pytest.approx(np.array([0.5 + math.tanh(3.0) / 2, 0.5 - math.tanh(3.0) / 2]), abs=1e-5)
+    assert chosen.dtype == mode.dtype == np.float32
 
 
 def test_the_density_is_that_of_the_outputs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
