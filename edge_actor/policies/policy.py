@@ -32,6 +32,7 @@ Action = Any
 """Batch 1: an int, or float32 [*shape]. Larger batches: intp [batch], or float32 [batch, *shape]."""
 Act = Callable[[Row], Action]
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_MEAN_ENDS = np.float32(-specs.SQUASHED_MEAN_MAX), np.float32(specs.SQUASHED_MEAN_MAX)
 _STOCHASTIC = ("categorical", "gaussian", "squashed_gaussian")
 _UNPUBLISHED = messages.Order(0, 0)
 
@@ -183,14 +184,14 @@ class Policy:
 
     def _squashed(self) -> Act:
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
-        mean, most = y[:, : self.spec.action.size], np.float32(specs.SQUASHED_MEAN_MAX)
-        to_bounds = self._from_tanh()
+        mean, to_bounds = y[:, : self.spec.action.size], self._from_tanh()
         tanh, minimum, maximum = np.tanh, np.minimum, np.maximum
+        least, most = _MEAN_ENDS
 
         def act(row: Row) -> Action:
             x[...] = row
             invoke()
-            return to_bounds(tanh(minimum(maximum(mean, -most), most)))
+            return to_bounds(tanh(minimum(maximum(mean, least), most)))
 
         return act
 
@@ -198,27 +199,27 @@ class Policy:
         """Does what `sampler` does.
 
         The density of an action is that of u before the tanh, over the slope there: half the range of the bounds times
-        1 - tanh(u)^2, whose log is 2 (log 2 - u - log(1 + exp(-2 u))). That is exact where tanh(u) rounds to 1.
+        1 - tanh(u)^2, whose log is 2 (log 2 - log(exp(u) + exp(-u))). That is exact where tanh(u) rounds to 1.
         """
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
         size, to_bounds = self.spec.action.size, self._from_tanh()
-        mean, unbounded, most = y[:, :size], y[:, size:], np.float32(specs.SQUASHED_MEAN_MAX)
+        mean, unbounded, (least, most) = y[:, :size], y[:, size:], _MEAN_ENDS
         low, high = specs.SQUASHED_LOG_STD
         middle, half = np.float32((low + high) / 2), np.float32((high - low) / 2)
         low_action, high_action, _ = self._bounds()
         constant = np.float32(
             size * (_HALF_LOG_2PI + 2.0 * math.log(2.0)) + np.log((high_action - low_action) / 2.0).sum()
         )
-        tanh, exp, logaddexp, minimum, maximum = np.tanh, np.exp, np.logaddexp, np.minimum, np.maximum
-        zero, minus_two = np.float32(0.0), np.float32(-2.0)
+        tanh, exp, logaddexp, minimum, maximum, total = (
+            np.tanh, np.exp, np.logaddexp, np.minimum, np.maximum, np.add.reduce,
+        )  # fmt: skip
 
         def act(row: Row) -> Action:
             x[...] = row
             invoke()
             normal, log_std = next(noise), tanh(unbounded) * half + middle
-            u = minimum(maximum(mean, -most), most) + exp(log_std) * normal
-            softplus = logaddexp(zero, minus_two * u)
-            log_prob((2.0 * (u + softplus) - 0.5 * normal * normal - log_std).sum(1) - constant)
+            u = minimum(maximum(mean, least), most) + exp(log_std) * normal
+            log_prob(total(2.0 * logaddexp(u, -u) - 0.5 * normal * normal - log_std, 1) - constant)
             return to_bounds(tanh(u))
 
         return act
