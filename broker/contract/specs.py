@@ -14,8 +14,14 @@ from typing import Literal
 
 from broker.contract import errors
 
-Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
-HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
+Head = Literal["q_values", "deterministic", "categorical", "gaussian", "squashed_gaussian"]
+HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian", "squashed_gaussian")
+SQUASHED_MEAN_MAX = 3.0
+"""The largest size of a squashed Gaussian's mean before the tanh, where that has reached 0.995; beyond it counts as it.
+Eight bits then hold the middle well, and the distribution of fp32 is the one that int8 can say."""
+SQUASHED_LOG_STD = -5.0, 2.0
+"""The range of the log of a squashed Gaussian's standard deviation. A tanh of its own brings the model's outputs to it,
+so that they, too, are needed from about -3 to 3: both halves share the one scale of an int8 tensor."""
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
 MAX_ACTION_ELEMENTS = 1024
@@ -89,7 +95,9 @@ class ActionSpec:
     @property
     def heads(self) -> tuple[Head, ...]:
         """The heads that can choose such an action."""
-        return ("q_values", "categorical") if self.kind == "discrete" else ("deterministic", "gaussian")
+        if self.kind == "discrete":
+            return ("q_values", "categorical")
+        return ("deterministic", "gaussian", "squashed_gaussian")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,12 @@ def check_manifest(manifest: messages.Manifest, model_bytes: int, spec: specs.En
             reason="fingerprint",
         )
     if manifest.head not in spec.action.heads:
-        raise errors.PolicyError(f"a head {manifest.head!r} cannot choose these actions", reason="head")
+        raise errors.PolicyError(
+            f"a head {manifest.head!r} cannot choose these actions",
+            where=spec.describe(),
+            reason="head",
+            todo=f"publish one of {', '.join(spec.action.heads)}, or bring this actor to the learner's release",
+        )
     check_expiry(manifest, now_s)
 
 

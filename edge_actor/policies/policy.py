@@ -2,10 +2,13 @@
 
 What a model must put out per observation, for an action of `size` elements or `n` choices:
 
-    q_values       [n]         any values whose largest marks the best choice, such as advantages
-    categorical    [n]         logits
-    deterministic  [size]      the action
-    gaussian       [2 * size]  mean, then log of the standard deviation
+    q_values           [n]         any values whose largest marks the best choice, such as advantages
+    categorical        [n]         logits
+    deterministic      [size]      the action
+    gaussian           [2 * size]  mean, then log of the standard deviation
+    squashed_gaussian  [2 * size]  mean, clipped to specs.SQUASHED_MEAN_MAX, then what a tanh brings to the log of the
+                                   standard deviation (specs.SQUASHED_LOG_STD); samples, and the mean, go through a
+                                   tanh to the bounds
 
 One environment gets Python numbers for discrete actions, because Gymnasium and lists are quicker with them; several get
 arrays with one entry each.
@@ -29,6 +32,8 @@ Action = Any
 """Batch 1: an int, or float32 [*shape]. Larger batches: intp [batch], or float32 [batch, *shape]."""
 Act = Callable[[Row], Action]
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_MEAN_ENDS = np.float32(-specs.SQUASHED_MEAN_MAX), np.float32(specs.SQUASHED_MEAN_MAX)
+_STOCHASTIC = ("categorical", "gaussian", "squashed_gaussian")
 _UNPUBLISHED = messages.Order(0, 0)
 
 
@@ -64,11 +69,11 @@ class Policy:
         self.spec = spec
         self.batch = batch
         self.order = order
-        self.stochastic = self.head in ("categorical", "gaussian")
+        self.stochastic = self.head in _STOCHASTIC
         self.interpreter = runtimes.build(
             model, batch, runtime=runtime, threads=threads, delegated=delegated, limit_bytes=limit_bytes
         )
-        outputs = spec.action.size * (2 if self.head == "gaussian" else 1)
+        outputs = spec.action.size * (2 if self.head in ("gaussian", "squashed_gaussian") else 1)
         if self.interpreter.input.shape[1:] != spec.observation.shape or self.interpreter.output.shape[1] != outputs:
             raise errors.PolicyError(
                 f"the model maps {self.interpreter.input.shape[1:]} to {self.interpreter.output.shape[1]} outputs, "
@@ -76,7 +81,10 @@ class Policy:
                 reason="spec",
                 todo="use a policy that was trained for this environment",
             )
-        self.act = self._discrete() if spec.action.kind == "discrete" else self._continuous()
+        if self.head == "squashed_gaussian":
+            self.act = self._squashed()
+        else:
+            self.act = self._discrete() if spec.action.kind == "discrete" else self._continuous()
         self._warm_up()
 
     @property
@@ -88,9 +96,13 @@ class Policy:
         """Returns what to act with for stochastic heads: it samples an action, and gives its log-probability.
 
         Args:
-            noise: Per action, Gumbel noise [batch, n] (categorical) or normal noise [batch, size] (gaussian).
-            log_prob: Called per action with float32 [batch].
+            noise: Per action, Gumbel noise [batch, n] (categorical) or normal noise [batch, size] (gaussian,
+                squashed_gaussian).
+            log_prob: Called per action with float32 [batch]: of the density in the action's units, from the outputs as
+                they are, so at the model's precision.
         """
+        if self.head == "squashed_gaussian":
+            return self._squashed_sampler(noise, log_prob)
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
         batch, size, shape = self.batch, self.spec.action.size, self.spec.action.shape
         each = np.arange(batch)
@@ -169,6 +181,55 @@ class Policy:
             return minimum(maximum(mean, low), high).reshape(shape)
 
         return act
+
+    def _squashed(self) -> Act:
+        x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
+        mean, to_bounds = y[:, : self.spec.action.size], self._from_tanh()
+        tanh, minimum, maximum = np.tanh, np.minimum, np.maximum
+        least, most = _MEAN_ENDS
+
+        def act(row: Row) -> Action:
+            x[...] = row
+            invoke()
+            return to_bounds(tanh(minimum(maximum(mean, least), most)))
+
+        return act
+
+    def _squashed_sampler(self, noise: Iterator[NDArray[np.float32]], log_prob: Callable[[Any], None]) -> Act:
+        """Does what `sampler` does.
+
+        The density of an action is that of u before the tanh, over the slope there: half the range of the bounds times
+        1 - tanh(u)^2, whose log is 2 (log 2 - log(exp(u) + exp(-u))). That is exact where tanh(u) rounds to 1.
+        """
+        x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
+        size, to_bounds = self.spec.action.size, self._from_tanh()
+        mean, unbounded, (least, most) = y[:, :size], y[:, size:], _MEAN_ENDS
+        low, high = specs.SQUASHED_LOG_STD
+        middle, half = np.float32((low + high) / 2), np.float32((high - low) / 2)
+        low_action, high_action, _ = self._bounds()
+        constant = np.float32(
+            size * (_HALF_LOG_2PI + 2.0 * math.log(2.0)) + np.log((high_action - low_action) / 2.0).sum()
+        )
+        tanh, exp, logaddexp, minimum, maximum, total = (
+            np.tanh, np.exp, np.logaddexp, np.minimum, np.maximum, np.add.reduce,
+        )  # fmt: skip
+
+        def act(row: Row) -> Action:
+            x[...] = row
+            invoke()
+            normal, log_std = next(noise), tanh(unbounded) * half + middle
+            u = minimum(maximum(mean, least), most) + exp(log_std) * normal
+            log_prob(total(2.0 * logaddexp(u, -u) - 0.5 * normal * normal - log_std, 1) - constant)
+            return to_bounds(tanh(u))
+
+        return act
+
+    def _from_tanh(self) -> Callable[[NDArray[np.float32]], Action]:
+        """Returns what brings actions [batch, size] from -1..1 to the bounds, and to the shape they are given in."""
+        low, high, shape = self._bounds()
+        half, middle = (high - low) / 2, (high + low) / 2
+        minimum, maximum = np.minimum, np.maximum
+        return lambda tanh: minimum(maximum(tanh * half + middle, low), high).reshape(shape)
 
     def _bounds(self) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, ...]]:
         """Returns the bounds of continuous actions [size], which rounding may pass, and the shape they are given in.

@@ -96,6 +96,12 @@ class ContinuousConfig(AlgorithmConfig):
     rounding_cost: float = setting(
         0.03, "cost of an action that int8 rounding moves by 1 % of its range, in deviations of the values of states"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DeterministicConfig(ContinuousConfig):
+    """Settings that algorithms have whose policies say one action, to which actors add noise."""
+
     noise_std: float = setting(0.1, "deviation of the noise on actions, relative to half their range")
     noise_ladder: float = setting(1.0, "noise of the last actor of the fleet relative to the first; geometric between")
     noise_correlation_steps: float = setting(
@@ -108,14 +114,14 @@ class ContinuousConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class DdpgConfig(ContinuousConfig):
+class DdpgConfig(DeterministicConfig):
     """Settings of algorithms/ddpg.py."""
 
     target_rate: float = setting(0.005, "share of the way that targets go towards the weights with each update")
 
 
 @dataclass(frozen=True, slots=True)
-class D4pgConfig(ContinuousConfig):
+class D4pgConfig(DeterministicConfig):
     """Settings of algorithms/d4pg.py."""
 
     target_period: int = setting(100, "updates between two copies of the weights into the target network")
@@ -124,7 +130,24 @@ class D4pgConfig(ContinuousConfig):
     value_max: float = setting(150.0, "highest of them: no discounted return should be higher")
 
 
-ALGORITHMS: dict[str, type[AlgorithmConfig]] = {"dqn": DqnConfig, "ddpg": DdpgConfig, "d4pg": D4pgConfig}
+@dataclass(frozen=True, slots=True)
+class SacConfig(ContinuousConfig):
+    """Settings of algorithms/sac.py."""
+
+    n_step: int = setting(1, "rewards summed before bootstrapping")
+    batch_size: int = setting(256, "transitions per gradient step")
+    target_rate: float = setting(0.005, "share of the way that targets go towards the weights with each update")
+    temperature: float = setting(1.0, "what a nat of entropy is worth at first, in units of return")
+    temperature_learning_rate: float = setting(3e-4, "Adam's step size for the log of the temperature")
+    target_entropy: float = setting(-1.0, "nats of entropy that the temperature keeps, per element of the action")
+
+
+ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
+    "dqn": DqnConfig,
+    "ddpg": DdpgConfig,
+    "d4pg": D4pgConfig,
+    "sac": SacConfig,
+}
 """Settings by the name of the algorithm."""
 AUTO = "auto"
 """In the place of an algorithm: whichever learns such actions."""
@@ -153,8 +176,8 @@ class TrainConfig:
     env: str = setting("", "task: actors without an environment of their own take it; empty: the first actor's")
     algorithm: str = setting(
         AUTO,
-        "learning algorithm: dqn (discrete actions), ddpg or d4pg (continuous ones); auto: the tuned one, or one that "
-        "learns such actions",
+        "learning algorithm: dqn (discrete actions), ddpg, d4pg or sac (continuous ones); auto: the tuned one, or one "
+        "that learns such actions",
     )
     seed: int = setting(0, "seed of weights, replay sampling and the actors' exploration")
     actors: int = setting(1, "actors to wait for before training starts")
@@ -246,6 +269,9 @@ def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table, a
         values["learning_starts_s"] = 0.0  # who names the steps means them
     if name == AUTO or (not env_id and not any("algorithm" in table for _, table in weakest)):
         provisional = _classes(ALGORITHMS.get(name, DqnConfig))
+        decided = {"learning_starts_s": values["learning_starts_s"]}
+        # Of settings that several have, the defaults are those of the class that comes first
+        values = settings.resolve((*provisional, *every), args, tables=tables, env_prefix=ENV_PREFIX) | decided
         return check(Settings(*(settings.build(cls, values) for cls in provisional)))
     chosen = _classes(ALGORITHMS[name])
     known = {field.name for cls in chosen for field in dataclasses.fields(cls)}
@@ -317,6 +343,16 @@ def check(chosen: Settings) -> Settings:
             f"{algorithm.atoms} atoms cannot lie between value_min {algorithm.value_min} and value_max "
             f"{algorithm.value_max}"
         )
+    if isinstance(algorithm, SacConfig):
+        if algorithm.n_step != 1:
+            clashes.append(
+                f"sac learns from single steps (n_step 1), not {algorithm.n_step}: the entropy of the actions between "
+                "is not in the rewards"
+            )
+        if algorithm.epsilon_start:
+            clashes.append(f"sac explores by sampling its actions: epsilon must be 0, not {algorithm.epsilon_start}")
+        if not 0.0 < algorithm.temperature < math.inf:
+            clashes.append(f"temperature must be positive, not {algorithm.temperature}")
     if clashes:
         raise errors.ConfigError("settings clash: " + "; ".join(clashes), todo="--dump-config prints what is in force")
     return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,45 @@ def actions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> A
     error = np.abs(other.astype(np.float64) - exact) / (np.array(action.high) - action.low)
     means, p99s = error.mean(0), np.percentile(error, 99, axis=0)
     return Actions(float(means.max()), float(p99s.max()), float(error.max()), means.tolist(), p99s.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class SampledActions(Actions):
+    """A comparison of distributions of continuous actions: of their modes, and of all of each.
+
+    Attributes:
+        kl_mean: Mean Kullback-Leibler divergence of the other's distribution from fp32's, KL(other || fp32), in nats.
+        kl_p99: 99th percentile of it.
+    """
+
+    kl_mean: float
+    kl_p99: float
+
+
+def squashed(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> SampledActions:
+    """Compares outputs [N, 2 * size] of fp32 for the head `squashed_gaussian` with those of another policy."""
+    (mean, log_std), (mean_other, log_std_other) = (_squashed(outputs) for outputs in (exact, other))
+    half, middle = (np.array(action.high) - action.low) / 2, (np.array(action.high) + action.low) / 2
+    modes = actions(np.tanh(mean) * half + middle, np.tanh(mean_other) * half + middle, action)
+    divergence = gaussian_kl(mean_other, log_std_other, mean, log_std)  # tanh is one-to-one, and changes none
+    return SampledActions(
+        **dataclasses.asdict(modes), kl_mean=float(divergence.mean()), kl_p99=float(np.percentile(divergence, 99))
+    )
+
+
+def _squashed(outputs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Returns mean and log deviation before the tanh [N, size], as actors have them of such outputs."""
+    mean, unbounded = np.split(outputs.astype(np.float64), 2, axis=1)
+    low, high = specs.SQUASHED_LOG_STD
+    most = specs.SQUASHED_MEAN_MAX
+    return np.clip(mean, -most, most), (low + high) / 2 + (high - low) / 2 * np.tanh(unbounded)
+
+
+def gaussian_kl(mean0: FloatArray, log_std0: FloatArray, mean1: FloatArray, log_std1: FloatArray) -> FloatArray:
+    """Returns KL(0 || 1) in nats [N] of Gaussians with independent elements, each argument [N, size]."""
+    gap = np.square((mean0 - mean1) * np.exp(-log_std1))
+    kl: FloatArray = (log_std1 - log_std0 + 0.5 * (np.exp(2 * (log_std0 - log_std1)) + gap - 1)).sum(1)
+    return kl
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,24 @@ class ActionVerdict(Verdict):
         return {"action_error_mean": self.action_error_mean, "action_error_p99": self.action_error_p99}
 
 
+@dataclass(frozen=True, slots=True)
+class SampledVerdict(ActionVerdict):
+    """The decision on a policy whose outputs are a distribution of actions; errors are those of its mode.
+
+    Attributes:
+        kl_mean: Mean divergence of the distribution, as `compare.SampledActions` has it. No policy is held back for it.
+        kl_p99: The same for the 99th percentile.
+    """
+
+    kl_mean: float = 0.0
+    kl_p99: float = 0.0
+
+    @property
+    def measures(self) -> dict[str, float]:
+        actions = {"action_error_mean": self.action_error_mean, "action_error_p99": self.action_error_p99}
+        return actions | {"kl_mean": self.kl_mean, "kl_p99": self.kl_p99}
+
+
 def judge_policy(
     int8: bytes,
     exact: Exact,
@@ -94,11 +113,14 @@ def judge_policy(
     action: specs.ActionSpec,
     settings: config.GateConfig,
     previous: bytes | None = None,
+    *,
+    head: specs.Head | None = None,
 ) -> Verdict:
-    """Calls `judge` for discrete actions, `judge_actions` for continuous ones."""
+    """Calls `judge` for discrete actions, `judge_actions` for continuous ones, as the head has them."""
     if action.kind == "discrete":
         return judge(int8, exact, observations, settings, previous)
-    return judge_actions(int8, exact, observations, action, settings, previous)
+    compared = compare.squashed if head == "squashed_gaussian" else compare.actions
+    return judge_actions(int8, exact, observations, action, settings, previous, compared)
 
 
 def judge_faithful(exact: FloatArray, action: specs.ActionSpec) -> Verdict:
@@ -125,8 +147,9 @@ def judge_actions(
     action: specs.ActionSpec,
     settings: config.GateConfig,
     previous: bytes | None = None,
+    compared: Callable[[FloatArray, FloatArray, specs.ActionSpec], compare.Actions] = compare.actions,
 ) -> ActionVerdict:
-    """Decides whether a policy whose outputs are the action may be published.
+    """Decides whether a policy whose outputs are the action, or its distribution, may be published.
 
     A constant output is no fault by itself: where fp32 acts so too, the error is small.
 
@@ -137,6 +160,7 @@ def judge_actions(
         action: Bounds of the action.
         settings: Thresholds.
         previous: The model that was published last.
+        compared: What makes actions of outputs, and compares them.
     """
     if int8 == previous:
         return ActionVerdict(False, "identical")
@@ -148,11 +172,11 @@ def judge_actions(
     if not (np.isfinite(quantized).all() and np.isfinite(exact).all()):
         return ActionVerdict(False, "not_finite")
     error = np.abs(quantized - exact)
-    relative = compare.actions(exact, quantized, action)
+    relative = compared(exact, quantized, action)
     off = (
         relative.error_mean > settings.gate_action_error_max or relative.error_p99 > settings.gate_action_error_p99_max
     )
-    return ActionVerdict(
+    verdict = ActionVerdict(
         passed=not off,
         reason="disagrees" if off else "",
         error_max=float(error.max()),
@@ -160,6 +184,9 @@ def judge_actions(
         action_error_mean=relative.error_mean,
         action_error_p99=relative.error_p99,
     )
+    if isinstance(relative, compare.SampledActions):
+        return SampledVerdict(**dataclasses.asdict(verdict), kl_mean=relative.kl_mean, kl_p99=relative.kl_p99)
+    return verdict
 
 
 def judge(

@@ -13,6 +13,7 @@ One fp32 pass over the calibration observations shows how large each channel is.
   weights. The bias makes up for that (Nagel et al. 2019, section 4.2).
 * Clipped tanh input: the last tanh's input may saturate where tanh has reached an end of int8. A trained policy brings
   it to 30 and more, and 256 steps over that are too coarse in the middle, where the action is decided.
+* Clipped outputs: the same for outputs that actors clip, and bring through a tanh (the head `squashed_gaussian`).
 * Hi/lo input: each feature of the observation is two int8 numbers (`input_scaling`), and may go beyond what was seen.
 """
 
@@ -33,17 +34,21 @@ from learner.quantize import calibrate, compare, fp32, input_scaling, scales
 
 FloatArray = NDArray[np.float32]
 Step = Literal[
-    "centred_outputs", "clipped_tanh_input", "hi_lo_input", "cross_layer_equalization", "bias_correction"
+    "centred_outputs", "clipped_tanh_input", "clipped_outputs", "hi_lo_input", "cross_layer_equalization",
+    "bias_correction",
 ]  # fmt: skip
 STEPS: tuple[Step, ...] = ("centred_outputs", "hi_lo_input", "cross_layer_equalization", "bias_correction")
 """The steps for policies whose largest output is the choice."""
 ACTION_STEPS: tuple[Step, ...] = ("clipped_tanh_input", "hi_lo_input", "cross_layer_equalization", "bias_correction")
 """The steps for policies whose outputs are the action."""
+SQUASHED_STEPS: tuple[Step, ...] = ("clipped_outputs", *ACTION_STEPS[1:])
+"""The steps for policies whose outputs actors clip, and bring through a tanh."""
 STEPS_BY_HEAD: dict[specs.Head, tuple[Step, ...]] = {
     "q_values": STEPS,
     "categorical": STEPS[1:],
     "deterministic": ACTION_STEPS,
     "gaussian": STEPS[1:],
+    "squashed_gaussian": SQUASHED_STEPS,
 }
 
 HYSTERESIS_HEADS: tuple[specs.Head, ...] = ("q_values", "categorical")
@@ -172,8 +177,12 @@ class Calibrator:
             spans[0] = input_scaling.ENDS
         if common_kernel is not None:
             spans[-1] = decisive_range(found)
+        end = math.inf
         if "clipped_tanh_input" in self._steps and layers.weighted(policy)[-1].activation == "tanh":
-            spans[-1] = max(spans[-1][0], -_TANH_END), min(spans[-1][1], _TANH_END)
+            end = _TANH_END
+        if "clipped_outputs" in self._steps:
+            end = specs.SQUASHED_MEAN_MAX
+        spans[-1] = max(spans[-1][0], -end), min(spans[-1][1], end)
         if self._hysteresis:
             self._spans = list(starmap(scales.range_with_hysteresis, zip_longest(spans[1:], self._spans)))
             spans[1:] = self._spans

@@ -50,7 +50,7 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
     """
     run = trained.load(path)
     chosen = _choose(rows, recipes.of(run))
-    compared = _comparison(run.action)
+    compared = _comparison(run)
     calibration, held_back = _split(run.observations, seed)
     models = {}
     for recipe in chosen:
@@ -82,15 +82,16 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
         "rows": found,
     }
     if episodes:
-        _add_returns(study, models)
+        _add_returns(study, models, run.head)
     storage.write_atomic(path / "fidelity.json", (json.dumps(study, indent=2) + "\n").encode(), mode=0o644)
     return study
 
 
-def _comparison(action: specs.ActionSpec) -> Callable[[Any, Any], compare.States | compare.Actions]:
-    if action.kind == "discrete":
+def _comparison(run: trained.Trained) -> Callable[[Any, Any], compare.States | compare.Actions]:
+    if run.action.kind == "discrete":
         return compare.states
-    return lambda exact, other: compare.actions(exact, other, action)
+    actions = compare.squashed if run.head == "squashed_gaussian" else compare.actions
+    return lambda exact, other: actions(exact, other, run.action)
 
 
 def _choose(names: Sequence[str], offered: Sequence[recipes.Recipe]) -> list[recipes.Recipe]:
@@ -115,7 +116,7 @@ def _split(observations: NDArray[Any], seed: int) -> tuple[NDArray[Any], NDArray
     return observations[order[:count]], observations[held_back]
 
 
-def _add_returns(study: Object, models: dict[str, bytes]) -> None:
+def _add_returns(study: Object, models: dict[str, bytes], head: specs.Head) -> None:
     """Plays each different model once, and random actions; fills in the rows."""
     named = {row["sha256"]: row["recipe"] for row in reversed(study["rows"])}
     with tempfile.TemporaryDirectory(prefix="actorq-") as directory:
@@ -123,7 +124,7 @@ def _add_returns(study: Object, models: dict[str, bytes]) -> None:
         for name, file in policies.items():
             file.write_bytes(models[name])
         try:
-            played = play.play(policies, study["env_id"], study["episodes"], study["seed"])
+            played = play.play(policies, study["env_id"], study["episodes"], study["seed"], head)
         except errors.EnvironmentFailure as failure:
             study["not_played"] = failure.what
             return
@@ -142,6 +143,7 @@ _RETURNS = f"  {'return':>8} {'less fp32':>9} {'95 % interval':>18} {'low/span':
 _RETURN_UNITS = f"  {'':>8} {'':>9} {'':>18} {'%':>8}  inferior"
 _CHOICES = f"{'':23}  {'agree':>6}{'decided':>8}{'ties':>6}{'regret':>8}", f"{'':23}  {'%':>6}{'%':>8}{'%':>6}{'%':>8}"
 _ACTIONS = f"{'':23}  {'error':>7}{'p99':>7}{'largest':>9}", f"{'':23}  {'%':>7}{'%':>7}{'%':>9}"
+_SAMPLED = f"{'KL':>7}{'p99':>7}", f"{'nats':>7}{'nats':>7}"
 
 
 def table(study: Object) -> str:
@@ -160,6 +162,9 @@ def table(study: Object) -> str:
     else:
         head, units = _ACTIONS
         lines.append("error: mean difference of an action from fp32's, in % of its range; of the worst element")
+        if "kl_mean" in study["rows"][0]:
+            head, units = head + _SAMPLED[0], units + _SAMPLED[1]
+            lines.append("KL: mean divergence of the distribution of actions from fp32's; error is that of its mode")
     if study["not_played"]:
         lines.append(f"not played: {study['not_played']}")
     else:
@@ -175,6 +180,8 @@ def _line(row: Object) -> str:
     cells = f"{row['recipe']:23}  "
     if "error_mean" in row:
         cells += f"{100 * row['error_mean']:7.3f}{100 * row['error_p99']:7.2f}{100 * row['error_max']:9.2f}"
+        if "kl_mean" in row:
+            cells += f"{row['kl_mean']:7.3f}{row['kl_p99']:7.3f}"
     else:
         cells += f"{100 * row['agreement']:6.2f}"
         cells += f"{'-':>8}" if row["agreement_decided"] is None else f"{100 * row['agreement_decided']:8.2f}"

@@ -98,8 +98,19 @@ ACTIONS = (
 input`."""
 
 
+_CLIPPED: dict[ptq.Step, ptq.Step] = {"clipped_tanh_input": "clipped_outputs"}
+SQUASHED = tuple(
+    replace(recipe, steps=tuple(_CLIPPED.get(step, step) for step in recipe.steps))
+    for recipe in ACTIONS
+    if not recipe.aware
+)
+"""For policies whose outputs are a distribution before a tanh, which is the actor's. Nothing distils these."""
+
+
 def of(run: trained.Trained) -> tuple[Recipe, ...]:
     """Returns the rows that make sense for a run; fp32 comes first."""
+    if run.head == "squashed_gaussian":
+        return SQUASHED
     if run.action.kind == "continuous":
         return ACTIONS
     return tuple(recipe for recipe in CHOICES if run.dueling or "dueling" not in recipe.name)

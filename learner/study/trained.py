@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from broker.contract import codec, errors, messages, specs
 from learner import config
 from learner.experience import ledger
 from learner.files import checkpoint, run_directory
-from learner.networks import actor_critic, layers, networks
+from learner.networks import actor_critic, layers, networks, soft_actor_critic
 
 State = dict[str, NDArray[Any]]
 
@@ -28,6 +29,7 @@ class Trained:
         env_id: What the actors played.
         updates: Gradient steps behind the weights.
         action: What the policy's outputs are about.
+        head: What they are.
         whole: The policy from raw observations to all that its network says: action values, or actions.
         needed: What is enough to act as it does: without the value stream, where there is one.
         dueling: Whether there is one.
@@ -38,6 +40,7 @@ class Trained:
     env_id: str
     updates: int
     action: specs.ActionSpec
+    head: specs.Head
     whole: layers.PolicyLayers
     needed: layers.PolicyLayers
     dueling: bool
@@ -77,7 +80,7 @@ def load(run: Path) -> Trained:
         )
     try:
         normalizer = networks.Normalizer(state["normalizer/gain"], state["normalizer/offset"])
-        policies = _policies if spec.action.kind == "discrete" else _actor
+        head, policies = _BY_ALGORITHM.get(settings.get("algorithm", ""), _BY_KIND[spec.action.kind])
         whole, needed = policies(spec, settings, state, normalizer)
     except KeyError as error:
         raise errors.RunError(
@@ -90,7 +93,7 @@ def load(run: Path) -> Trained:
     dueling, env_id = bool(settings.get("dueling")), found.meta["env_id"]
     published = _published(run, found.meta.get("published", ""))
     updates = int(state["updates"])
-    return Trained(env_id, updates, spec.action, whole, needed, dueling, np.concatenate(seen), published)
+    return Trained(env_id, updates, spec.action, head, whole, needed, dueling, np.concatenate(seen), published)
 
 
 def _published(run: Path, name: str) -> bytes | None:
@@ -125,6 +128,24 @@ def _actor(
     )
     policy = network.policy_layers(_weights(state, network.initial()), normalizer)
     return policy, policy
+
+
+def _soft_actor(
+    spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
+) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
+    network = soft_actor_critic.SoftActorCritic.build(
+        spec, settings["hidden"], settings["critic_hidden"], np.random.default_rng(0)
+    )
+    policy = network.policy_layers(_weights(state, network.initial_actor()), normalizer)
+    return policy, policy
+
+
+_Policies = Callable[[specs.EnvSpec, dict[str, Any], State, networks.Normalizer], tuple[Any, Any]]
+_BY_KIND: dict[str, tuple[specs.Head, _Policies]] = {
+    "discrete": ("q_values", _policies),
+    "continuous": ("deterministic", _actor),
+}
+_BY_ALGORITHM: dict[str, tuple[specs.Head, _Policies]] = {"sac": ("squashed_gaussian", _soft_actor)}
 
 
 def _weights(state: State, initial: dict[str, NDArray[np.float32]]) -> list[NDArray[Any]]:

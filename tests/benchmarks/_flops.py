@@ -26,6 +26,7 @@ def of_update(settings: config.AlgorithmConfig, inputs: int, outputs: int) -> in
         DDPG  target actor and target critic; critic forward and backward; actor forward, critic forward, critic
               backward to its inputs (of the first layer's, the actions alone), actor backward; and the actor once more
               on a quarter of the rows, rounded, whatever that costs it
+        SAC   as DDPG, with two critics, and two outputs of the actor for each element of an action
 
     Args:
         settings: Widths, heads and batch size.
@@ -41,12 +42,15 @@ def of_update(settings: config.AlgorithmConfig, inputs: int, outputs: int) -> in
         return 2 * rows * (forward * (3 if settings.double else 2) + forward + to_inputs)
     assert isinstance(settings, config.ContinuousConfig)
     atoms = settings.atoms if isinstance(settings, config.D4pgConfig) else 1
-    actor = (inputs, *settings.hidden, outputs)
+    is_sac = isinstance(settings, config.SacConfig)
+    critics = 2 if is_sac else 1
+    actor = (inputs, *settings.hidden, 2 * outputs if is_sac else outputs)
     critic = (inputs + outputs, *settings.critic_hidden, atoms)
     critic_step = 3 * _forward(critic) - _first(critic)
     actor_step = 3 * _forward(actor) - _first(actor)
     through_critic = 2 * _forward(critic) - _first(critic) + outputs * settings.critic_hidden[0]
-    total = 2 * rows * (_forward(actor) + _forward(critic) + critic_step + through_critic + actor_step)
+    of_critics = critics * (_forward(critic) + critic_step + through_critic)
+    total = 2 * rows * (_forward(actor) + of_critics + actor_step)
     return total + 2 * max(1, rows // actor_critic.ROUNDED) * actor_step
 
 

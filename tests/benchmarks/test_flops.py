@@ -24,6 +24,7 @@ CASES: list[tuple[str, specs.EnvSpec, config.AlgorithmConfig]] = [
     ("dqn", DISCRETE, config.DqnConfig(hidden=(16,), dueling=True)),
     ("ddpg", CONTINUOUS, config.DdpgConfig(hidden=(16, 24), critic_hidden=(40, 8))),
     ("d4pg", CONTINUOUS, config.D4pgConfig(hidden=(16, 24), critic_hidden=(40, 8))),
+    ("sac", CONTINUOUS, config.SacConfig(hidden=(16, 24), critic_hidden=(40, 8))),
 ]
 
 

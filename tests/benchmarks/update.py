@@ -1,4 +1,4 @@
-"""Updates of DQN and D4PG per second with everything around them, against the bare compiled update.
+"""Updates of DQN, D4PG and SAC per second with everything around them, against the bare compiled update.
 
 `value` counts gradient steps of: sample from replay, hand to TensorFlow, K compiled steps, and with prioritised
 replay the new priorities. `reference` runs the same compiled function over and over on one batch that TensorFlow holds
@@ -59,6 +59,8 @@ def run() -> Iterator[dict[str, Any]]:
             yield from _rows(f"{heads}DQN, {name} replay, MLP 256x2, batch 64", "dqn", DISCRETE, dqn)
         d4pg = config.D4pgConfig(batch_size=64, prioritized=prioritized)
         yield from _rows(f"D4PG, {name} replay, two MLPs 256x2, 51 atoms, batch 64", "d4pg", CONTINUOUS, d4pg)
+        sac = config.SacConfig(batch_size=64, prioritized=prioritized)
+        yield from _rows(f"SAC, {name} replay, three MLPs 256x2, batch 64", "sac", CONTINUOUS, sac)
 
 
 def _rows(case: str, name: str, spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ _KEYS = (
     *("finished_unix_s", "precision", "{}_return_mean", "{}_return_std", "{}_returns", "fp32_return_mean"),
     *("fp32_return_std", "fp32_returns", "return_difference", "return_difference_interval", "score_seed", "scored_by"),
     *("greedy_agreement", "greedy_agreement_weighted", "ties", "action_error_mean", "action_error_p99"),
+    *("kl_mean", "kl_p99"),
     *("policy_version", "policies_published", "policies_held_back", "policy_{}_bytes", "policy_fp32_bytes"),
     *("calibrate_ms_p50", "quantize_ms_p50", "gate_ms_p50", "delta_ms_p50", "send_ms_p50", "keyframes"),
     *("keyframe_bytes", "deltas", "delta_bytes", "bytes_per_policy", "publish_to_acting_ms_p50"),
@@ -101,6 +102,8 @@ def _scored_by(summary: dict[str, Any]) -> str:
 def _fidelity(precision: str, s: dict[str, Any]) -> tuple[str, str]:
     if isinstance(s["action_error_mean"], float):
         found = f"mean {_share(s['action_error_mean'])} of the action's range, p99 {_share(s['action_error_p99'])}"
+        if isinstance(s["kl_mean"], float):
+            found += f", divergence {s['kl_mean']:.4f} nats, p99 {s['kl_p99']:.4f}"
         return f"action error {precision} / fp32", f"{found}, on replay states"
     found = f"{_share(s['greedy_agreement'])} of replay states, ties {_share(s['ties'])}"
     return f"greedy agreement {precision} / fp32", found

@@ -104,6 +104,8 @@ def test_unknown_kind_of_action() -> None:
         ("gaussian", DISCRETE, False),
         ("deterministic", TORQUE, True),
         ("gaussian", TORQUE, True),
+        ("squashed_gaussian", DISCRETE, False),
+        ("squashed_gaussian", TORQUE, True),
         ("q_values", TORQUE, False),
         ("beta", TORQUE, False),
     ],

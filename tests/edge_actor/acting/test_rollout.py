@@ -49,7 +49,7 @@ def test_grouping_changes_nothing(n_envs: int, acting: bool) -> None:
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
-@pytest.mark.parametrize("head", ["categorical", "gaussian"])
+@pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed_gaussian"])
 def test_stochastic_heads_record_a_log_probability_per_step(
     monkeypatch: pytest.MonkeyPatch, head: str, n_envs: int
 ) -> None:
@@ -66,6 +66,15 @@ def test_stochastic_heads_record_a_log_probability_per_step(
     if head == "categorical":
         logits = np.log(np.exp([0.0, 1.0]) / np.exp([0.0, 1.0]).sum())
         assert whole.log_prob == pytest.approx(logits[whole.action])
+    elif head == "squashed_gaussian":
+        low, high = np.array(spec.action.low), np.array(spec.action.high)
+        assert ((low <= whole.action) & (whole.action <= high)).all()
+        a = (whole.action - (low + high) / 2) / ((high - low) / 2)
+        log_std = -1.5 + 3.5 * np.tanh(-1.0)
+        z = (np.arctanh(a) - 0.5) / np.exp(log_std)
+        slope = (high - low) / 2 * (1 - a**2)
+        density = -0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi) - np.log(slope)
+        assert whole.log_prob == pytest.approx(density.sum(1), abs=1e-3)
     else:
         z = (whole.action - 0.5) / np.exp(-1.0)
         assert whole.log_prob == pytest.approx((-0.5 * z * z + 1.0 - 0.5 * np.log(2 * np.pi)).sum(1), abs=1e-4)

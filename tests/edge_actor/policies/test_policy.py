@@ -84,6 +84,76 @@ def test_gaussian_samples_and_gives_the_density(monkeypatch: pytest.MonkeyPatch)
     assert made.act(np.zeros((3, 3), np.float32)).tolist() == [[1.0, -2.0]] * 3
 
 
+TORQUES = specs.ActionSpec("continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 0.5))
+
+
+def test_squashed_gaussian_samples_and_gives_the_density_behind_tanh_and_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By hand, with 0 for the deviation's output: its log is then -1.5, the middle of -5 to 2."""
+    made = with_output(monkeypatch, "squashed_gaussian", TORQUES, [[0.5, -1.0, 0.0, 0.0]] * 2)
+    noise = np.array([[[0.0, 0.0], [2.0, -1.0]]], np.float32)
+    log_probs: list[Any] = []
+    chosen = made.sampler(iter(noise), log_probs.append)(np.zeros((2, 3), np.float32))
+    std = 0.22313016  # exp(-1.5)
+    a = [[0.46211716, -0.76159416], [0.73808533, -0.84057509]]  # tanh of 0.5, -1.0, 0.5 + 2 std, -1.0 - std
+    assert chosen == pytest.approx(np.array(a) * [2.0, 0.25] + [0.0, 0.25], abs=1e-6)
+    assert np.tanh([0.5 + 2 * std, -1.0 - std]) == pytest.approx(a[1])
+    for at, (one, other) in enumerate(a):
+        # Two normal densities, over the slopes 2 (1 - a^2) and 0.25 (1 - a^2)
+        normal = -0.5 * (noise[0, at] ** 2).sum() + 2 * 1.5 - math.log(2 * math.pi)
+        expected = normal - math.log(2 * (1 - one**2)) - math.log(0.25 * (1 - other**2))
+        assert log_probs[0][at] == pytest.approx(expected, abs=1e-5)
+    mode = np.array(a[0]) * [2.0, 0.25] + [0.0, 0.25]
+    assert made.act(np.zeros((2, 3), np.float32)) == pytest.approx(np.array([mode, mode]), abs=1e-6)
+    assert made.stochastic
+
+
+def test_the_density_of_a_squashed_gaussian_sums_to_one_over_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    action = specs.ActionSpec("continuous", shape=(1,), low=(-1.0,), high=(3.0,))
+    made = with_output(monkeypatch, "squashed_gaussian", action, [[0.7, 0.3]])
+    noise = np.linspace(-7, 7, 20_001, dtype=np.float32)
+    log_probs: list[Any] = []
+    act = made.sampler(iter(noise.reshape(-1, 1, 1)), log_probs.append)
+    chosen = np.array([act(np.zeros((1, 3), np.float32))[0] for _ in noise], np.float64)
+    density = np.exp(np.concatenate(log_probs, dtype=np.float64))
+    assert np.sum(0.5 * (density[1:] + density[:-1]) * np.diff(chosen)) == pytest.approx(1.0, abs=2e-3)
+
+
+def test_a_squashed_gaussian_stays_finite_and_within_the_bounds_where_tanh_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    odd = specs.ActionSpec("continuous", shape=(2,), low=(0.1, -0.3), high=(0.7, 1e-3))
+    made = with_output(monkeypatch, "squashed_gaussian", odd, [[60.0, -60.0, 40.0, 40.0]])
+    log_probs: list[Any] = []
+    noise = np.array([[[4.0, -4.0]]], np.float32)
+    row = np.zeros((1, 3), np.float32)
+    low, high = np.array(odd.low, np.float32), np.array(odd.high, np.float32)
+    chosen = made.sampler(iter(noise), log_probs.append)(row)
+    assert (chosen == [high[0], low[1]]).all()
+    # The mean counts as 3, and deviations end at exp(2): so far out -log(1 - tanh(u)^2) is 2 |u| - 2 log 2
+    u = 3.0 + 4.0 * math.exp(2.0)
+    expected = 2 * (2 * u - 2 * math.log(2) - 0.5 * 16.0 - 2.0 - 0.5 * math.log(2 * math.pi))
+    expected -= math.log(0.3) + math.log(0.1505)
+    assert log_probs[0] == pytest.approx([expected], rel=1e-5)
+    mode = made.act(row)
+    share = (mode - low) / (high - low)
+    assert share == pytest.approx(np.array([0.5 + math.tanh(3.0) / 2, 0.5 - math.tanh(3.0) / 2]), abs=1e-5)
+    assert chosen.dtype == mode.dtype == np.float32
+
+
+def test_the_density_is_that_of_the_outputs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an int8 policy it is int8's: fp32's outputs, of which these are the rounded ones, give another."""
+
+    def log_prob(output: list[float]) -> float:
+        found: list[Any] = []
+        made = with_output(monkeypatch, "squashed_gaussian", TORQUES, [output])
+        made.sampler(iter(np.ones((1, 1, 2), np.float32)), found.append)(np.zeros((1, 3), np.float32))
+        return float(found[0][0])
+
+    assert abs(log_prob([0.5, -1.0, 0.0, 0.0]) - log_prob([0.51, -1.0, 0.012, 0.0])) > 0.01
+
+
 def test_deterministic_actions_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     action = specs.ActionSpec("continuous", shape=(2, 1), low=(-1.0, -1.0), high=(1.0, 1.0))
     made = with_output(monkeypatch, "deterministic", action, [[0.5, -0.25]])

@@ -125,6 +125,7 @@ def test_the_same_again_is_no_refusal(received: offers.Receiver) -> None:
         ("size", {"version": 6, "length": messages.MAX_POLICY_BYTES + 1}),
         ("fingerprint", {"version": 6, "fingerprint": "0123456789abcdef"}),
         ("head", {"version": 6, "head": "gaussian"}),
+        ("head", {"version": 6, "head": "of_a_later_release"}),
         ("expired", {"version": 6, "expires_s": 1000.0}),
         ("model", {"version": 6, "model": b"junk" * 100}),
         ("model", {"version": 6, "model": offers.MODEL[:1000]}),

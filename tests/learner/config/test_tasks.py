@@ -76,6 +76,19 @@ def test_settings_of_another_algorithm_and_unknown_algorithms_are_refused() -> N
         effective("Pendulum-v1", "--noise-std", "2", "--value-min", "5")
 
 
+def test_what_sac_cannot_do_is_refused() -> None:
+    assert effective("", "--algorithm", "sac").algorithm == config.SacConfig(), (
+        "its own defaults before the task is known"
+    )
+    flags = ("--algorithm", "sac", "--n-step", "3", "--epsilon-start", "0.1", "--temperature", "0")
+    with pytest.raises(
+        errors.ConfigError, match=r"n_step 1.*not 3: the entropy.*epsilon must be 0.*temperature must be"
+    ):
+        effective("SomeoneElses-v3", *flags)
+    with pytest.raises(errors.ConfigError, match="sac has no --noise-std"):
+        effective("SomeoneElses-v3", "--algorithm", "sac", "--noise-std", "0.1")
+
+
 @pytest.mark.fault(23)
 def test_the_algorithm_follows_from_the_actions_where_none_is_named() -> None:
     assert effective("SomeoneElses-v3", "--atoms", "11", actions="continuous").algorithm == config.D4pgConfig(atoms=11)
@@ -91,7 +104,7 @@ def test_the_algorithm_follows_from_the_actions_where_none_is_named() -> None:
 def test_a_named_algorithm_must_fit_the_actions() -> None:
     with pytest.raises(errors.ConfigError, match="dqn learns discrete actions, and It-v0 takes continuous") as caught:
         effective("It-v0", "--algorithm", "dqn", actions="continuous")
-    assert caught.value.todo == "leave it out, or name ddpg or d4pg"
+    assert caught.value.todo == "leave it out, or name ddpg or d4pg or sac"
 
 
 @pytest.mark.fault(28)

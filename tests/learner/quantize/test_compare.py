@@ -6,7 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from broker.contract import specs
 from learner.quantize import compare
 
 # Advantages (+-): 4, -1, 0.03, -0.5, 1: their range is 4 - (-4) = 8, so a gap of 0.08 or less leaves a state undecided.
@@ -54,6 +56,47 @@ def test_interval_of_many_values_is_the_normal_one() -> None:
     values = np.random.default_rng(1).normal(5.0, 2.0, 400)
     half = 1.96 * values.std() / 20
     assert compare.interval(values) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
+
+
+def test_the_divergence_of_gaussians_by_hand() -> None:
+    """KL(0 || 1) of one element is log(s1 / s0) + (s0^2 + (m0 - m1)^2) / (2 s1^2) - 1/2; elements add up."""
+    one = np.array([[1.0, 0.0]]), np.log([[1.0, 2.0]])
+    other = np.array([[0.0, 0.0]]), np.log([[2.0, 2.0]])
+    assert compare.gaussian_kl(*one, *other) == pytest.approx([np.log(2) + 2 / 8 - 0.5])
+    assert compare.gaussian_kl(*other, *one) == pytest.approx([-np.log(2) + 5 / 2 - 0.5])
+    assert compare.gaussian_kl(*one, *one) == pytest.approx([0.0])
+
+
+def test_squashed_gaussians_are_compared_by_mode_and_divergence() -> None:
+    """Outputs are mean, then what brings the log of the deviation from -5 to 2: 0 is -1.5."""
+    action = specs.ActionSpec("continuous", shape=(2,), low=(0.0, -1.0), high=(4.0, 1.0))
+    exact = np.array([[0.0, 0.0, 0.0, 0.0]] * 2, np.float32)
+    other = np.array([[np.arctanh(0.5), 0.0, 0.0, 0.0], [0.0, 0.0, np.arctanh(0.2), 0.0]], np.float32)
+    found = compare.squashed(exact, other, action)
+    # The tanh of the mean moves by 0.5 of the 2 between the bounds in one of two states
+    assert found.error_means == pytest.approx([0.125, 0.0], abs=1e-6)
+    assert found.error_mean == pytest.approx(0.125)
+    assert found.error_max == pytest.approx(0.25)
+    moved = 0.5 * (np.arctanh(0.5) / np.exp(-1.5)) ** 2
+    wider = -0.7 + 0.5 * (np.exp(1.4) - 1)  # 0.2 of 3.5
+    assert found.kl_mean == pytest.approx((moved + wider) / 2, rel=1e-5)
+    assert found.kl_p99 == pytest.approx(wider + 0.99 * (moved - wider), rel=1e-5)
+
+
+def test_divergence_is_the_mean_of_how_much_likelier_int8_s_own_actions_are_to_it() -> None:
+    """Against samples behind the tanh, by densities that are worked out there: squashing changes no divergence."""
+    rng = np.random.default_rng(0)
+    (mean0, std0), (mean1, std1) = (0.3, 0.5), (0.1, 0.7)
+    a = np.tanh(mean0 + std0 * rng.normal(size=200_000))
+
+    def log_density(mean: float, std: float) -> NDArray[np.float64]:
+        z = (np.arctanh(a) - mean) / std
+        log: NDArray[np.float64] = -0.5 * z * z - np.log(std) - np.log(1 - a * a)
+        return log
+
+    sampled = float((log_density(mean0, std0) - log_density(mean1, std1)).mean())
+    one, other = ((np.array([[mean]]), np.log([[std]])) for mean, std in ((mean0, std0), (mean1, std1)))
+    assert compare.gaussian_kl(*one, *other)[0] == pytest.approx(sampled, abs=3e-3)
 
 
 def test_returns_are_paired() -> None:

@@ -178,6 +178,26 @@ def test_a_policy_that_always_acts_alike_may_be_published() -> None:
     }
 
 
+def test_a_squashed_gaussian_is_judged_by_its_mode_and_measured_by_its_divergence() -> None:
+    """fp32 beside fp32 whose mean is off by 0.2 where it is 0: the action by 0.2 of -1 to 1, whatever the deviation."""
+    one = specs.ActionSpec("continuous", shape=(1,), low=(-1.0,), high=(1.0,))
+    exact, other = linear([[0.0, 0.0], [0.0, 0.0]], [0.0, 0.5]), linear([[0.0, 0.0], [0.0, 0.0]], [0.2, 0.5])
+    outputs, _, _ = interpreter.run(model(exact), X)
+    found = gate.judge_policy(model(other), outputs, X, one, SETTINGS, head="squashed_gaussian")
+    assert (found.passed, found.reason) == (False, "disagrees")
+    std = np.exp(-1.5 + 3.5 * np.tanh(0.5))
+    kl = 0.5 * (0.2 / std) ** 2
+    half = np.tanh(0.2) / 2
+    assert found.measures == pytest.approx(
+        {"action_error_mean": half, "action_error_p99": half, "kl_mean": kl, "kl_p99": kl}, rel=1e-4
+    )
+    exact, other = linear([[0.0, 0.0], [0.0, 0.0]], [9.0, 0.5]), linear([[0.0, 0.0], [0.0, 0.0]], [3.5, 0.5])
+    outputs, _, _ = interpreter.run(model(exact), X)
+    found = gate.judge_policy(model(other), outputs, X, one, SETTINGS, head="squashed_gaussian")
+    assert found.passed
+    assert set(found.measures.values()) == {0.0}, "actors clip both means to 3"
+
+
 @pytest.mark.parametrize("action", [specs.ActionSpec("discrete", n=2), ACTION])
 def test_fp32_may_still_be_computing_while_int8_runs(action: specs.ActionSpec) -> None:
     int8, exact = model(SOUND, "int8"), interpreter.run(model(SOUND), X)[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from broker.contract import errors
+from broker.contract import errors, specs
 from learner.networks import layers
 from learner.quantize import calibrate, compare, input_scaling, ptq
 from learner.quantize.tflite import interpreter, quantizer
@@ -82,6 +82,17 @@ def test_what_all_outputs_have_in_common_is_taken_out() -> None:
     assert exact == pytest.approx(np.tanh(x * [3, 1]), abs=1e-5)
     (output,) = ranges.outputs
     assert output == pytest.approx((-3.0, 3.0))  # in front of tanh, as TFLite wants it
+
+
+@pytest.mark.parametrize(("head", "ends"), [("gaussian", (-9.0, 9.0)), ("squashed_gaussian", (-3.0, 3.0))])
+def test_where_actors_clip_outputs_int8_may_saturate(head: specs.Head, ends: tuple[float, float]) -> None:
+    x = np.linspace(-1, 1, 101, dtype=np.float32)[:, None]
+    policy = (dense([[9.0, 4.0]], [0.0, 0.0]),)
+    narrow = (dense([[0.5, 2.0]], [0.0, 0.0]),)
+    _, ranges, _ = ptq.Calibrator(ptq.STEPS_BY_HEAD[head]).prepare(policy, x, 101)
+    assert ranges.outputs[-1] == pytest.approx(ends)
+    _, ranges, _ = ptq.Calibrator(ptq.STEPS_BY_HEAD[head]).prepare(narrow, x, 101)
+    assert ranges.outputs[-1] == pytest.approx((-2.0, 2.0)), "no wider than what was seen"
 
 
 def test_channels_get_the_same_size() -> None:

@@ -15,7 +15,7 @@ from broker.contract import codec, errors, specs
 from broker.program import settings
 from learner import __main__ as command_line
 from learner import config
-from learner.algorithms import d4pg, dqn
+from learner.algorithms import dqn, registry
 from learner.experience import ledger
 from learner.files import checkpoint, run_directory
 from learner.quantize.tflite import interpreter
@@ -51,19 +51,21 @@ def make_run(path: Path, *, dueling: bool = True, replay: bool = True, states: i
     return path
 
 
-def make_pendulum_run(path: Path) -> Path:
-    """A run of D4PG whose policy is random and steep."""
+def make_pendulum_run(path: Path, name: str = "d4pg") -> Path:
+    """A run whose policy is random and steep."""
     bounds: dict[str, Any] = {"shape": (1,), "low": (-2.0,), "high": (2.0,)}
     spec = specs.EnvSpec(specs.ObservationSpec((3,)), specs.ActionSpec("continuous", **bounds))
-    algorithm = config.D4pgConfig(hidden=(32, 16), critic_hidden=(8,))
-    agent = d4pg.D4pg(spec, algorithm, seed=0)
+    algorithm = config.ALGORITHMS[name](hidden=(32, 16), critic_hidden=(8,))  # type: ignore[call-arg]
+    chosen = config.Settings(config.TrainConfig(algorithm=name), algorithm, config.GateConfig())
+    agent = registry.make(chosen, spec)
     rng = np.random.default_rng(0)
     observations = (rng.normal(size=(400, 3)) * [1, 1, 8]).astype(np.float32)
     agent.normalize(observations)
     state = agent.state()
-    state["weights/actor/2/kernel"] = rng.normal(size=(1, 16)).astype(np.float32)
+    last = state["weights/actor/2/kernel"]
+    state["weights/actor/2/kernel"] = rng.normal(size=last.shape).astype(np.float32)
     (path / "checkpoints").mkdir(parents=True)
-    (path / "config.toml").write_text(settings.dump(config.TrainConfig(algorithm="d4pg"), algorithm))
+    (path / "config.toml").write_text(settings.dump(chosen.train, algorithm))
     facts = {"env_id": "Pendulum-v1", "fingerprint": spec.fingerprint}
     checkpoint.save(path / "checkpoints", 7, facts, {"algorithm": state})
     book = ledger.Ledger.open(path / run_directory.LEDGER, about={"spec": json.dumps(dataclasses.asdict(spec))})
@@ -142,6 +144,20 @@ def test_continuous_actions_are_compared_by_their_error_and_played(tmp_path: Pat
     text = fidelity.table(study)
     assert all(len(line) <= 120 for line in text.splitlines())
     assert "in % of its range" in text
+
+
+def test_a_squashed_gaussian_has_its_divergence_too_and_is_played_by_its_mode(tmp_path: Path) -> None:
+    run = make_pendulum_run(tmp_path / "run", "sac")
+    study = fidelity.study(run, episodes=2, rows=["plain int8", "all together (ships)", "float16"])
+    fp32, plain, ships, half = study["rows"]
+    assert fp32["kl_mean"] == fp32["error_mean"] == 0.0
+    assert 0.0 < half["kl_mean"] < ships["kl_mean"] < plain["kl_mean"]
+    assert ships["kl_mean"] < ships["kl_p99"]
+    assert ships["error_mean"] < min(0.006, 0.5 * plain["error_mean"])
+    assert ships["delegate"] == "XNNPACK"
+    text = fidelity.table(study)
+    assert all(len(line) <= 120 for line in text.splitlines())
+    assert "divergence" in text
 
 
 def test_where_the_environment_is_not_here_the_rest_is_still_said(tmp_path: Path) -> None:
