@@ -57,7 +57,7 @@ class PolicyMaker:
         precision: str = "int8",
         weight_bits: int = bits.BITS_MAX,
     ) -> None:
-        self._spec, self._settings = spec, settings
+        self._spec, self._head, self._settings = spec, head, settings
         self._precision, self._weight_bits = precision, weight_bits
         self._refines = precision == "int8" and weight_bits == bits.BITS_MAX
         self._keeps_calibration = head in ptq.HYSTERESIS_HEADS
@@ -128,7 +128,9 @@ class PolicyMaker:
             else:
                 outputs = fp32.outputs(refined, held_back)
             passed = time.monotonic()
-            verdict = gate.judge_policy(model, outputs, held_back, self._spec.action, self._settings, previous)
+            verdict = gate.judge_policy(
+                model, outputs, held_back, self._spec.action, self._settings, previous, self._head
+            )
         times_ms = {
             "calibrate_ms": (calibrated - began + passed - quantized) * 1e3,
             "quantize_ms": (quantized - calibrated) * 1e3,
@@ -142,9 +144,9 @@ class PolicyMaker:
         """Judges by a few observations; those may be equal, so that only all of them show that a policy is dead."""
         if model == previous:
             return gate.Verdict(False, "identical")
-        verdict = gate.judge_faithful(fp32.outputs(policy, held_back[:_FEW]), self._spec.action)
+        verdict = gate.judge_faithful(fp32.outputs(policy, held_back[:_FEW]), self._head)
         if verdict.reason == "dead":
-            verdict = gate.judge_faithful(fp32.outputs(policy, held_back), self._spec.action)
+            verdict = gate.judge_faithful(fp32.outputs(policy, held_back), self._head)
         return verdict
 
     def calibrate(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:

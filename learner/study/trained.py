@@ -61,7 +61,7 @@ def load(run: Path) -> Trained:
             "the run has no checkpoint yet", where=str(run), todo="let it train on, or name another run"
         )
     state = found.parts["algorithm"]
-    capacity = settings.get("replay_capacity", config.AlgorithmConfig().replay_capacity)
+    capacity = settings.get("replay_capacity", settings.get("kept_steps", config.OffPolicyConfig().capacity))
     held = ledger.bodies(run / run_directory.LEDGER, newest_steps=capacity)
     seen = [codec.decode(messages.Experience, body).observation for _, body in held]
     if not seen:
