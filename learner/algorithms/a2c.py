@@ -40,10 +40,9 @@ class A2c(on_policy.OnPolicy):
         log_rho: NDArray[np.float32],
     ) -> policy_gradient.Estimates:
         trace_decay, bounds = self._settings.trace_decay, (self._rho_bar, self._c_bar)
-        found = policy_gradient.vtrace(
+        return policy_gradient.vtrace(
             batch.reward, batch.discount, v_tm1, v_t, batch.is_last, log_rho, trace_decay, *bounds
         )
-        return found._replace(advantage=policy_gradient.normalized(found.advantage))
 
     def _policy_loss(self, log_pi: Tensor, batch: on_policy.Minibatch) -> tuple[Tensor, Tensor]:
         cut = tf.reduce_mean(tf.cast(log_pi - batch.log_mu > np.log(self._rho_bar), tf.float32))

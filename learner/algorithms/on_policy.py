@@ -4,9 +4,9 @@
    that it may go on moving; what the acting policy was is told by the log-probabilities alone.
 2. Values and log-probabilities of the phase's steps, by the weights as they are now.
 3. Advantages and targets (`policy_gradient`), in the rewards' unit.
-4. Targets are divided by their root mean square over all phases. When that changes, the value network's last layer is
-   rescaled, so that it says what it said before (van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714, the scale
-   alone).
+4. Advantages are normalised over the phase. Targets are divided by their root mean square over all phases; when that
+   changes, the value network's last layer is rescaled, so that it says what it said before (van Hasselt et al. 2016,
+   https://arxiv.org/abs/1602.07714, the scale alone).
 5. Gradient steps, K in one call (`compiled`).
 """
 
@@ -107,12 +107,13 @@ class OnPolicy(compiled.Compiled):
         v_tm1, v_t = values[batch.at], values[batch.at + 1]
         found = self._estimates(batch, v_tm1, v_t, log_pi - batch.log_prob)
         scale = self._rescale_values(found.target)
+        advantage = policy_gradient.normalized(found.advantage, self._settings.advantage_floor * scale)
         steps = batch.minibatches
         return self._take_steps(
             batch.observation[batch.at[steps]],
             batch.action[steps],
             batch.log_prob[steps],
-            found.advantage[steps],
+            advantage[steps],
             (found.target / scale)[steps],
             (v_tm1 / scale)[steps],
         )

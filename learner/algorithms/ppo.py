@@ -42,10 +42,9 @@ class Ppo(on_policy.OnPolicy):
         v_t: NDArray[np.float32],
         log_rho: NDArray[np.float32],
     ) -> policy_gradient.Estimates:
-        found = policy_gradient.generalized_advantages(
+        return policy_gradient.generalized_advantages(
             batch.reward, batch.discount, v_tm1, v_t, batch.is_last, self._settings.trace_decay
         )
-        return found._replace(advantage=policy_gradient.normalized(found.advantage))
 
     def _policy_loss(self, log_pi: Tensor, batch: on_policy.Minibatch) -> tuple[Tensor, Tensor]:
         ratio = policy_gradient.ratio(log_pi, batch.log_mu)

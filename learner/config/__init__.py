@@ -185,6 +185,9 @@ class OnPolicyConfig(AlgorithmConfig):
     rollout_steps: int = setting(2048, "steps of the fleet that a phase of updates learns from; then a policy goes out")
     epochs: int = setting(10, "times that a phase learns from each step")
     trace_decay: float = setting(0.95, "lambda of the advantages: 0 trusts the value network, 1 the rewards")
+    advantage_floor: float = setting(
+        0.02, "advantages of a smaller deviation, relative to returns, are not scaled up to 1: they may be errors"
+    )
     entropy_cost: float = setting(0.0, "how much the policy's entropy is worth")
     max_rollout_lag: int = setting(
         2, "learn from no step whose policy was more than so many versions old by then; such are counted"
@@ -348,11 +351,11 @@ def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table, a
             f"algorithm {name!r} is unknown", where="algorithm", todo=f"use one of {', '.join((AUTO, *ALGORITHMS))}"
         )
     elif not ALGORITHMS[name].learns(actions):
-        able = " or ".join(one for one, cls in ALGORITHMS.items() if cls.learns(actions))
+        *able, last = [one for one, cls in ALGORITHMS.items() if cls.learns(actions)]
         raise errors.ConfigError(
             f"{name} learns {ALGORITHMS[name].actions} actions, and {env_id} takes {actions} ones",
             where=f"--algorithm {name}",
-            todo=f"leave it out, or name {able}",
+            todo=f"leave it out, or name {', '.join(able)} or {last}",
         )
     given = settings.given(args, ENV_PREFIX)
     if "learning_starts" in given and "learning_starts_s" not in given:

@@ -181,10 +181,14 @@ class Rollouts:
                 self._pass_over(held)
 
     def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
-        """Returns up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
+        """Returns up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype.
+
+        Raises:
+            IndexError: None are kept.
+        """
         seen = [held.message.observation for held in self._held if not held.is_dropped]
         ends = np.cumsum([len(one) for one in seen])
-        total = int(ends[-1]) if len(ends) else 0
+        total = int(ends[-1])
         chosen = np.sort(rng.choice(total, min(n, total), replace=False, shuffle=False))
         bounds = [bisect.bisect_left(chosen, end) for end in (0, *ends.tolist())]
         firsts = ends - [len(one) for one in seen]

@@ -87,10 +87,13 @@ def _accumulated(delta: NDArray[np.float64], decay: NDArray[np.float64]) -> NDAr
     return np.array(found[::-1], np.float64)
 
 
-def normalized(advantage: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns advantages [N] of mean 0 and deviation 1."""
+def normalized(advantage: NDArray[np.float32], floor: float) -> NDArray[np.float32]:
+    """Returns advantages [N] of mean 0 and deviation 1, or less where their deviation is below the floor.
+
+    The floor keeps what is but the error of values, as long as no reward was found, from being all that is learned.
+    """
     centred = advantage - advantage.mean()
-    scaled: NDArray[np.float32] = centred / (centred.std() + np.float32(1e-8))
+    scaled: NDArray[np.float32] = centred / np.float32(max(float(centred.std()), floor, 1e-8))
     return scaled
 
 

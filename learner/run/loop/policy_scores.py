@@ -153,6 +153,8 @@ class PolicyScores:
             "ties": measures.get("ties"),
             "action_error_mean": measures.get("action_error_mean"),
             "action_error_p99": measures.get("action_error_p99"),
+            "kl_mean": measures.get("kl_mean"),
+            "kl_p99": measures.get("kl_p99"),
             f"policy_{precision}_bytes": len(policy.model) if policy else None,
             "policy_fp32_bytes": len(policy.float32) if policy else None,
             **{key: published.values.get(key) if published else None for key in _TIMINGS},

@@ -105,8 +105,8 @@ class Updater(Generic[_B]):
         return self._metrics
 
     def summary(self) -> dict[str, float]:
-        """Returns what became of steps that nothing was learned from, for the summary."""
-        return {}
+        """Returns the counts of steps that nothing was learned from, for the summary; replay passes over none."""
+        return {"steps_stale": 0, "steps_unsampled": 0}
 
 
 class ReplayUpdater(Updater[replay.Batch]):

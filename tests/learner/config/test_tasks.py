@@ -91,7 +91,7 @@ def test_the_algorithm_follows_from_the_actions_where_none_is_named() -> None:
 def test_a_named_algorithm_must_fit_the_actions() -> None:
     with pytest.raises(errors.ConfigError, match="dqn learns discrete actions, and It-v0 takes continuous") as caught:
         effective("It-v0", "--algorithm", "dqn", actions="continuous")
-    assert caught.value.todo == "leave it out, or name ddpg or d4pg"
+    assert caught.value.todo == "leave it out, or name ddpg, d4pg, ppo or a2c"
 
 
 @pytest.mark.fault(28)
