@@ -50,7 +50,7 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
     """
     run = trained.load(path)
     chosen = _choose(rows, recipes.of(run))
-    compared = _comparison(run.action)
+    compared = _comparison(run.action, run.head)
     calibration, held_back = _split(run.observations, seed)
     models = {}
     for recipe in chosen:
@@ -72,6 +72,7 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
         "calibration_states": len(calibration),
         "states": len(held_back),
         "actions": run.action.kind,
+        "head": run.head,
         "outputs_range": float(np.ptp(exact)),
         "seed": seed,
         "episodes": episodes,
@@ -87,7 +88,11 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
     return study
 
 
-def _comparison(action: specs.ActionSpec) -> Callable[[Any, Any], compare.States | compare.Actions]:
+def _comparison(
+    action: specs.ActionSpec, head: specs.Head
+) -> Callable[[Any, Any], compare.States | compare.Actions | compare.Distributions]:
+    if head in ("categorical", "gaussian"):
+        return lambda exact, other: compare.distributions(exact, other, action)
     if action.kind == "discrete":
         return compare.states
     return lambda exact, other: compare.actions(exact, other, action)
@@ -123,7 +128,7 @@ def _add_returns(study: Object, models: dict[str, bytes]) -> None:
         for name, file in policies.items():
             file.write_bytes(models[name])
         try:
-            played = play.play(policies, study["env_id"], study["episodes"], study["seed"])
+            played = play.play(policies, study["env_id"], study["episodes"], study["seed"], study["head"])
         except errors.EnvironmentFailure as failure:
             study["not_played"] = failure.what
             return
@@ -141,6 +146,7 @@ def _add_returns(study: Object, models: dict[str, bytes]) -> None:
 _RETURNS = f"  {'return':>8} {'less fp32':>9} {'95 % interval':>18} {'low/span':>8}  non-"
 _RETURN_UNITS = f"  {'':>8} {'':>9} {'':>18} {'%':>8}  inferior"
 _CHOICES = f"{'':23}  {'agree':>6}{'decided':>8}{'ties':>6}{'regret':>8}", f"{'':23}  {'%':>6}{'%':>8}{'%':>6}{'%':>8}"
+_SAMPLED = f"{'':23}  {'KL':>9}{'p99':>9}{'mode':>9}", f"{'':23}  {'nats':>9}{'nats':>9}{'%':>9}"
 _ACTIONS = f"{'':23}  {'error':>7}{'p99':>7}{'largest':>9}", f"{'':23}  {'%':>7}{'%':>7}{'%':>9}"
 
 
@@ -150,7 +156,11 @@ def table(study: Object) -> str:
         f"{study['env_id']}, {study['updates']:,} updates: {study['states']:,} held-back states of replay, "
         f"ranges from {study['calibration_states']:,} others",
     ]
-    if study["actions"] == "discrete":
+    if "kl_mean" in study["rows"][0]:
+        head, units = _SAMPLED
+        mode = "share with fp32's likeliest choice" if study["actions"] == "discrete" else "mean error of the mean"
+        lines.append(f"KL: divergence of the distribution of actions from fp32's; mode: {mode}")
+    elif study["actions"] == "discrete":
         head, units = _CHOICES
         lines += [
             f"decided: states where fp32's best two actions differ by over 1 % of the advantages' range, "
@@ -173,7 +183,10 @@ def table(study: Object) -> str:
 
 def _line(row: Object) -> str:
     cells = f"{row['recipe']:23}  "
-    if "error_mean" in row:
+    if "kl_mean" in row:
+        mode = row["action_error_mean"] if row["agreement"] is None else row["agreement"]
+        cells += f"{row['kl_mean']:9.2g}{row['kl_p99']:9.2g}{100 * mode:9.2f}"
+    elif "error_mean" in row:
         cells += f"{100 * row['error_mean']:7.3f}{100 * row['error_p99']:7.2f}{100 * row['error_max']:9.2f}"
     else:
         cells += f"{100 * row['agreement']:6.2f}"

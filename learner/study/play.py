@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import errors
+from broker.contract import errors, specs
 
 _log = logging.getLogger(__name__)
 RANDOM = "random"
@@ -33,7 +33,9 @@ class Played:
     delegate: str
 
 
-def play(policies: Mapping[str, Path], env_id: str, episodes: int, seed: int) -> dict[str, Played]:
+def play(
+    policies: Mapping[str, Path], env_id: str, episodes: int, seed: int, head: specs.Head | None = None
+) -> dict[str, Played]:
     """Plays random actions, and then each policy greedily for the same episodes, two policies at a time.
 
     Args:
@@ -41,6 +43,7 @@ def play(policies: Mapping[str, Path], env_id: str, episodes: int, seed: int) ->
         env_id: What an actor takes as --env.
         episodes: Episodes of each.
         seed: Of the first episode; the k-th after it has `seed + k`.
+        head: What the policies put out; None takes the actor's default.
 
     Returns:
         By name; under RANDOM what chance achieves.
@@ -52,6 +55,7 @@ def play(policies: Mapping[str, Path], env_id: str, episodes: int, seed: int) ->
 
     def one(policy: Path | str) -> Played:
         command = [sys.executable, "-m", "edge_actor", "evaluate", str(policy), "--env", env_id]
+        command += ["--head", head] if head else []
         command += ["--episodes", str(episodes), "--seed", str(seed), "--max-s", str(_EPISODE_S * episodes), "--json"]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:

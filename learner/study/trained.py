@@ -15,7 +15,7 @@ from broker.contract import codec, errors, messages, specs
 from learner import config
 from learner.experience import ledger
 from learner.files import checkpoint, run_directory
-from learner.networks import actor_critic, layers, networks
+from learner.networks import actor_critic, layers, networks, policy_value
 
 State = dict[str, NDArray[Any]]
 
@@ -28,6 +28,7 @@ class Trained:
         env_id: What the actors played.
         updates: Gradient steps behind the weights.
         action: What the policy's outputs are about.
+        head: What they mean.
         whole: The policy from raw observations to all that its network says: action values, or actions.
         needed: What is enough to act as it does: without the value stream, where there is one.
         dueling: Whether there is one.
@@ -38,6 +39,7 @@ class Trained:
     env_id: str
     updates: int
     action: specs.ActionSpec
+    head: specs.Head
     whole: layers.PolicyLayers
     needed: layers.PolicyLayers
     dueling: bool
@@ -77,7 +79,11 @@ def load(run: Path) -> Trained:
         )
     try:
         normalizer = networks.Normalizer(state["normalizer/gain"], state["normalizer/offset"])
-        policies = _policies if spec.action.kind == "discrete" else _actor
+        kind = config.ALGORITHMS.get(settings.get("algorithm", ""), config.OffPolicyConfig)
+        if issubclass(kind, config.OnPolicyConfig):
+            policies = _sampled
+        else:
+            policies = _policies if spec.action.kind == "discrete" else _actor
         whole, needed = policies(spec, settings, state, normalizer)
     except KeyError as error:
         raise errors.RunError(
@@ -90,7 +96,8 @@ def load(run: Path) -> Trained:
     dueling, env_id = bool(settings.get("dueling")), found.meta["env_id"]
     published = _published(run, found.meta.get("published", ""))
     updates = int(state["updates"])
-    return Trained(env_id, updates, spec.action, whole, needed, dueling, np.concatenate(seen), published)
+    head = kind().head(spec.action)
+    return Trained(env_id, updates, spec.action, head, whole, needed, dueling, np.concatenate(seen), published)
 
 
 def _published(run: Path, name: str) -> bytes | None:
@@ -122,6 +129,16 @@ def _actor(
 ) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
     network = actor_critic.ActorCritic.build(
         spec, settings["hidden"], settings["critic_hidden"], settings.get("atoms", 1), np.random.default_rng(0)
+    )
+    policy = network.policy_layers(_weights(state, network.initial()), normalizer)
+    return policy, policy
+
+
+def _sampled(
+    spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
+) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
+    network = policy_value.PolicyValue.build(
+        spec, settings["hidden"], settings["value_hidden"], settings["initial_std"], np.random.default_rng(0)
     )
     policy = network.policy_layers(_weights(state, network.initial()), normalizer)
     return policy, policy

@@ -61,7 +61,7 @@ def run() -> Iterator[dict[str, Any]]:
         yield from _rows(f"D4PG, {name} replay, two MLPs 256x2, 51 atoms, batch 64", "d4pg", CONTINUOUS, d4pg)
 
 
-def _rows(case: str, name: str, spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> Iterator[dict[str, Any]]:
+def _rows(case: str, name: str, spec: specs.EnvSpec, settings: config.OffPolicyConfig) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
     from learner.algorithms import compiled, registry

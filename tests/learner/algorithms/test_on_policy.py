@@ -66,10 +66,12 @@ def log_probs(outputs: NDArray[Any], action: NDArray[Any]) -> NDArray[np.float64
     y = outputs.astype(np.float64)
     if action.ndim == 1:
         normalized = y - np.log(np.exp(y).sum(1, keepdims=True))
-        return np.take_along_axis(normalized, action[:, None].astype(int), axis=1)[:, 0]
+        chosen: NDArray[np.float64] = np.take_along_axis(normalized, action[:, None].astype(int), axis=1)[:, 0]
+        return chosen
     mean, log_std = np.split(y, 2, axis=1)
     z = (action - mean) / np.exp(log_std)
-    return (-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum(1)
+    density: NDArray[np.float64] = (-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum(1)
+    return density
 
 
 def int8(agent: on_policy.OnPolicy, spec: specs.EnvSpec, seen: NDArray[np.float32]) -> bytes:
@@ -151,7 +153,8 @@ def test_weighted_by_int8_probabilities_all_choices_add_up_to_fp32_expectation()
     def estimate(log_prob: NDArray[Any]) -> NDArray[np.float64]:
         taken = phase(DISCRETE, acting.seen[rows], choices, f, log_prob, batch=16)
         log_rho = importance(agent, taken)[np.argsort(taken.ids)].astype(np.float64)
-        return (np.exp(log_mu + log_rho) * f).reshape(16, 3).sum(1)
+        weighted: NDArray[np.float64] = (np.exp(log_mu + log_rho) * f).reshape(16, 3).sum(1)
+        return weighted
 
     expected = (np.exp(log_pi) * f).reshape(16, 3).sum(1)
     assert estimate(log_mu) == pytest.approx(expected, abs=1e-3)

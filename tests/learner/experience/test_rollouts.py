@@ -61,7 +61,8 @@ def advantages(phase: rollouts.Phase) -> list[float]:
     found = policy_gradient.generalized_advantages(
         phase.reward, phase.discount, values[phase.at], values[phase.at + 1], phase.is_last, 0.8
     )
-    return found.advantage[np.argsort(phase.reward)].tolist()
+    ordered: list[float] = found.advantage[np.argsort(phase.reward)].tolist()
+    return ordered
 
 
 @pytest.mark.parametrize("borders", [(4,), (1, 2, 8), (3, 6)])
@@ -107,7 +108,8 @@ def test_what_does_not_follow_on_is_not_joined(other: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_an_end_is_one(end: str) -> None:
-    first = message(0, 4, 1, **{end: np.array([1], np.uint8)})
+    flags: dict[str, Any] = {end: np.array([1], np.uint8)}
+    first = message(0, 4, 1, **flags)
     phase = taken(store(first, message(4, 5, 2, over=True)), EPISODE)
     assert np.flatnonzero(phase.is_last).tolist() == [3, 8]
     assert phase.discount[3] == pytest.approx(0.0 if end == "terminated" else 0.9)

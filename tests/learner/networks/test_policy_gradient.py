@@ -107,8 +107,8 @@ def test_clipped_surrogate_by_hand(ratio: float, advantage: float, gain: float, 
     ],
 )
 def test_clipped_value_loss_by_hand(value: float, old: float, target: float, clip: float, loss: float) -> None:
-    arguments = (tf.constant([x]) for x in (value, old, target))
-    assert policy_gradient.clipped_value_loss(*arguments, clip).numpy() == pytest.approx([loss])
+    found = policy_gradient.clipped_value_loss(tf.constant([value]), tf.constant([old]), tf.constant([target]), clip)
+    assert found.numpy() == pytest.approx([loss])
 
 
 def test_categorical_distribution_by_hand() -> None:
