@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.experience import replay
 from learner.networks import layers
 
 State = dict[str, NDArray[Any]]
@@ -40,8 +39,12 @@ class Algorithm(Protocol):
     def normalize(self, observations: NDArray[Any]) -> None:
         """Fixes the input normaliser from a sample of replay [N, *shape]; called once, before the first update."""
 
-    def update(self, batch: replay.Batch) -> Update:
-        """Takes K gradient steps, one per minibatch, in one TensorFlow call. A new K is compiled anew."""
+    def update(self, batch: Any) -> Update:
+        """Takes K gradient steps, one per minibatch, in one TensorFlow call. A new K is compiled anew.
+
+        Args:
+            batch: A `replay.Batch`, or for algorithms that learn once from each step a `rollouts.Phase`.
+        """
 
     def policy_layers(self) -> layers.PolicyLayers:
         """Returns the policy as it is now, from raw observations to the outputs of `head`."""

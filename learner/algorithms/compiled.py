@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 from learner import algorithms
-from learner.experience import replay
 from learner.networks import networks
 
 Tensor = Any  # TensorFlow ships no types
@@ -75,13 +74,13 @@ class Compiled:
         # Compiled by XLA: 2.5 times the speed at width 64, for a second once. Traced anew only for another K or B.
         self._steps = tf.function(self._gradient_steps, jit_compile=True, autograph=False)
 
-    def _gradient_step(self, state: Groups, updates: Tensor, batch: Minibatch) -> tuple[Groups, Sequence[Tensor], Any]:
+    def _gradient_step(self, state: Groups, updates: Tensor, batch: Any) -> tuple[Groups, Sequence[Tensor], Any]:
         """Takes one gradient step.
 
         Args:
             state: Tensors by group.
             updates: Number of steps, this one included: int32 scalar.
-            batch: The transitions to learn from.
+            batch: The transitions to learn from: what `_minibatch` returns.
 
         Returns:
             The new state, a scalar per name in METRICS, and TD errors [B].
@@ -104,23 +103,23 @@ class Compiled:
         self._gain.assign(normalizer.gain)
         self._offset.assign(normalizer.offset)
 
-    def update(self, batch: replay.Batch) -> algorithms.Update:
-        """Takes K gradient steps on minibatches [K, B, ...]."""
-        metrics, td_error = self._steps(
+    def update(self, batch: Any) -> algorithms.Update:
+        """Takes K gradient steps on the minibatches [K, B, ...] of a `replay.Batch`."""
+        return self._take_steps(
             batch.observation, batch.action, batch.reward, batch.discount, batch.bootstrap, batch.weight
         )
+
+    def _take_steps(self, *minibatches: NDArray[Any]) -> algorithms.Update:
+        metrics, td_error = self._steps(*minibatches)
         return algorithms.Update(dict(zip(self.METRICS, map(float, metrics.numpy()), strict=True)), td_error.numpy())
 
     def _gradient_steps(self, *minibatches: Tensor) -> tuple[Tensor, Tensor]:
         """Loops `_gradient_step` over the leading axis with all state in registers; stores it once at the end."""
-        k, b = minibatches[2].shape  # the rewards'
+        k, b = minibatches[2].shape  # a number for each transition
         start = {name: [v.read_value() for v in group] for name, group in self._groups.items()}
 
         def body(i: Tensor, groups: Groups, updates: Tensor, metrics: Tensor, td_errors: Tensor) -> tuple[Any, ...]:
-            batch = Minibatch(*(array[i] for array in minibatches))
-            batch = batch._replace(
-                observation=self._normalized(batch.observation), bootstrap=self._normalized(batch.bootstrap)
-            )
+            batch = self._minibatch([array[i] for array in minibatches])
             updates = updates + 1
             groups, step_metrics, td_error = self._gradient_step(groups, updates, batch)
             td_errors = tf.tensor_scatter_nd_update(td_errors, [[i]], [td_error])
@@ -137,6 +136,13 @@ class Compiled:
                 variable.assign(value)
         self._updates.assign(updates)
         return metrics / k, td_errors
+
+    def _minibatch(self, arrays: Sequence[Tensor]) -> Any:
+        """Returns what `_gradient_step` learns from, of which `arrays` are what `update` handed over, without K."""
+        batch = Minibatch(*arrays)
+        return batch._replace(
+            observation=self._normalized(batch.observation), bootstrap=self._normalized(batch.bootstrap)
+        )
 
     def _normalized(self, observation: Tensor) -> Tensor:
         x = tf.cast(observation, tf.float32)

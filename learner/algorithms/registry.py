@@ -7,13 +7,15 @@ from typing import Any
 
 from broker.contract import specs
 from learner import config
-from learner.algorithms import Algorithm, d4pg, ddpg, dqn, sac
+from learner.algorithms import Algorithm, a2c, d4pg, ddpg, dqn, ppo, sac
 
 _MAKERS: dict[type[config.AlgorithmConfig], Callable[[specs.EnvSpec, Any, int], Algorithm]] = {
     config.DqnConfig: dqn.Dqn,
     config.DdpgConfig: ddpg.Ddpg,
     config.D4pgConfig: d4pg.D4pg,
     config.SacConfig: sac.Sac,
+    config.PpoConfig: ppo.Ppo,
+    config.A2cConfig: a2c.A2c,
 }
 
 

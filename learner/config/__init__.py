@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from broker.contract import errors, messages
+from broker.contract import errors, messages, specs
 from broker.fleet import identity
 from broker.program import settings
 from broker.program.settings import setting
@@ -35,22 +35,62 @@ class Noise(NamedTuple):
     correlation_steps: float = 0.0
 
 
+class Epsilon(NamedTuple):
+    """The share of random actions over the fleet's steps; see the settings epsilon_*."""
+
+    start: float = 0.0
+    end: float = 0.0
+    decay_steps: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class AlgorithmConfig:
-    """Settings that all algorithms have: the policy network, its learning, replay, and random actions.
+    """Settings that all algorithms have: the policy network and its learning.
 
     Attributes:
-        actions: The kind of actions that it learns, as in specs.ActionSpec.
+        actions: The kind of actions that it learns, as in specs.ActionSpec; empty: either.
+        without: Settings of TrainConfig that mean nothing to it.
     """
 
     actions: ClassVar[str] = "discrete"
+    without: ClassVar[frozenset[str]] = frozenset()
     hidden: tuple[int, ...] = setting((256, 256), "widths of the policy's hidden layers, after convolutions for images")
-    n_step: int = setting(3, "rewards summed before bootstrapping")
     gamma: float = setting(0.99, "discount per step")
     learning_rate: float = setting(5e-4, "Adam's step size")
     normalizer_floor: float = setting(0.1, "inputs of a smaller standard deviation count as that large when normalised")
     max_grad_norm: float = setting(1000.0, "gradients of a larger global norm are scaled down to it")
     batch_size: int = setting(128, "transitions per gradient step")
+
+    @classmethod
+    def learns(cls, actions: str) -> bool:
+        """Returns whether it learns such actions; empty: any."""
+        return "" in (actions, cls.actions) or actions == cls.actions
+
+    def head(self, action: specs.ActionSpec) -> specs.Head:
+        """Returns what the output of its policies means."""
+        return "q_values" if action.kind == "discrete" else "deterministic"
+
+    @property
+    def capacity(self) -> int:
+        """Steps of experience that are kept."""
+        raise NotImplementedError
+
+    @property
+    def epsilon(self) -> Epsilon:
+        """What samples its actions explores by that."""
+        return Epsilon()
+
+    @property
+    def noise(self) -> Noise:
+        """Choices among discrete actions have none."""
+        return Noise()
+
+
+@dataclass(frozen=True, slots=True)
+class OffPolicyConfig(AlgorithmConfig):
+    """Settings of algorithms that learn from replay, and whose actors explore by random actions."""
+
+    n_step: int = setting(3, "rewards summed before bootstrapping")
     updates_per_call: int = setting(
         16, "gradient steps per TensorFlow call, fewer of images; samples are drawn for all at once"
     )
@@ -63,13 +103,16 @@ class AlgorithmConfig:
     epsilon_decay_steps: int = setting(10_000, "environment steps of the whole fleet over which epsilon falls")
 
     @property
-    def noise(self) -> Noise:
-        """Choices among discrete actions have none."""
-        return Noise()
+    def capacity(self) -> int:
+        return self.replay_capacity
+
+    @property
+    def epsilon(self) -> Epsilon:
+        return Epsilon(self.epsilon_start, self.epsilon_end, self.epsilon_decay_steps)
 
 
 @dataclass(frozen=True, slots=True)
-class DqnConfig(AlgorithmConfig):
+class DqnConfig(OffPolicyConfig):
     """Settings of algorithms/dqn.py."""
 
     dueling: bool = setting(True, "separate streams for state value and advantages; only the latter is published")
@@ -79,7 +122,7 @@ class DqnConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class ContinuousConfig(AlgorithmConfig):
+class ContinuousConfig(OffPolicyConfig):
     """Settings that algorithms for continuous actions have."""
 
     actions: ClassVar[str] = "continuous"
@@ -141,12 +184,82 @@ class SacConfig(ContinuousConfig):
     temperature_learning_rate: float = setting(3e-4, "Adam's step size for the log of the temperature")
     target_entropy: float = setting(-1.0, "nats of entropy that the temperature keeps, per element of the action")
 
+    def head(self, action: specs.ActionSpec) -> specs.Head:
+        return "squashed_gaussian"
+
+
+@dataclass(frozen=True, slots=True)
+class OnPolicyConfig(AlgorithmConfig):
+    """Settings of algorithms that learn from what their newest policies did, once, and then forget it."""
+
+    actions: ClassVar[str] = ""
+    without: ClassVar[frozenset[str]] = frozenset(
+        {"learning_starts_s", "publish_period_updates", "samples_per_insert"}  # each phase has its steps, and a policy
+    )
+    hidden: tuple[int, ...] = setting((64, 64), "widths of the policy's hidden layers, after convolutions for images")
+    learning_rate: float = setting(3e-4, "Adam's step size")
+    max_grad_norm: float = setting(0.5, "gradients of a larger global norm are scaled down to it")
+    batch_size: int = setting(64, "steps per gradient step")
+    value_hidden: tuple[int, ...] = setting((64, 64), "widths of the value network's hidden layers; it is not exported")
+    value_learning_rate: float = setting(1e-3, "Adam's step size for the value network")
+    decay_updates: int = setting(0, "gradient steps over which both step sizes fall to a tenth; 0: never")
+    rollout_steps: int = setting(2048, "steps of the fleet that a phase of updates learns from; then a policy goes out")
+    epochs: int = setting(10, "times that a phase learns from each step")
+    trace_decay: float = setting(0.95, "lambda of the advantages: 0 trusts the value network, 1 the rewards")
+    advantage_floor: float = setting(
+        0.02, "advantages of a smaller deviation, relative to returns, are not scaled up to 1: they may be errors"
+    )
+    entropy_cost: float = setting(0.0, "how much the policy's entropy is worth")
+    max_rollout_lag: int = setting(
+        2, "learn from no step whose policy was more than so many versions old by then; such are counted"
+    )
+    kept_steps: int = setting(20_000, "newest steps that are kept, to find int8 ranges by and to compare policies on")
+    initial_std: float = setting(0.6, "first deviation of continuous actions, relative to half their range")
+
+    def head(self, action: specs.ActionSpec) -> specs.Head:
+        return "categorical" if action.kind == "discrete" else "gaussian"
+
+    @property
+    def capacity(self) -> int:
+        return self.kept_steps
+
+    @property
+    def updates_per_phase(self) -> int:
+        """Gradient steps of one phase."""
+        return self.epochs * (self.rollout_steps // self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PpoConfig(OnPolicyConfig):
+    """Settings of algorithms/ppo.py."""
+
+    clip: float = setting(0.2, "how far the ratio of probabilities may leave 1 before it earns nothing more")
+    value_clip: float = setting(
+        0.2, "how far values may leave those of the phase's start, in deviations of returns; 0: as far as they go"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class A2cConfig(OnPolicyConfig):
+    """Settings of algorithms/a2c.py."""
+
+    batch_size: int = setting(256, "steps per gradient step")
+    rollout_steps: int = setting(256, "steps of the fleet that a phase of updates learns from; then a policy goes out")
+    epochs: int = setting(1, "times that a phase learns from each step")
+    trace_decay: float = setting(1.0, "lambda of the advantages: 0 trusts the value network, 1 the rewards")
+    learning_rate: float = setting(7e-4, "Adam's step size")
+    entropy_cost: float = setting(0.01, "how much the policy's entropy is worth")
+    rho_bar: float = setting(1.0, "V-trace: the most that a step's importance weight counts in its error")
+    c_bar: float = setting(1.0, "V-trace: the most that it counts in how far later errors reach back")
+
 
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "dqn": DqnConfig,
     "ddpg": DdpgConfig,
     "d4pg": D4pgConfig,
     "sac": SacConfig,
+    "ppo": PpoConfig,
+    "a2c": A2cConfig,
 }
 """Settings by the name of the algorithm."""
 AUTO = "auto"
@@ -163,6 +276,8 @@ class GateConfig:
     gate_saturation_max: float = setting(0.05, "largest share of observations tied at the end of the int8 range")
     gate_action_error_max: float = setting(0.02, "largest mean error of a continuous action, relative to its range")
     gate_action_error_p99_max: float = setting(0.1, "largest 99th percentile of it")
+    gate_kl_max: float = setting(0.02, "largest mean KL divergence of a sampled policy's int8 from its fp32, nats")
+    gate_kl_p99_max: float = setting(0.2, "largest 99th percentile of it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +291,8 @@ class TrainConfig:
     env: str = setting("", "task: actors without an environment of their own take it; empty: the first actor's")
     algorithm: str = setting(
         AUTO,
-        "learning algorithm: dqn (discrete actions), ddpg, d4pg or sac (continuous ones); auto: the tuned one, or one "
-        "that learns such actions",
+        "learning algorithm: dqn (discrete actions), ddpg, d4pg or sac (continuous ones), ppo or a2c (either); auto: "
+        "the tuned one, or one that learns such actions",
     )
     seed: int = setting(0, "seed of weights, replay sampling and the actors' exploration")
     actors: int = setting(1, "actors to wait for before training starts")
@@ -251,18 +366,18 @@ def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table, a
     values = settings.resolve(every, args, tables=tables, env_prefix=ENV_PREFIX)
     name = values["algorithm"]
     if name == AUTO:
-        tuned = [one for one in tasks.algorithms(env_id) if actions in ("", ALGORITHMS[one].actions)]
+        tuned = [one for one in tasks.algorithms(env_id) if ALGORITHMS[one].learns(actions)]
         name = tuned[0] if tuned else _BY_ACTIONS.get(actions, AUTO)
     elif name not in ALGORITHMS:
         raise errors.ConfigError(
             f"algorithm {name!r} is unknown", where="algorithm", todo=f"use one of {', '.join((AUTO, *ALGORITHMS))}"
         )
-    elif actions not in ("", ALGORITHMS[name].actions):
-        able = " or ".join(one for one, cls in ALGORITHMS.items() if cls.actions == actions)
+    elif not ALGORITHMS[name].learns(actions):
+        *able, last = [one for one, cls in ALGORITHMS.items() if cls.learns(actions)]
         raise errors.ConfigError(
             f"{name} learns {ALGORITHMS[name].actions} actions, and {env_id} takes {actions} ones",
             where=f"--algorithm {name}",
-            todo=f"leave it out, or name {able}",
+            todo=f"leave it out, or name {', '.join(able)} or {last}",
         )
     given = settings.given(args, ENV_PREFIX)
     if "learning_starts" in given and "learning_starts_s" not in given:
@@ -276,7 +391,7 @@ def effective(args: argparse.Namespace, env_id: str, *weakest: settings.Table, a
     chosen = _classes(ALGORITHMS[name])
     known = {field.name for cls in chosen for field in dataclasses.fields(cls)}
     flags = {field.name for cls in every for field in dataclasses.fields(cls) if getattr(args, field.name) is not None}
-    if foreign := sorted(flags - known):
+    if foreign := sorted((flags - known) | (flags & ALGORITHMS[name].without)):
         named = ", ".join("--" + field.replace("_", "-") for field in foreign)
         raise errors.ConfigError(f"{name} has no {named}", todo="leave it out, or choose another --algorithm")
     tables[-1] = (f"tasks.toml [{env_id}]", tasks.settings(env_id, name))
@@ -325,14 +440,16 @@ def check(chosen: Settings) -> Settings:
         clashes.append(f"normalizer_floor must be positive, not {algorithm.normalizer_floor}")
     if train.max_env_steps < train.learning_starts:
         clashes.append(f"max_env_steps {train.max_env_steps} ends before learning_starts {train.learning_starts}")
-    if train.message_steps > algorithm.replay_capacity:
-        clashes.append(f"a message of {train.message_steps} steps exceeds replay_capacity {algorithm.replay_capacity}")
-    if train.learning_starts > algorithm.replay_capacity:
-        clashes.append(f"learning_starts {train.learning_starts} exceeds replay_capacity {algorithm.replay_capacity}")
+    kept = "replay_capacity" if isinstance(algorithm, OffPolicyConfig) else "kept_steps"
+    if train.message_steps > algorithm.capacity:
+        clashes.append(f"a message of {train.message_steps} steps exceeds {kept} {algorithm.capacity}")
+    if train.learning_starts > algorithm.capacity:
+        clashes.append(f"learning_starts {train.learning_starts} exceeds {kept} {algorithm.capacity}")
     if train.deterministic and train.actors != 1:
         clashes.append(f"deterministic runs have one actor, not {train.actors}")
-    if not 0.0 <= algorithm.epsilon_end <= algorithm.epsilon_start <= 1.0:
-        clashes.append(f"epsilon must fall within 0..1, not from {algorithm.epsilon_start} to {algorithm.epsilon_end}")
+    epsilon = algorithm.epsilon
+    if not 0.0 <= epsilon.end <= epsilon.start <= 1.0:
+        clashes.append(f"epsilon must fall within 0..1, not from {epsilon.start} to {epsilon.end}")
     noise = algorithm.noise
     if not (0.0 <= noise.std <= 1.0 and noise.ladder > 0 and noise.correlation_steps >= 0):
         clashes.append(
@@ -353,6 +470,28 @@ def check(chosen: Settings) -> Settings:
             clashes.append(f"sac explores by sampling its actions: epsilon must be 0, not {algorithm.epsilon_start}")
         if not 0.0 < algorithm.temperature < math.inf:
             clashes.append(f"temperature must be positive, not {algorithm.temperature}")
+    if isinstance(algorithm, OnPolicyConfig):
+        clashes += _on_policy_clashes(train, algorithm)
     if clashes:
         raise errors.ConfigError("settings clash: " + "; ".join(clashes), todo="--dump-config prints what is in force")
     return chosen
+
+
+def _on_policy_clashes(train: TrainConfig, algorithm: OnPolicyConfig) -> list[str]:
+    positive = ("rollout_steps", "batch_size", "epochs", "initial_std")
+    clashes = [f"{n} must be positive, not {getattr(algorithm, n)}" for n in positive if getattr(algorithm, n) <= 0]
+    if clashes:
+        return clashes
+    if algorithm.rollout_steps % algorithm.batch_size:
+        clashes.append(f"rollout_steps {algorithm.rollout_steps} is no multiple of batch_size {algorithm.batch_size}")
+    if algorithm.kept_steps < (needed := 2 * algorithm.rollout_steps + train.message_steps):
+        clashes.append(f"kept_steps {algorithm.kept_steps} is less than two phases and a message take, {needed}")
+    if not (0.0 <= algorithm.trace_decay <= 1.0 and 0.0 <= algorithm.gamma <= 1.0):
+        clashes.append(f"gamma {algorithm.gamma} and trace_decay {algorithm.trace_decay} must be within 0..1")
+    if min(algorithm.max_rollout_lag, algorithm.decay_updates) < 0 or algorithm.entropy_cost < 0:
+        clashes.append("max_rollout_lag, decay_updates and entropy_cost must not be negative")
+    if isinstance(algorithm, PpoConfig) and not (algorithm.clip > 0 and algorithm.value_clip >= 0):
+        clashes.append(f"clip {algorithm.clip} must be positive, and value_clip {algorithm.value_clip} not negative")
+    if isinstance(algorithm, A2cConfig) and not (algorithm.rho_bar > 0 and algorithm.c_bar > 0):
+        clashes.append(f"rho_bar {algorithm.rho_bar} and c_bar {algorithm.c_bar} must be positive")
+    return clashes

@@ -17,7 +17,7 @@ import numpy as np
 
 from broker.contract import codec, errors, messages
 from broker.program import stopwatch
-from learner.experience import ledger, replay, validate
+from learner.experience import ledger, memory, validate
 
 _log = logging.getLogger(__name__)
 LIMIT_BYTES = 32_000_000
@@ -35,14 +35,14 @@ class Ingest:
     Args:
         validator: Decides what may enter.
         committed: The ledger, which has what was received before its receipt goes out.
-        buffer: Replay.
+        buffer: Replay, or whatever keeps experience in its place.
 
     Attributes:
         pending_steps: Steps that were received and are not yet in replay.
         times: `decode`: opening and validating, by messages; `replay_insert`, by messages.
     """
 
-    def __init__(self, validator: validate.Validator, committed: ledger.Ledger, buffer: replay.Replay) -> None:
+    def __init__(self, validator: validate.Validator, committed: ledger.Ledger, buffer: memory.Memory) -> None:
         self._validator = validator
         self._ledger = committed
         self._replay = buffer

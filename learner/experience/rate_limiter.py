@@ -9,6 +9,7 @@ beyond it. Either side may be given more room, where grants have to last.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from broker.contract import errors
 
@@ -94,3 +95,24 @@ class RateLimiter:
         if state["sampled"]:
             self.min_size = min(self.min_size, int(state.get("min_size", self.min_size)))
         self.inserted, self.sampled = int(state["inserted"]), int(state["sampled"])
+
+
+class PhaseLimiter(RateLimiter):
+    """Grants the steps of one phase after another, where each step is learned from in one phase only.
+
+    While the learner computes with one phase, the fleet may gather the next, and no more.
+
+    Args:
+        first_steps: Steps of random actions before the first policy.
+        phase_steps: Steps of a phase.
+        waiting: Returns how many of the inserted steps still wait for their phase.
+    """
+
+    def __init__(self, first_steps: int, phase_steps: int, waiting: Callable[[], int]) -> None:
+        super().__init__(1.0, first_steps, float(phase_steps))
+        self._phase_steps, self._waiting = phase_steps, waiting
+
+    def steps_granted(self) -> int:
+        """Returns the transitions that the fleet may have inserted since the start: until a phase waits."""
+        left = self.inserted - self._waiting()
+        return max(self.min_size, left + self._phase_steps) if left else self.min_size

@@ -63,6 +63,11 @@ class Batch:
     weight: FloatArray  # [K, B], importance weights, all 1 when sampled uniformly
     ids: IntArray  # [K, B]
 
+    @property
+    def numbers(self) -> tuple[NDArray[Any], ...]:
+        """See `memory.Batch`."""
+        return self.observation, self.bootstrap, self.reward
+
 
 class _Dropped(NamedTuple):
     """Ids of transitions and observations that are there and shall not be drawn; ends are exclusive."""
@@ -332,7 +337,7 @@ def _write(ring: NDArray[Any], first_id: int, rows: NDArray[Any]) -> None:
     ring[: len(rows) - head] = rows[head:]
 
 
-def of(spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> Replay:
+def of(spec: specs.EnvSpec, settings: config.OffPolicyConfig) -> Replay:
     """Returns an empty replay, as an algorithm's settings want it."""
     return Replay(
         spec,

@@ -24,6 +24,8 @@ from broker.program import logs
 from learner.experience import dead_letters, ledger
 
 _log = logging.getLogger(__name__)
+_SAMPLED: tuple[specs.Head, ...] = ("categorical", "gaussian")
+"""Heads whose actions have a probability."""
 
 
 class Validated(NamedTuple):
@@ -57,6 +59,7 @@ class Validator:
         may_send: Whether an actor's boot was granted so many steps under an assignment of an epoch.
         on_outcome: Called for each message with its topic, its size and the steps that it brought, or None if it was
             refused.
+        head: What policies put out.
 
     Attributes:
         refused: Messages that did not enter replay, by reason.
@@ -76,6 +79,7 @@ class Validator:
         max_policy_lag: int = 0,
         may_send: Callable[[str, int, int, int], bool] = lambda actor_id, boot, assigned_epoch, steps: True,
         on_outcome: Callable[[str, int, int | None], None] = lambda topic, size_bytes, steps: None,
+        head: specs.Head = "q_values",
     ) -> None:
         self._macs = macs
         self._spec = spec
@@ -90,6 +94,7 @@ class Validator:
         self._letters = letters
         self._fits = fits
         self._may_send, self._on_outcome = may_send, on_outcome
+        self._head = head
         self._due: set[tuple[str, int]] = set()  # boots that shall get a receipt
         self._refused_boots: dict[str, dict[int, None]] = {}  # new in this session, and all of each was refused
         self.refused: Counter[str] = Counter()
@@ -121,7 +126,7 @@ class Validator:
         Raises:
             DecodeError: They are not.
         """
-        check_arrays(experience, self._spec)
+        check_arrays(experience, self._spec, self._head)
 
     def compare_with(
         self,
@@ -305,7 +310,7 @@ class Validator:
             raise errors.DecodeError("chosen by a policy that was never published", reason="version")
         if self._max_policy_lag and experience.version and self._lag(experience, version) > self._max_policy_lag:
             raise errors.DecodeError("chosen by a policy that is too old", reason="stale")
-        check_arrays(experience, self._spec)
+        check_arrays(experience, self._spec, self._head)
         if not self._fits(len(experience.reward), len(experience.length)):
             raise errors.DecodeError("longer than replay is", reason="too_long")
         if not self._may_send(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward)):
@@ -332,8 +337,8 @@ def _position_of(body: bytes | memoryview, error: errors.DecodeError) -> _Positi
     return _Position(boot, seq, oldest, step, 0)
 
 
-def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
-    """Checks that shapes, dtypes and values are those of `spec`.
+def check_arrays(experience: messages.Experience, spec: specs.EnvSpec, head: specs.Head = "q_values") -> None:
+    """Checks that shapes, dtypes and values are those of `spec`, and of what a policy with such a head does.
 
     What there is of each segment goes through lists: they are short, and numpy takes 2 us a call whatever the length.
 
@@ -361,6 +366,8 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         raise errors.DecodeError("actions do not have the spec's shape and dtype", reason="shape")
     if len(experience.log_prob) not in (0, steps):
         raise errors.DecodeError("log-probabilities do not match the steps", reason="shape")
+    if head in _SAMPLED and experience.version and not len(experience.log_prob):
+        raise errors.DecodeError("a sampled action came without its log-probability", reason="log_prob")
     if min(env_index) < 0 or max(terminated) > 1 or max(truncated) > 1:
         raise errors.DecodeError("flags are neither 0 nor 1", reason="value")
     floats: list[NDArray[Any]] = [experience.reward]
@@ -368,11 +375,15 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec) -> None:
         floats.append(experience.log_prob)
     if observation.dtype == "float32":
         floats.append(experience.observation)
+    if head == "gaussian":
+        floats.append(experience.action)
     if not all(map(math.isfinite, episode_return)) or not all(map(_is_bounded, floats)):
         raise errors.DecodeError(f"NaN, or values beyond {specs.MAX_MAGNITUDE:g}", reason="value")
     if action.kind == "discrete":
         # As unsigned numbers those below 0 are the largest: one pass for both ends
         legal = bool(experience.action.view(np.uint32).max() < action.n)
+    elif head == "gaussian":  # as sampled: bounds clip it on its way to the environment, and learning must not see that
+        legal = True
     else:
         flat = experience.action.reshape(steps, -1)
         legal = bool(

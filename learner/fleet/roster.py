@@ -380,7 +380,7 @@ class Roster:
         period_s = 0.0 if settings.deterministic else max(settings.message_period_s, self.period_s)
         ages = period_s > 0 and settings.message_period_s > 0
         longer = int(min(LONGER, period_s / settings.message_period_s)) if ages else 1
-        message_steps = min(longer * settings.message_steps, exploration.replay_capacity)
+        message_steps = min(longer * settings.message_steps, exploration.capacity)
         share = math.ceil(max(0, steps_left) / n)
         unheard = len(actor.credits) - BOOTS_AT_ONCE
         if old is None and now_s - actor.granted_at < BOOT_PERIOD_S * unheard:
@@ -390,16 +390,16 @@ class Roster:
         granted = actor.recorded + share
         actor.due_at = now_s + max(ASSIGN_PERIOD_S, GRANT_PERIODS * self.period_s)
         if old is None:
-            noise = exploration.noise
+            noise, epsilon = exploration.noise, exploration.epsilon
             new = messages.Assignment(
                 session=self._session,
                 epoch=self.epoch,
                 boot=actor.boot,
                 channel=topics.MAIN_CHANNEL,
                 slot=actor.slot,
-                epsilon_start=exploration.epsilon_start,
-                epsilon_end=exploration.epsilon_end,
-                epsilon_decay_steps=max(1, exploration.epsilon_decay_steps // n),
+                epsilon_start=epsilon.start,
+                epsilon_end=epsilon.end,
+                epsilon_decay_steps=max(1, epsilon.decay_steps // n),
                 epsilon_offset=env_steps // n,
                 noise_std=noise.std * noise.ladder ** (actor.slot % n / max(1, n - 1)),
                 noise_correlation_steps=noise.correlation_steps,

@@ -129,7 +129,7 @@ class PolicyMaker:
                 outputs = fp32.outputs(refined, held_back)
             passed = time.monotonic()
             verdict = gate.judge_policy(
-                model, outputs, held_back, self._spec.action, self._settings, previous, head=self._head
+                model, outputs, held_back, self._spec.action, self._settings, previous, self._head
             )
         times_ms = {
             "calibrate_ms": (calibrated - began + passed - quantized) * 1e3,
@@ -144,9 +144,9 @@ class PolicyMaker:
         """Judges by a few observations; those may be equal, so that only all of them show that a policy is dead."""
         if model == previous:
             return gate.Verdict(False, "identical")
-        verdict = gate.judge_faithful(fp32.outputs(policy, held_back[:_FEW]), self._spec.action)
+        verdict = gate.judge_faithful(fp32.outputs(policy, held_back[:_FEW]), self._head)
         if verdict.reason == "dead":
-            verdict = gate.judge_faithful(fp32.outputs(policy, held_back), self._spec.action)
+            verdict = gate.judge_faithful(fp32.outputs(policy, held_back), self._head)
         return verdict
 
     def calibrate(self, policy: layers.PolicyLayers, calibration: NDArray[np.generic]) -> None:

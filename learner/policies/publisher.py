@@ -115,6 +115,11 @@ class Publisher:
         self.held_back: Counter[str] = Counter()
         self.timings = timings.Timings()
 
+    @property
+    def newest_order(self) -> messages.Order | None:
+        """The place of the newest policy of this session; None before the first."""
+        return messages.Order(self._epoch, self.version) if self.newest is not None else None
+
     def prepare(self, policy: layers.PolicyLayers) -> None:
         """Does what policies of this architecture need once, before the first of them is urgent."""
         self._maker.prepare(policy)

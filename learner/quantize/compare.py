@@ -97,8 +97,62 @@ def actions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> A
     return Actions(float(means.max()), float(p99s.max()), float(error.max()), means.tolist(), p99s.tolist())
 
 
+def categorical_divergence(exact: FloatArray, other: FloatArray) -> NDArray[np.float64]:
+    """Returns the KL divergence [N] in nats of one softmax from that of fp32: `other` and `exact` are logits [N, n]."""
+    log_p, log_q = _log_softmax(other), _log_softmax(exact)
+    divergence: NDArray[np.float64] = (np.exp(log_p) * (log_p - log_q)).sum(1)
+    return np.maximum(divergence, 0.0)
+
+
+def gaussian_divergence(exact: FloatArray, other: FloatArray) -> NDArray[np.float64]:
+    """Returns the KL divergence [N] in nats of one diagonal Gaussian from that of fp32.
+
+    Both are means [N, D] beside log deviations [N, D]: [N, 2 D].
+    """
+    (mean_p, log_p), (mean_q, log_q) = (np.split(outputs.astype(np.float64), 2, axis=1) for outputs in (other, exact))
+    variances = np.exp(2 * (log_p - log_q)) + np.square((mean_p - mean_q) * np.exp(-log_q))
+    divergence: NDArray[np.float64] = (log_q - log_p + 0.5 * variances - 0.5).sum(1)
+    return divergence
+
+
+def _log_softmax(logits: FloatArray) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
+    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
-class SampledActions(Actions):
+class Distributions:
+    """A comparison of the distributions that actions are sampled from, and of their modes, state by state.
+
+    Attributes:
+        kl_mean: Mean KL divergence from fp32's, in nats.
+        kl_p99: Its 99th percentile.
+        agreement: Share of states where both have the same most likely choice; None of continuous actions.
+        action_error_mean: Mean error of the likeliest continuous action, clipped to its bounds, relative to the range
+            between them; of the element where it is largest. None of choices.
+    """
+
+    kl_mean: float
+    kl_p99: float
+    agreement: float | None
+    action_error_mean: float | None
+
+
+def distributions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> Distributions:
+    """Compares outputs of a policy that samples, logits [N, n] or means and log deviations [N, 2 D], with fp32's."""
+    if action.kind == "discrete":
+        kl = categorical_divergence(exact, other)
+        agreement = float((exact.argmax(1) == other.argmax(1)).mean())
+        return Distributions(float(kl.mean()), float(np.percentile(kl, 99)), agreement, None)
+    kl = gaussian_divergence(exact, other)
+    mode, other_mode = (np.clip(outputs[:, : action.size], action.low, action.high) for outputs in (exact, other))
+    error = actions(mode, other_mode, action).error_mean
+    return Distributions(float(kl.mean()), float(np.percentile(kl, 99)), None, error)
+
+
+@dataclass(frozen=True, slots=True)
+class SquashedActions(Actions):
     """A comparison of distributions of continuous actions: of their modes, and of all of each.
 
     Attributes:
@@ -110,13 +164,15 @@ class SampledActions(Actions):
     kl_p99: float
 
 
-def squashed(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> SampledActions:
+def squashed(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> SquashedActions:
     """Compares outputs [N, 2 * size] of fp32 for the head `squashed_gaussian` with those of another policy."""
     (mean, log_std), (mean_other, log_std_other) = (_squashed(outputs) for outputs in (exact, other))
     half, middle = (np.array(action.high) - action.low) / 2, (np.array(action.high) + action.low) / 2
     modes = actions(np.tanh(mean) * half + middle, np.tanh(mean_other) * half + middle, action)
-    divergence = gaussian_kl(mean_other, log_std_other, mean, log_std)  # tanh is one-to-one, and changes none
-    return SampledActions(
+    divergence = gaussian_divergence(  # tanh is one-to-one, and changes none
+        np.hstack([mean, log_std]), np.hstack([mean_other, log_std_other])
+    )
+    return SquashedActions(
         **dataclasses.asdict(modes), kl_mean=float(divergence.mean()), kl_p99=float(np.percentile(divergence, 99))
     )
 
@@ -127,13 +183,6 @@ def _squashed(outputs: FloatArray) -> tuple[FloatArray, FloatArray]:
     low, high = specs.SQUASHED_LOG_STD
     most = specs.SQUASHED_MEAN_MAX
     return np.clip(mean, -most, most), (low + high) / 2 + (high - low) / 2 * np.tanh(unbounded)
-
-
-def gaussian_kl(mean0: FloatArray, log_std0: FloatArray, mean1: FloatArray, log_std1: FloatArray) -> FloatArray:
-    """Returns KL(0 || 1) in nats [N] of Gaussians with independent elements, each argument [N, size]."""
-    gap = np.square((mean0 - mean1) * np.exp(-log_std1))
-    kl: FloatArray = (log_std1 - log_std0 + 0.5 * (np.exp(2 * (log_std0 - log_std1)) + gap - 1)).sum(1)
-    return kl
 
 
 @dataclass(frozen=True, slots=True)

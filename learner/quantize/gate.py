@@ -31,7 +31,8 @@ class Verdict:
     Attributes:
         passed: Whether the policy may be published.
         reason: Slug under which refusals are counted: `identical` (nothing new, a skip rather than a failure),
-            `unrunnable` (the runtime refuses the model), `not_finite`, `dead`, `disagrees`, `ties` or `saturated`.
+            `unrunnable` (the runtime refuses the model), `not_finite`, `dead`, `disagrees`, `diverges`, `ties` or
+            `saturated`.
         error_max: Largest difference of an output, in its own unit.
         error_mean: Mean absolute difference.
     """
@@ -89,11 +90,11 @@ class ActionVerdict(Verdict):
 
 
 @dataclass(frozen=True, slots=True)
-class SampledVerdict(ActionVerdict):
+class SquashedVerdict(ActionVerdict):
     """The decision on a policy whose outputs are a distribution of actions; errors are those of its mode.
 
     Attributes:
-        kl_mean: Mean divergence of the distribution, as `compare.SampledActions` has it. No policy is held back for it.
+        kl_mean: Mean divergence of the distribution (compare.SquashedActions). No policy is held back for it.
         kl_p99: The same for the 99th percentile.
     """
 
@@ -106,6 +107,22 @@ class SampledVerdict(ActionVerdict):
         return actions | {"kl_mean": self.kl_mean, "kl_p99": self.kl_p99}
 
 
+@dataclass(frozen=True, slots=True)
+class DistributionVerdict(Verdict):
+    """The decision on a policy that samples its actions; see compare.Distributions."""
+
+    kl_mean: float = 0.0
+    kl_p99: float = 0.0
+    agreement: float | None = None
+    action_error_mean: float | None = None
+
+    @property
+    def measures(self) -> dict[str, float]:
+        modes = {"agreement": self.agreement, "action_error_mean": self.action_error_mean}
+        known = {name: value for name, value in modes.items() if value is not None}
+        return {"kl_mean": self.kl_mean, "kl_p99": self.kl_p99, **known}
+
+
 def judge_policy(
     int8: bytes,
     exact: Exact,
@@ -113,17 +130,18 @@ def judge_policy(
     action: specs.ActionSpec,
     settings: config.GateConfig,
     previous: bytes | None = None,
-    *,
-    head: specs.Head | None = None,
+    head: specs.Head = "q_values",
 ) -> Verdict:
-    """Calls `judge` for discrete actions, `judge_actions` for continuous ones, as the head has them."""
+    """Calls `judge_distribution` for heads that sample, else `judge` for choices and `judge_actions` for the rest."""
+    if head in ("categorical", "gaussian"):
+        return judge_distribution(int8, exact, observations, action, settings, previous)
     if action.kind == "discrete":
         return judge(int8, exact, observations, settings, previous)
     compared = compare.squashed if head == "squashed_gaussian" else compare.actions
     return judge_actions(int8, exact, observations, action, settings, previous, compared)
 
 
-def judge_faithful(exact: FloatArray, action: specs.ActionSpec) -> Verdict:
+def judge_faithful(exact: FloatArray, head: specs.Head) -> Verdict:
     """Decides on a policy whose file holds its numbers as they are, or as float16, where there is nothing to compare.
 
     A float16 weight is off by at most 2^-11 of it: the actions differ by a hundredth of what the gate lets pass
@@ -131,11 +149,11 @@ def judge_faithful(exact: FloatArray, action: specs.ActionSpec) -> Verdict:
 
     Args:
         exact: Outputs [N, n] of the policy in fp32 for some observations; a few show what overflows or is dead.
-        action: What the outputs are for. As an action, a constant is no fault.
+        head: What the outputs mean. That actions, or distributions of them, are the same everywhere is no fault.
     """
     if not np.isfinite(exact).all():
         return Verdict(False, "not_finite")
-    if action.kind == "discrete" and not np.ptp(exact, axis=0).any():
+    if head == "q_values" and not np.ptp(exact, axis=0).any():
         return Verdict(False, "dead")
     return Verdict(True, "")
 
@@ -184,9 +202,51 @@ def judge_actions(
         action_error_mean=relative.error_mean,
         action_error_p99=relative.error_p99,
     )
-    if isinstance(relative, compare.SampledActions):
-        return SampledVerdict(**dataclasses.asdict(verdict), kl_mean=relative.kl_mean, kl_p99=relative.kl_p99)
+    if isinstance(relative, compare.SquashedActions):
+        return SquashedVerdict(**dataclasses.asdict(verdict), kl_mean=relative.kl_mean, kl_p99=relative.kl_p99)
     return verdict
+
+
+def judge_distribution(
+    int8: bytes,
+    exact: Exact,
+    observations: NDArray[Any],
+    action: specs.ActionSpec,
+    settings: config.GateConfig,
+    previous: bytes | None = None,
+) -> DistributionVerdict:
+    """Decides whether a policy that samples its actions may be published.
+
+    What counts is how far int8's distribution is from fp32's. One that is the same everywhere is no fault: so policies
+    begin. Nor are ties: which of two choices of one probability is the likeliest is of no account.
+
+    Args:
+        int8: The model to judge.
+        exact: Outputs of the same policy in fp32: logits [N, n], or means and log deviations [N, 2 size].
+        observations: Sample [N, *shape] that took no part in calibration.
+        action: What is sampled.
+        settings: Thresholds.
+        previous: The model that was published last.
+    """
+    if int8 == previous:
+        return DistributionVerdict(False, "identical")
+    try:
+        quantized, _, _ = interpreter.run(int8, observations)
+    except RuntimeError:  # as in `judge`
+        return DistributionVerdict(False, "unrunnable")
+    exact = _known(exact)
+    if not (np.isfinite(quantized).all() and np.isfinite(exact).all()):
+        return DistributionVerdict(False, "not_finite")
+    error = np.abs(quantized - exact)
+    found = compare.distributions(exact, quantized, action)
+    off = not (found.kl_mean <= settings.gate_kl_max and found.kl_p99 <= settings.gate_kl_p99_max)
+    return DistributionVerdict(
+        passed=not off,
+        reason="diverges" if off else "",
+        error_max=float(error.max()),
+        error_mean=float(error.mean()),
+        **dataclasses.asdict(found),
+    )
 
 
 def judge(

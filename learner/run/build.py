@@ -6,13 +6,14 @@ import dataclasses
 import json
 import logging
 import threading
+from typing import Any
 
 import numpy as np
 
-from broker.contract import errors
-from learner import config
+from broker.contract import errors, specs
+from learner import algorithms, config
 from learner.algorithms import registry
-from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, validate
+from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.policies import publisher
@@ -70,15 +71,7 @@ def build(
     asking = scoring.Scoring(fleet.command, train, fleet.id)
     failures, counted, kept = notices.Notices(), progress.Progress(), records.Records()
     rng = np.random.default_rng(train.seed)
-    buffer = replay.of(spec, algorithm_settings)
-    per_call = updating.updates_per_call(algorithm_settings, spec.observation.size)
-    limiter = rate_limiter.RateLimiter(
-        train.samples_per_insert,
-        train.learning_starts,
-        error_buffer=max(
-            2.0 * algorithm_settings.batch_size * per_call, train.samples_per_insert * train.message_steps
-        ),
-    )
+    buffer, limiter = _memory(settings, spec)
     steps = pace.Pace(train, algorithm_settings, limiter, started_s)
     saving = checkpoints.Checkpoints(directory, kept, spec, actors.env_id, fleet.epoch, rng, steps, counted)
     version = saving.restore(saved) if saved else 0
@@ -94,6 +87,7 @@ def build(
         train.max_policy_lag,
         may_send=actors.may_send,
         on_outcome=fleet.note_outcome,
+        head=algorithm_settings.head(spec.action),
     )
     earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
     actors.set_earlier_steps(earlier_steps)
@@ -130,7 +124,7 @@ def build(
     counted.restart_rates(algorithm.updates, steps.env_steps)
     owed = receipts.Receipts(fleet, actors, ingesting.receipts)
     receiver = receiving.Receiver(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures)
-    updater = updating.Updater(algorithm_settings, per_call, algorithm, buffer, limiter, rng)
+    updater = _updater(algorithm_settings, spec, algorithm, buffer, limiter, rng, policies)
     measured = [fleet.times, receiver.times, ingesting.times, committed.times, updater.times, policies.timings.times]
     parts = training_loop.Parts(
         session=fleet,
@@ -139,7 +133,7 @@ def build(
         ingest=ingesting,
         algorithm=algorithm,
         publisher=policies,
-        publishing=publishing.Publishing(train, algorithm, buffer, rng, policies, fleet, actors, scores),
+        publishing=publishing.Publishing(settings, algorithm, buffer, rng, policies, fleet, actors, scores),
         receiver=receiver,
         pace=steps,
         first_steps=gathering,
@@ -157,6 +151,40 @@ def build(
         waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
     )
     return training_loop.TrainingLoop(settings, parts, started_s, stop)
+
+
+def _memory(
+    settings: config.Settings, spec: specs.EnvSpec
+) -> tuple[replay.Replay | rollouts.Rollouts, rate_limiter.RateLimiter]:
+    """Makes what experience is kept in, and what keeps fleet and learner in step."""
+    train, algorithm = settings.train, settings.algorithm
+    if isinstance(algorithm, config.OnPolicyConfig):
+        waiting = rollouts.of(algorithm)
+        return waiting, rate_limiter.PhaseLimiter(train.learning_starts, algorithm.rollout_steps, waiting.__len__)
+    assert isinstance(algorithm, config.OffPolicyConfig)
+    per_call = updating.updates_per_call(algorithm, spec.observation.size)
+    error_buffer = max(2.0 * algorithm.batch_size * per_call, train.samples_per_insert * train.message_steps)
+    return replay.of(spec, algorithm), rate_limiter.RateLimiter(
+        train.samples_per_insert, train.learning_starts, error_buffer
+    )
+
+
+def _updater(
+    settings: config.AlgorithmConfig,
+    spec: specs.EnvSpec,
+    algorithm: algorithms.Algorithm,
+    buffer: replay.Replay | rollouts.Rollouts,
+    limiter: rate_limiter.RateLimiter,
+    rng: np.random.Generator,
+    policies: publisher.Publisher,
+) -> updating.Updater[Any]:
+    if isinstance(settings, config.OnPolicyConfig):
+        assert isinstance(buffer, rollouts.Rollouts)
+        return updating.PhaseUpdater(settings, algorithm, buffer, limiter, rng, lambda: policies.newest_order)
+    assert isinstance(settings, config.OffPolicyConfig)
+    assert isinstance(buffer, replay.Replay)
+    per_call = updating.updates_per_call(settings, spec.observation.size)
+    return updating.ReplayUpdater(settings, per_call, algorithm, buffer, limiter, rng)
 
 
 def _open_ledger(

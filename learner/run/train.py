@@ -124,7 +124,7 @@ def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
             f"{messages.MAX_POLICY_BYTES:,}"
         )
     try:
-        replay.check_memory(spec, settings.algorithm.replay_capacity, settings.train.max_env_steps)
+        replay.check_memory(spec, settings.algorithm.capacity, settings.train.max_env_steps)
     except errors.ConfigError as error:
         return f"{error.what}; {error.todo}"
     return ""

@@ -85,6 +85,7 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
             "the dataset is there already", where=str(data), todo="remove it, or choose another --dataset-id"
         )
     about = ledger.about(directory / run_directory.LEDGER)
+    spec = json.loads(about["spec"])
     partial = data.with_name("data.partial")
     partial.mkdir(parents=True, exist_ok=True)
     episodes = steps = complete = 0
@@ -92,7 +93,7 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
         for episode in stitch(ledger.bodies(directory / run_directory.LEDGER)):
             if shutil.disk_usage(partial).free < ROOM_BYTES:
                 raise storage.at(f"less than {ROOM_BYTES / 1e6:.0f} MB are free for the dataset", str(partial))
-            steps += _write(file, episodes, episode)
+            steps += _write(file, episodes, episode, spec)
             complete += episode.complete
             episodes += 1
     if not episodes:
@@ -106,7 +107,7 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
         "jpeg_encoding": False,
         "minari_version": MINARI_VERSION,
         "dataset_size": round(size_mb, 1),
-        **_spaces(json.loads(about["spec"])),
+        **_spaces(spec),
         "description": f"Experience of {about['env_id']}, collected by a fleet of int8 actors with exploration",
     }
     (partial / "metadata.json").write_text(json.dumps(metadata))
@@ -152,9 +153,12 @@ def stitch(bodies: Iterable[tuple[str, bytes]]) -> Iterator[Episode]:
     yield from under_way.values()
 
 
-def _write(file: h5py.File, index: int, episode: Episode) -> int:
-    """Adds an episode; returns its steps."""
+def _write(file: h5py.File, index: int, episode: Episode, spec: dict[str, Any]) -> int:
+    """Adds an episode, with its actions as the environment took them; returns its steps."""
     actions = np.concatenate(episode.actions)
+    if spec["action"]["kind"] == "continuous":  # a Gaussian's are kept as they were sampled
+        bounds = (np.array(spec["action"][name], np.float32).reshape(actions.shape[1:]) for name in ("low", "high"))
+        actions = np.clip(actions, *bounds)
     steps = len(actions)
     group = file.create_group(f"episode_{index}")
     group.attrs.update(

@@ -50,7 +50,7 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
     """
     run = trained.load(path)
     chosen = _choose(rows, recipes.of(run))
-    compared = _comparison(run)
+    compared = _comparison(run.action, run.head)
     calibration, held_back = _split(run.observations, seed)
     models = {}
     for recipe in chosen:
@@ -72,6 +72,7 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
         "calibration_states": len(calibration),
         "states": len(held_back),
         "actions": run.action.kind,
+        "head": run.head,
         "outputs_range": float(np.ptp(exact)),
         "seed": seed,
         "episodes": episodes,
@@ -87,11 +88,15 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
     return study
 
 
-def _comparison(run: trained.Trained) -> Callable[[Any, Any], compare.States | compare.Actions]:
-    if run.action.kind == "discrete":
+def _comparison(
+    action: specs.ActionSpec, head: specs.Head
+) -> Callable[[Any, Any], compare.States | compare.Actions | compare.Distributions]:
+    if head in ("categorical", "gaussian"):
+        return lambda exact, other: compare.distributions(exact, other, action)
+    if action.kind == "discrete":
         return compare.states
-    actions = compare.squashed if run.head == "squashed_gaussian" else compare.actions
-    return lambda exact, other: actions(exact, other, run.action)
+    actions = compare.squashed if head == "squashed_gaussian" else compare.actions
+    return lambda exact, other: actions(exact, other, action)
 
 
 def _choose(names: Sequence[str], offered: Sequence[recipes.Recipe]) -> list[recipes.Recipe]:
@@ -142,8 +147,9 @@ def _add_returns(study: Object, models: dict[str, bytes], head: specs.Head) -> N
 _RETURNS = f"  {'return':>8} {'less fp32':>9} {'95 % interval':>18} {'low/span':>8}  non-"
 _RETURN_UNITS = f"  {'':>8} {'':>9} {'':>18} {'%':>8}  inferior"
 _CHOICES = f"{'':23}  {'agree':>6}{'decided':>8}{'ties':>6}{'regret':>8}", f"{'':23}  {'%':>6}{'%':>8}{'%':>6}{'%':>8}"
+_SAMPLED = f"{'':23}  {'KL':>9}{'p99':>9}{'mode':>9}", f"{'':23}  {'nats':>9}{'nats':>9}{'%':>9}"
 _ACTIONS = f"{'':23}  {'error':>7}{'p99':>7}{'largest':>9}", f"{'':23}  {'%':>7}{'%':>7}{'%':>9}"
-_SAMPLED = f"{'KL':>7}{'p99':>7}", f"{'nats':>7}{'nats':>7}"
+_DIVERGENCE = f"{'KL':>7}{'p99':>7}", f"{'nats':>7}{'nats':>7}"
 
 
 def table(study: Object) -> str:
@@ -152,7 +158,12 @@ def table(study: Object) -> str:
         f"{study['env_id']}, {study['updates']:,} updates: {study['states']:,} held-back states of replay, "
         f"ranges from {study['calibration_states']:,} others",
     ]
-    if study["actions"] == "discrete":
+    first = study["rows"][0]
+    if "kl_mean" in first and "error_mean" not in first:
+        head, units = _SAMPLED
+        mode = "share with fp32's likeliest choice" if study["actions"] == "discrete" else "mean error of the mean"
+        lines.append(f"KL: divergence of the distribution of actions from fp32's; mode: {mode}")
+    elif study["actions"] == "discrete":
         head, units = _CHOICES
         lines += [
             f"decided: states where fp32's best two actions differ by over 1 % of the advantages' range, "
@@ -162,8 +173,8 @@ def table(study: Object) -> str:
     else:
         head, units = _ACTIONS
         lines.append("error: mean difference of an action from fp32's, in % of its range; of the worst element")
-        if "kl_mean" in study["rows"][0]:
-            head, units = head + _SAMPLED[0], units + _SAMPLED[1]
+        if "kl_mean" in first:
+            head, units = head + _DIVERGENCE[0], units + _DIVERGENCE[1]
             lines.append("KL: mean divergence of the distribution of actions from fp32's; error is that of its mode")
     if study["not_played"]:
         lines.append(f"not played: {study['not_played']}")
@@ -182,6 +193,9 @@ def _line(row: Object) -> str:
         cells += f"{100 * row['error_mean']:7.3f}{100 * row['error_p99']:7.2f}{100 * row['error_max']:9.2f}"
         if "kl_mean" in row:
             cells += f"{row['kl_mean']:7.3f}{row['kl_p99']:7.3f}"
+    elif "kl_mean" in row:
+        mode = row["action_error_mean"] if row["agreement"] is None else row["agreement"]
+        cells += f"{row['kl_mean']:9.2g}{row['kl_p99']:9.2g}{100 * mode:9.2f}"
     else:
         cells += f"{100 * row['agreement']:6.2f}"
         cells += f"{'-':>8}" if row["agreement_decided"] is None else f"{100 * row['agreement_decided']:8.2f}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from broker.contract import specs
 from learner.networks import layers
 from learner.quantize import calibrate, ptq
 from learner.quantize.distil import aware, distillation
@@ -107,10 +108,30 @@ SQUASHED = tuple(
 """For policies whose outputs are a distribution before a tanh, which is the actor's. Nothing distils these."""
 
 
+def sampled(head: specs.Head) -> tuple[Recipe, ...]:
+    """Returns the rows for policies that sample: nothing but the input and the channels has a measure of its own."""
+    steps = ptq.STEPS_BY_HEAD[head]
+    ships = replace(_SCALED, name=SHIPPED.name, steps=steps, hysteresis=head in ptq.HYSTERESIS_HEADS)
+    return (
+        replace(_SCALED, name=REFERENCE.name, precision="float32"),
+        _PLAIN,
+        _SCALED,
+        replace(_SCALED, name="+ split input", steps=steps[:1]),
+        replace(_SCALED, name="+ equalised channels", steps=steps[:2]),
+        ships,
+        replace(_SCALED, name="percentile ranges", method="percentile"),
+        replace(_SCALED, name="least-squares ranges", method="mse"),
+        replace(_SCALED, name="dynamic", precision="dynamic"),
+        replace(_SCALED, name="float16", precision="float16"),
+    )
+
+
 def of(run: trained.Trained) -> tuple[Recipe, ...]:
     """Returns the rows that make sense for a run; fp32 comes first."""
     if run.head == "squashed_gaussian":
         return SQUASHED
+    if run.head in ("categorical", "gaussian"):
+        return sampled(run.head)
     if run.action.kind == "continuous":
         return ACTIONS
     return tuple(recipe for recipe in CHOICES if run.dueling or "dueling" not in recipe.name)

@@ -16,7 +16,7 @@ from broker.contract import codec, errors, messages, specs
 from learner import config
 from learner.experience import ledger
 from learner.files import checkpoint, run_directory
-from learner.networks import actor_critic, layers, networks, soft_actor_critic
+from learner.networks import actor_critic, layers, networks, policy_value, soft_actor_critic
 
 State = dict[str, NDArray[Any]]
 
@@ -29,7 +29,7 @@ class Trained:
         env_id: What the actors played.
         updates: Gradient steps behind the weights.
         action: What the policy's outputs are about.
-        head: What they are.
+        head: What they mean.
         whole: The policy from raw observations to all that its network says: action values, or actions.
         needed: What is enough to act as it does: without the value stream, where there is one.
         dueling: Whether there is one.
@@ -64,7 +64,7 @@ def load(run: Path) -> Trained:
             "the run has no checkpoint yet", where=str(run), todo="let it train on, or name another run"
         )
     state = found.parts["algorithm"]
-    capacity = settings.get("replay_capacity", config.AlgorithmConfig().replay_capacity)
+    capacity = settings.get("replay_capacity", settings.get("kept_steps", config.OffPolicyConfig().capacity))
     held = ledger.bodies(run / run_directory.LEDGER, newest_steps=capacity)
     seen = [codec.decode(messages.Experience, body).observation for _, body in held]
     if not seen:
@@ -80,8 +80,8 @@ def load(run: Path) -> Trained:
         )
     try:
         normalizer = networks.Normalizer(state["normalizer/gain"], state["normalizer/offset"])
-        head, policies = _BY_ALGORITHM.get(settings.get("algorithm", ""), _BY_KIND[spec.action.kind])
-        whole, needed = policies(spec, settings, state, normalizer)
+        head = config.ALGORITHMS.get(settings.get("algorithm", ""), config.OffPolicyConfig)().head(spec.action)
+        whole, needed = _BY_HEAD[head](spec, settings, state, normalizer)
     except KeyError as error:
         raise errors.RunError(
             f"the checkpoint does not fit the run's settings: {error} is missing", where=str(run), todo=_ANOTHER
@@ -140,12 +140,28 @@ def _soft_actor(
     return policy, policy
 
 
-_Policies = Callable[[specs.EnvSpec, dict[str, Any], State, networks.Normalizer], tuple[Any, Any]]
-_BY_KIND: dict[str, tuple[specs.Head, _Policies]] = {
-    "discrete": ("q_values", _policies),
-    "continuous": ("deterministic", _actor),
+def _sampled(
+    spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
+) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
+    network = policy_value.PolicyValue.build(
+        spec, settings["hidden"], settings["value_hidden"], settings["initial_std"], np.random.default_rng(0)
+    )
+    policy = network.policy_layers(_weights(state, network.initial()), normalizer)
+    return policy, policy
+
+
+_BY_HEAD: dict[
+    specs.Head,
+    Callable[
+        [specs.EnvSpec, dict[str, Any], State, networks.Normalizer], tuple[layers.PolicyLayers, layers.PolicyLayers]
+    ],
+] = {
+    "q_values": _policies,
+    "deterministic": _actor,
+    "categorical": _sampled,
+    "gaussian": _sampled,
+    "squashed_gaussian": _soft_actor,
 }
-_BY_ALGORITHM: dict[str, tuple[specs.Head, _Policies]] = {"sac": ("squashed_gaussian", _soft_actor)}
 
 
 def _weights(state: State, initial: dict[str, NDArray[np.float32]]) -> list[NDArray[Any]]:

@@ -63,7 +63,7 @@ def run() -> Iterator[dict[str, Any]]:
         yield from _rows(f"SAC, {name} replay, three MLPs 256x2, batch 64", "sac", CONTINUOUS, sac)
 
 
-def _rows(case: str, name: str, spec: specs.EnvSpec, settings: config.AlgorithmConfig) -> Iterator[dict[str, Any]]:
+def _rows(case: str, name: str, spec: specs.EnvSpec, settings: config.OffPolicyConfig) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
     from learner.algorithms import compiled, registry

@@ -71,7 +71,7 @@ class Template:
         stand_in = template.stand_in(policy, rng)
         self.is_faithful = False
         self._model = bytearray(convert.convert(stand_in, observations, precision))
-        self._gain, self._offset, self._places = _located(self._model)
+        self._gain, self._offset, self._rescale, self._places = _located(self._model)
         expected = bytes(self._model)
         if (
             self.write(stand_in, input_scaling.from_ranges(observations) if self._gain is not None else None)
@@ -105,6 +105,8 @@ class Template:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by name
                 policy = input_scaling.compensate(policy, affine)
             self._gain[:], self._offset[:] = affine.gain.reshape(-1), affine.offset.reshape(-1)
+        if self._rescale is not None:
+            self._rescale.write(policy[-1])
         policy = bits.rounded(policy, weight_bits)
         self.is_faithful = weight_bits == bits.BITS_MAX
         placed = [
@@ -181,11 +183,14 @@ def _write_scale(place: _Place, kernel: NDArray[np.float32]) -> NDArray[np.float
     return 127.0 / largest.astype(np.float64)
 
 
-def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, tuple[_Place, ...]]:
-    """Finds gain and offset of the input, where there are any, and the places of the layers in their order."""
+def _located(
+    model: bytearray,
+) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, template.Rescaled | None, tuple[_Place, ...]]:
+    """Finds gain and offset of the input and of the output, if there are any, and the places of the layers in order."""
     operators = schema.BuiltinOperator
     gain = offset = None
     places: list[_Place] = []
+    last: list[NDArray[Any]] = []
     read, begin = graph.Graph(model), graph.address(np.frombuffer(model, np.uint8))
     widened = {op.Outputs(0): op.Inputs(0) for code, op in read.operators() if code == operators.DEQUANTIZE}
 
@@ -195,7 +200,8 @@ def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.f
     for code, operator in read.operators():
         if code in (operators.MUL, operators.ADD):
             if places:
-                continue  # the bounds of actions
+                last.append(constant(operator.Inputs(1)))
+                continue
             numbers = constant(operator.Inputs(1))
             gain, offset = (numbers, offset) if code == operators.MUL else (gain, numbers)
         elif code in (operators.FULLY_CONNECTED, operators.CONV_2D):
@@ -205,4 +211,4 @@ def _located(model: bytearray) -> tuple[NDArray[np.float32] | None, NDArray[np.f
             places.append(_Place(numbers, biases, read.scale(weights), graph.address(numbers) - begin))
         elif code not in _OTHERS:
             raise scales.Unmapped(f"the converted graph has an operator that is not known here: {code}")
-    return gain, offset, tuple(places)
+    return gain, offset, template.Rescaled(*last) if last else None, tuple(places)

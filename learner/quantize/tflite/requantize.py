@@ -59,6 +59,8 @@ def _requantize(
         assert target.offset is not None
         policy = input_scaling.compensate(policy, params.affine)
         target.gain[:], target.offset[:] = params.affine.gain.reshape(-1), params.affine.offset.reshape(-1)
+    if target.rescale is not None:
+        target.rescale.write(policy[-1])
     scale = _write_activation(target.inputs, params.input)
     weighted = layers.weighted(policy)
     factors: tuple[FloatArray | None, ...] = (None, *(params.factors or (None,) * (len(weighted) - 1)), None)

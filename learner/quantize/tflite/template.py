@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,18 @@ class Place:
     outputs: tuple[TensorScale, ...]
 
 
+class Rescaled(NamedTuple):
+    """The place of the numbers of a `layers.Rescale`: views [outputs] into the template."""
+
+    gain: NDArray[np.float32]
+    offset: NDArray[np.float32]
+
+    def write(self, layer: layers.Layer) -> None:
+        """Writes the numbers of that layer of a policy."""
+        assert isinstance(layer, layers.Rescale)
+        self.gain[:], self.offset[:] = layer.gain, layer.offset
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
     """A model's bytes and the places of its numbers.
@@ -69,6 +81,7 @@ class Template:
         per_channel: Whether each output of a layer has a weight scale of its own.
         gain: float32, the per-feature scaling of the input in observation order; None where the model has none.
         offset: As `gain`.
+        rescale: float32, gain and offset of the last layer, where that is a `Rescale`.
         starts: Per layer with weights, the offset of its weights if all bytes before them are final once the layers
             before it were written; else None.
     """
@@ -79,6 +92,7 @@ class Template:
     per_channel: bool
     gain: NDArray[np.float32] | None
     offset: NDArray[np.float32] | None
+    rescale: Rescaled | None
     starts: tuple[int | None, ...]
 
     def numbers(self) -> dict[str, NDArray[Any]]:
@@ -86,6 +100,8 @@ class Template:
         found: dict[str, NDArray[Any]] = {}
         if self.gain is not None and self.offset is not None:
             found |= {"input/gain": self.gain.copy(), "input/offset": self.offset.copy()}
+        if self.rescale is not None:
+            found |= {"output/gain": self.rescale.gain.copy(), "output/offset": self.rescale.offset.copy()}
         activations = {"input": self.inputs} | {f"{i}/output": place.outputs for i, place in enumerate(self.layers)}
         for name, affines in activations.items():
             for j, affine in enumerate(affines):
@@ -115,8 +131,8 @@ def _layout(layer: layers.Layer) -> Any:
     match layer:
         case layers.Flatten():
             return "flatten"
-        case layers.Rescale():  # its numbers are the environment's bounds, which stay: they are not written again
-            return layer.gain.tobytes(), layer.offset.tobytes()
+        case layers.Rescale():
+            return "rescale", layer.gain.size
         case _:
             return layer.kernel.shape, layer.activation, getattr(layer, "stride", 0)
 
@@ -138,10 +154,12 @@ def locate(model: bytes, layer_count: int, *, per_channel: bool = True) -> Templ
     inputs: list[TensorScale] = []
     outputs: list[TensorScale] = inputs
     weighted: list[tuple[Any, list[TensorScale]]] = []
+    last: list[NDArray[Any]] = []
     for code, operator in read.operators():
         output = operator.Outputs(0)
         if code in (operators.MUL, operators.ADD) and weighted:
-            continue  # the bounds of actions
+            last.append(read.constant(operator.Inputs(1)))
+            continue
         if code == operators.MUL and gain is None:
             gain = read.constant(operator.Inputs(1))
         elif code == operators.ADD and offset is None:
@@ -158,7 +176,8 @@ def locate(model: bytes, layer_count: int, *, per_channel: bool = True) -> Templ
     if len(weighted) != layer_count:
         raise scales.Unmapped(f"{layer_count} layers became {len(weighted)} operators")
     places = tuple(_place(read, operator, outputs) for operator, outputs in weighted)
-    return Template(found, tuple(inputs), places, per_channel, gain, offset, tuple(_starts(found, places)))
+    rescale = Rescaled(*last) if last else None
+    return Template(found, tuple(inputs), places, per_channel, gain, offset, rescale, tuple(_starts(found, places)))
 
 
 def _place(read: graph.Graph, operator: Any, outputs: list[TensorScale]) -> Place:

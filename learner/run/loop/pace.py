@@ -50,9 +50,9 @@ class Pace:
     @property
     def epsilon(self) -> float:
         """The share of random actions that the schedule sets now."""
-        schedule = self._schedule
-        done = min(1.0, self.env_steps / max(1, schedule.epsilon_decay_steps))
-        return schedule.epsilon_start + done * (schedule.epsilon_end - schedule.epsilon_start)
+        epsilon = self._schedule.epsilon
+        done = min(1.0, self.env_steps / max(1, epsilon.decay_steps))
+        return epsilon.start + done * (epsilon.end - epsilon.start)
 
     @property
     def budget_spent(self) -> bool:
@@ -82,6 +82,9 @@ class Pace:
 
     def begin_cycle(self) -> None:
         """Grants the steps of the next cycle of lock-step."""
+        if isinstance(self._schedule, config.OnPolicyConfig):
+            self.lockstep_goal += self._schedule.rollout_steps
+            return
         samples = self._settings.publish_period_updates * self._schedule.batch_size
         self.lockstep_goal += max(1, round(samples / self._settings.samples_per_insert))
 

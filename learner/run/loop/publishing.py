@@ -9,7 +9,7 @@ from concurrent import futures
 import numpy as np
 
 from learner import algorithms, config
-from learner.experience import replay
+from learner.experience import memory
 from learner.fleet import roster, session
 from learner.policies import publisher
 from learner.quantize import calibrate, gate
@@ -20,9 +20,9 @@ class Publishing:
     """Publishes the network as it is after some updates, unless the gate holds it back.
 
     Args:
-        settings: How many updates lie between two policies.
+        settings: How many updates lie between two policies; on policy one follows on each phase.
         algorithm: Has the network.
-        memory: Has observations, for ranges and for the gate.
+        kept: Has observations, for ranges and for the gate.
         rng: Draws them.
         policies: Makes, judges and sends them.
         fleet: Announces them.
@@ -32,16 +32,18 @@ class Publishing:
 
     def __init__(
         self,
-        settings: config.TrainConfig,
+        settings: config.Settings,
         algorithm: algorithms.Algorithm,
-        memory: replay.Replay,
+        kept: memory.Memory,
         rng: np.random.Generator,
         policies: publisher.Publisher,
         fleet: session.Session,
         actors: roster.Roster,
         scores: policy_scores.PolicyScores,
     ) -> None:
-        self._settings, self._algorithm, self._replay, self._rng = settings, algorithm, memory, rng
+        self._algorithm, self._memory, self._rng = algorithm, kept, rng
+        self._is_on_policy = isinstance(settings.algorithm, config.OnPolicyConfig)
+        self._period_updates = 1 if self._is_on_policy else settings.train.publish_period_updates
         self._publisher, self._session, self._roster, self._scores = policies, fleet, actors, scores
         self._updates, self._at = algorithm.updates, -math.inf
 
@@ -50,15 +52,21 @@ class Publishing:
         """Whether a policy is to be made now."""
         if self._publisher.newest is None:
             return True
-        due = self._algorithm.updates - self._updates >= self._settings.publish_period_updates
+        due = self._algorithm.updates - self._updates >= self._period_updates
         due &= time.monotonic() - self._at >= self._roster.policy_s
         return due and self._scores.solved is None  # nothing may replace what was found good
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether updates have to wait for a policy that the fleet cannot take yet: the next ones learn from it."""
+        is_behind = self._publisher.newest is not None and self._algorithm.updates > self._updates
+        return self._is_on_policy and is_behind and self._scores.solved is None
 
     def begin(self) -> futures.Future[gate.Verdict]:
         """Has a policy made and, if the gate lets it pass, sent; `finish` when that is done."""
         self._updates, self._at = self._algorithm.updates, time.monotonic()
         policy = self._algorithm.policy_layers()
-        seen = self._replay.observations(calibrate.sample_size(policy), self._rng)
+        seen = self._memory.observations(calibrate.sample_size(policy), self._rng)
         return self._publisher.publish(policy, *calibrate.split(seen))
 
     def finish(self, verdict: gate.Verdict) -> None:

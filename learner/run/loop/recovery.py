@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner import algorithms
-from learner.experience import ingest, replay
+from learner.experience import ingest, memory
 
 _log = logging.getLogger(__name__)
 IN_A_ROW_MAX = 3
@@ -52,7 +52,7 @@ class Recovery:
         """Returns the counts of rollbacks and of steps that were quarantined, for a row of metrics."""
         return {"steps_quarantined": self.steps_quarantined, "recoveries": self.recoveries}
 
-    def roll_back(self, batch: replay.Batch | None) -> None:
+    def roll_back(self, batch: memory.Batch | None) -> None:
         """Restores the last good state, and takes out of replay what stands out in the batch that spoilt the newest.
 
         Raises:
@@ -77,7 +77,7 @@ class Recovery:
                 "is saved, and --resume goes on from it",
             )
 
-    def _quarantine(self, batch: replay.Batch | None) -> str:
+    def _quarantine(self, batch: memory.Batch | None) -> str:
         """Quarantines the likely cause; returns what was done, in a sentence."""
         cause = outliers(batch) if batch is not None else np.zeros(0, np.int64)
         if not len(cause):
@@ -95,11 +95,11 @@ def is_sound(update: algorithms.Update) -> bool:
     return all(map(math.isfinite, update.metrics.values())) and bool(np.isfinite(update.td_error).all())
 
 
-def outliers(batch: replay.Batch) -> NDArray[np.int64]:
+def outliers(batch: memory.Batch) -> NDArray[np.int64]:
     """Returns the ids of transitions with numbers far larger than those of the others."""
     ids = batch.ids.reshape(-1)
     odd = np.zeros(len(ids), bool)
-    for values in (batch.observation, batch.bootstrap, batch.reward):
+    for values in batch.numbers:
         if values.dtype.kind == "f":
             largest = np.abs(values).reshape(len(ids), -1).max(1)
             odd |= ~(largest <= STANDS_OUT * max(1.0, float(np.median(largest))))

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from learner import algorithms, config
-from learner.experience import ingest, replay, validate
+from learner.experience import ingest, memory, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
 from learner.policies import publisher
@@ -57,7 +57,7 @@ class Parts:
     pace: pace.Pace
     first_steps: first_steps.FirstSteps
     assigner: assigning.Assigner
-    updater: updating.Updater
+    updater: updating.Updater[Any]
     recovery: recovery.Recovery
     scores: policy_scores.PolicyScores
     checkpoints: checkpoints.Checkpoints
@@ -156,6 +156,7 @@ class TrainingLoop:
         yield parts.progress.summary()
         yield parts.breakdown.summary()
         yield parts.scores.summary()
+        yield parts.updater.summary()
         yield parts.validator.summary()
         yield parts.session.summary()
         yield parts.recovery.metrics()
@@ -178,22 +179,26 @@ class TrainingLoop:
     def _advance(self) -> None:
         """Takes in what has arrived, then makes one call of updates if it is due, then one policy if it is due."""
         parts = self.parts
-        due = parts.updater.may_update
+        due = parts.updater.may_update and not parts.publishing.is_awaited
         parts.receiver.receive(0.0 if due else 0.02, starved=not due)
-        if not due:
+        if due:
+            self._update()
+        elif not parts.publishing.is_awaited and not self._prepare_first():
             return
-        self._update()
         if parts.publishing.is_due:
             self._publish()
 
     def _run_cycle(self) -> None:
         """Takes in exactly the granted steps, makes exactly the updates they allow, one policy, and its score."""
         parts = self.parts
+        if self._prepare_first():  # of a resumed session: nobody acts before there is a policy
+            self._publish()
         while parts.pace.env_steps < parts.pace.lockstep_goal:
             if self._stop.is_set() or self._is_time_up:
                 return
             parts.receiver.receive(0.1, starved=True)
             self._tick()
+        self._prepare_first()
         while parts.updater.may_update:
             self._update()
         self._publish()
@@ -201,6 +206,14 @@ class TrainingLoop:
         while parts.scores.busy and not self._stop.is_set() and not self._is_time_up:
             parts.receiver.receive(0.1)
             self._tick()
+
+    def _prepare_first(self) -> bool:
+        """Makes ready for a policy that has to act before there is anything to learn from; returns whether one has."""
+        parts = self.parts
+        if not (parts.updater.awaits_policy and parts.first_steps.are_complete):
+            return False
+        parts.updater.begin()
+        return True
 
     def _update(self) -> None:
         parts = self.parts
@@ -212,7 +225,7 @@ class TrainingLoop:
         else:
             self._recover(batch)
 
-    def _recover(self, batch: replay.Batch | None) -> None:
+    def _recover(self, batch: memory.Batch | None) -> None:
         """Goes on from the last good state; the batch spoilt the newest, if one is known."""
         parts = self.parts
         parts.recovery.roll_back(batch)

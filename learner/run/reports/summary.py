@@ -19,7 +19,8 @@ _KEYS = (
     *("keyframe_bytes", "deltas", "delta_bytes", "bytes_per_policy", "publish_to_acting_ms_p50"),
     *("publish_to_acting_ms_p99", "publish_to_acting_count", "policy_lag_mean_versions", "invoke_us_p50"),
     *("invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99", "runtime", "delegate"),
-    *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_quarantined", "recoveries"),
+    *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_stale", "steps_unsampled"),
+    *("steps_quarantined", "recoveries"),
     *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),
     *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "session_env_steps"),
     "energy",
@@ -82,6 +83,7 @@ def table(summary: dict[str, Any]) -> str:
         ("MQTT at the learner", f"{_bytes(s['bytes_received'])} in, {_bytes(s['bytes_sent'])} out"),
         *breakdown.rows(summary),
         ("refused", ", ".join(f"{k} {v}" for k, v in summary["messages_refused"].items()) or "nothing"),
+        *([("too old to learn from", f"{s['steps_stale']:,} steps")] if s["steps_stale"] else []),
         *(
             (f"environment of {actor_id}", f"failed {one['count']:,} times: {one['message']}")
             for actor_id, one in summary["env_failures"].items()
@@ -100,6 +102,9 @@ def _scored_by(summary: dict[str, Any]) -> str:
 
 
 def _fidelity(precision: str, s: dict[str, Any]) -> tuple[str, str]:
+    if isinstance(s["kl_mean"], float):
+        found = f"{s['kl_mean']:.2g} nats of replay states, p99 {s['kl_p99']:.2g}"
+        return f"KL divergence {precision} / fp32", found
     if isinstance(s["action_error_mean"], float):
         found = f"mean {_share(s['action_error_mean'])} of the action's range, p99 {_share(s['action_error_p99'])}"
         if isinstance(s["kl_mean"], float):

@@ -63,6 +63,14 @@ def ratio_table(comparison: reading.Comparison) -> str:
     return tables.table(head, body, words=(0, 3, 9))
 
 
+_OF_STATES = {
+    "kl_mean": ("KL divergence of the distribution of actions, nats", 1.0),
+    "agreement": ("states with the same action, %", 100.0),
+    "error_mean": ("mean error of an action, % of its range", 100.0),
+}
+"""What says how near a policy is to fp32, state by state: by key of its row words, and a factor for its numbers."""
+
+
 def fidelity(run: reading.Run) -> svg.Picture | None:
     """Returns what each way to make the policy loses to fp32, of a run that was studied."""
     study = run.fidelity
@@ -72,10 +80,11 @@ def fidelity(run: reading.Run) -> svg.Picture | None:
     if not rows:
         return None
     played = [row for row in rows if tables.number(row.get("return_difference")) is not None]
-    states = "agreement" if study.get("actions") == "discrete" else "error_mean"
+    states = next((key for key in _OF_STATES if tables.number(rows[0].get(key)) is not None), "error_mean")
     shown = played or [row for row in rows if tables.number(row.get(states)) is not None]
     if not shown:
         return None
+    what, scale = _OF_STATES[states]
     made, drawn = svg.new(0.85 + 0.36 * len(shown), axis="x")
     for y, row in enumerate(shown):
         is_published = row.get("recipe") == "as published"
@@ -86,7 +95,7 @@ def fidelity(run: reading.Run) -> svg.Picture | None:
                 drawn.plot([low, high], [y, y], color=colour, linewidth=2.2, alpha=0.6)
             drawn.plot(tables.number(row["return_difference"]) or 0.0, y, "o", color=colour, markersize=5)
         else:
-            drawn.plot(100 * (tables.number(row[states]) or 0.0), y, "o", color=colour, markersize=5)
+            drawn.plot(scale * (tables.number(row[states]) or 0.0), y, "o", color=colour, markersize=5)
     drawn.set_yticks(range(len(shown)), [tables.label(row.get("recipe", "?")) for row in shown])
     drawn.set_ylim(len(shown) - 0.5, -0.5)
     if played:
@@ -103,9 +112,8 @@ def fidelity(run: reading.Run) -> svg.Picture | None:
             f"mean of {study.get('episodes')} episodes. Less fp32: {'; '.join(sentences)}."
         )
     else:
-        what = "states with the same action, %" if states == "agreement" else "mean error of an action, % of its range"
         drawn.set_xlabel(what)
-        values = [f"{row.get('recipe')} {tables.shown(100 * (tables.number(row[states]) or 0.0))}" for row in shown]
+        values = [f"{row.get('recipe')} {tables.shown(scale * (tables.number(row[states]) or 0.0))}" for row in shown]
         text = f"{what}: {'; '.join(values)}. Not played: {study.get('not_played') or 'nothing says why'}."
     title = f"Fidelity to fp32: {tables.label(study.get('env_id') or run.task)}, {run.name}"
     return svg.finish(made, title, tables.plain(text, 2000), _fidelity_table(rows))
@@ -213,12 +221,15 @@ def _loose(value: Any) -> str:
 
 def _fidelity_table(rows: Sequence[Object]) -> str:
     columns = {
+        "kl_mean": "KL, nats",
+        "kl_p99": "KL, p99",
         "agreement": "agree",
         "agreement_decided": "agree where decided",
         "ties": "ties",
         "regret": "regret",
         "error_mean": "error, mean",
         "error_p99": "error, p99",
+        "action_error_mean": "error of the mean",
         "return_mean": "return",
         "return_difference": "less fp32",
         "return_low": "low end",

@@ -21,11 +21,11 @@ def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None, *
 @pytest.mark.parametrize(
     ("env_id", "algorithms", "solved"),
     [
-        ("CartPole-v1", ["dqn"], 475.0),
-        ("Acrobot-v1", ["dqn"], -100.0),
+        ("CartPole-v1", ["dqn", "ppo", "a2c"], 475.0),
+        ("Acrobot-v1", ["dqn", "ppo"], -100.0),
         ("MountainCar-v0", ["dqn"], -110.0),
         ("LunarLander-v3", ["dqn"], 200.0),
-        ("Pendulum-v1", ["d4pg", "ddpg"], -170.0),
+        ("Pendulum-v1", ["d4pg", "ddpg", "ppo"], -170.0),
         ("MountainCarContinuous-v0", ["ddpg"], 90.0),
         ("LunarLanderContinuous-v3", ["d4pg"], 200.0),
         ("dm_control/cartpole-balance-v0", ["d4pg"], 950.0),
@@ -39,7 +39,7 @@ def test_tuned_tasks_are_valid(env_id: str, algorithms: list[str], solved: float
     for algorithm in algorithms:
         found = effective(env_id, "--algorithm", algorithm)
         assert type(found.algorithm) is config.ALGORITHMS[algorithm]
-        assert found.algorithm != config.ALGORITHMS[algorithm]()
+        assert tasks.settings(env_id, algorithm) != tasks.settings(env_id)
         assert solved <= found.train.solved_return < float("inf")
         assert found.train.max_env_steps > found.train.learning_starts
 
@@ -104,7 +104,7 @@ def test_the_algorithm_follows_from_the_actions_where_none_is_named() -> None:
 def test_a_named_algorithm_must_fit_the_actions() -> None:
     with pytest.raises(errors.ConfigError, match="dqn learns discrete actions, and It-v0 takes continuous") as caught:
         effective("It-v0", "--algorithm", "dqn", actions="continuous")
-    assert caught.value.todo == "leave it out, or name ddpg or d4pg or sac"
+    assert caught.value.todo == "leave it out, or name ddpg, d4pg, sac, ppo or a2c"
 
 
 @pytest.mark.fault(28)

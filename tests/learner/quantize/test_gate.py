@@ -209,23 +209,19 @@ def test_fp32_may_still_be_computing_while_int8_runs(action: specs.ActionSpec) -
 
 
 @pytest.mark.parametrize(
-    ("exact", "n", "reason"),
+    ("exact", "head", "reason"),
     [
-        ([[1.0, 2.0], [1.0, 3.0]], 2, ""),
-        ([[1.0, 2.0], [1.0, 2.0]], 2, "dead"),
-        ([[1.0, 2.0], [1.0, 2.0]], 0, ""),
-        ([[1.0, np.inf], [1.0, 2.0]], 2, "not_finite"),
-        ([[1.0, 2.0], [np.nan, 2.0]], 0, "not_finite"),
+        ([[1.0, 2.0], [1.0, 3.0]], "q_values", ""),
+        ([[1.0, 2.0], [1.0, 2.0]], "q_values", "dead"),
+        ([[1.0, 2.0], [1.0, 2.0]], "categorical", ""),
+        ([[1.0, 2.0], [1.0, 2.0]], "deterministic", ""),
+        ([[1.0, np.inf], [1.0, 2.0]], "q_values", "not_finite"),
+        ([[1.0, 2.0], [np.nan, 2.0]], "deterministic", "not_finite"),
     ],
 )
 def test_of_a_file_with_the_policys_numbers_only_the_policy_is_judged(
-    exact: list[list[float]], n: int, reason: str
+    exact: list[list[float]], head: specs.Head, reason: str
 ) -> None:
-    action = (
-        specs.ActionSpec("discrete", n=n)
-        if n
-        else specs.ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2)
-    )
-    verdict = gate.judge_faithful(np.array(exact, np.float32), action)
+    verdict = gate.judge_faithful(np.array(exact, np.float32), head)
     assert (verdict.passed, verdict.reason) == (not reason, reason)
     assert verdict.measures == {}, "nothing was compared"

@@ -1,0 +1,55 @@
+"""PPO: several epochs on each phase, with the ratio of probabilities clipped; generalized advantages.
+
+Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details of its first implementation that CleanRL and
+Stable-Baselines3 keep: advantages normalised (here over a phase), values clipped, small last layers. The ratio is that
+of the fp32 policy's probabilities to those that the int8 policy on the actor gave, so that rounding is corrected like
+any other difference between the two; a phase may have steps of a few versions (`max_rollout_lag`). Deviations: policy
+and value network have gradients clipped and step sizes of their own, Adam's epsilon is 1e-8, layers are ReLU with He's
+scale instead of orthogonal tanh, and values are in units of their root mean square instead of rewards being scaled
+(`on_policy`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from broker.contract import specs
+from learner import config
+from learner.algorithms import on_policy
+from learner.experience import rollouts
+from learner.networks import policy_gradient
+
+Tensor = Any  # TensorFlow ships no types
+
+
+class Ppo(on_policy.OnPolicy):
+    """Learns a policy that samples, by proximal steps; see `on_policy.OnPolicy`."""
+
+    name = "ppo"
+
+    def __init__(self, spec: specs.EnvSpec, settings: config.PpoConfig, seed: int) -> None:
+        self._clip, self._value_clip = settings.clip, settings.value_clip
+        super().__init__(spec, settings, seed)
+
+    def _estimates(
+        self,
+        batch: rollouts.Phase,
+        v_tm1: NDArray[np.float32],
+        v_t: NDArray[np.float32],
+        log_rho: NDArray[np.float32],
+    ) -> policy_gradient.Estimates:
+        return policy_gradient.generalized_advantages(
+            batch.reward, batch.discount, v_tm1, v_t, batch.is_last, self._settings.trace_decay
+        )
+
+    def _policy_loss(self, log_pi: Tensor, batch: on_policy.Minibatch) -> tuple[Tensor, Tensor]:
+        ratio = policy_gradient.ratio(log_pi, batch.log_mu)
+        clipped = tf.reduce_mean(tf.cast(tf.abs(ratio - 1) > self._clip, tf.float32))
+        return -policy_gradient.clipped_surrogate(ratio, batch.advantage, self._clip), clipped
+
+    def _value_loss(self, value: Tensor, batch: on_policy.Minibatch) -> Tensor:
+        return policy_gradient.clipped_value_loss(value, batch.value, batch.target, self._value_clip)

@@ -1,0 +1,273 @@
+"""PPO and A2C: one phase by hand, whose log-probabilities count, repeatability, and tasks that they must solve."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from broker.contract import messages, specs
+from edge_actor.policies import policy
+from learner import config
+from learner.algorithms import a2c, on_policy, ppo
+from learner.experience import rollouts
+from learner.networks import layers
+from learner.quantize import compare, ptq
+from learner.quantize.tflite import interpreter, quantizer
+from tests.fakes import fleet_examples
+from tests.learner import reference
+
+DISCRETE = specs.EnvSpec(specs.ObservationSpec((2,)), specs.ActionSpec("discrete", n=3))
+CONTINUOUS = specs.EnvSpec(
+    specs.ObservationSpec((2,)), specs.ActionSpec("continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0))
+)
+SMALL: dict[str, Any] = {"hidden": (16,), "value_hidden": (16,), "rollout_steps": 64, "batch_size": 32}
+NEWEST = messages.Order(1, 1)
+SPECS = {"discrete": DISCRETE, "continuous": CONTINUOUS}
+
+
+def make(kind: str, spec: specs.EnvSpec, seed: int = 0, **changes: Any) -> on_policy.OnPolicy:
+    if kind == "ppo":
+        return ppo.Ppo(spec, config.PpoConfig(**({**SMALL, "epochs": 2} | changes)), seed)
+    return a2c.A2c(spec, config.A2cConfig(**(SMALL | changes)), seed)
+
+
+def phase(
+    spec: specs.EnvSpec, observation: Any, action: Any, reward: Any, log_prob: Any, *, batch: int = 32, epochs: int = 1
+) -> rollouts.Phase:
+    """N episodes of one step each."""
+    n, memory = len(reward), rollouts.Rollouts(10_000, 0.9, 0)
+    both = np.repeat(np.asarray(observation, np.float32), 2, axis=0)
+    dtype = np.int32 if spec.action.kind == "discrete" else np.float32
+    memory.insert(
+        fleet_examples.experience(
+            (1,) * n,
+            observation=both,
+            action=np.asarray(action, dtype),
+            reward=np.asarray(reward, np.float32),
+            log_prob=np.asarray(log_prob, np.float32),
+        )
+    )
+    return memory.take(n, epochs, batch, NEWEST, np.random.default_rng(0))
+
+
+def random_phase(spec: specs.EnvSpec, seed: int, epochs: int = 1) -> rollouts.Phase:
+    rng = np.random.default_rng(seed)
+    action = rng.integers(0, 3, 64) if spec.action.kind == "discrete" else rng.normal(size=(64, 2))
+    found = phase(spec, rng.normal(size=(64, 2)), action, rng.normal(size=64), np.full(64, -1.0), epochs=epochs)
+    return dataclasses.replace(found, discount=np.full(64, 0.9, np.float32))
+
+
+def log_probs(outputs: NDArray[Any], action: NDArray[Any]) -> NDArray[np.float64]:
+    """Of actions [N, ...] by a head's outputs, in numpy."""
+    y = outputs.astype(np.float64)
+    if action.ndim == 1:
+        normalized = y - np.log(np.exp(y).sum(1, keepdims=True))
+        chosen: NDArray[np.float64] = np.take_along_axis(normalized, action[:, None].astype(int), axis=1)[:, 0]
+        return chosen
+    mean, log_std = np.split(y, 2, axis=1)
+    z = (action - mean) / np.exp(log_std)
+    density: NDArray[np.float64] = (-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum(1)
+    return density
+
+
+def int8(agent: on_policy.OnPolicy, spec: specs.EnvSpec, seen: NDArray[np.float32]) -> bytes:
+    exact = agent.policy_layers()
+    calibration = ptq.Calibrator(ptq.STEPS_BY_HEAD[agent.head]).calibrate(exact, seen)
+    return quantizer.Quantizer().quantize(calibration.centred(exact), calibration.params, seen)
+
+
+class Acting:
+    """What an actor's int8 policy does and says, on the actor's own code, as the learner gets it."""
+
+    def __init__(self, agent: on_policy.OnPolicy, spec: specs.EnvSpec, n: int = 64) -> None:
+        rng = np.random.default_rng(3)
+        self.seen = rng.normal(size=(n, 2)).astype(np.float32)
+        self.model = int8(agent, spec, self.seen)
+        acting = policy.Policy(self.model, agent.head, spec, 1)
+        noise = rng.gumbel(size=(n, 1, 3)) if agent.head == "categorical" else rng.normal(size=(n, 1, 2))
+        said: list[Any] = []
+        act = acting.sampler(iter(noise.astype(np.float32)), said.append)
+        self.action = np.array([act(row[None]) for row in self.seen])
+        self.log_prob = np.concatenate(said)
+
+
+def steep(agent: on_policy.OnPolicy, kind: str) -> None:
+    """Gives it outputs whose rounding is seen."""
+    state = agent.state()
+    last = sorted(name for name in state if name.startswith("weights/policy/") and name.endswith("kernel"))[-1]
+    state[last] = np.random.default_rng(1).normal(0, 2.0 if kind == "discrete" else 1.0, state[last].shape)
+    state[last] = state[last].astype(np.float32)
+    agent.restore(state)
+
+
+def importance(agent: on_policy.OnPolicy, taken: rollouts.Phase) -> NDArray[np.float32]:
+    """The log importance weights that an update works with."""
+    seen: list[Any] = []
+    estimates = agent._estimates
+
+    def spy(batch: Any, v_tm1: Any, v_t: Any, log_rho: Any) -> Any:
+        seen.append(log_rho)
+        return estimates(batch, v_tm1, v_t, log_rho)
+
+    agent._estimates = spy  # type: ignore[method-assign]
+    agent.normalize = lambda observations: None  # type: ignore[method-assign]  # pi as it was when int8 was made of it
+    agent.update(taken)
+    found: NDArray[np.float32] = seen[0]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "what"), [("ppo", "discrete"), ("a2c", "continuous")])
+def test_log_mu_is_what_int8_said_on_the_actor(kind: str, what: str) -> None:
+    spec, agent = SPECS[what], make(kind, SPECS[what])
+    steep(agent, what)
+    acting = Acting(agent, spec)
+    exact = reference.outputs(agent.policy_layers(), acting.seen)
+    quantized, _, _ = interpreter.run(acting.model, acting.seen)
+    log_pi, log_mu = log_probs(exact, acting.action), log_probs(quantized, acting.action)
+
+    def is_corrected(log_prob: NDArray[Any]) -> bool:
+        taken = phase(spec, acting.seen, acting.action, np.ones(64), log_prob)
+        order = np.argsort(taken.ids)
+        return bool(np.allclose(importance(agent, taken)[order], log_pi - log_mu, atol=1e-4))
+
+    assert np.abs(log_pi - log_mu).max() > 0.01, "rounding is seen"
+    assert is_corrected(acting.log_prob)
+    assert not is_corrected(log_pi), "fp32's log-probabilities in the place of int8's are caught"
+
+
+def test_weighted_by_int8_probabilities_all_choices_add_up_to_fp32_expectation() -> None:
+    """Sum over a of mu(a) pi(a) / mu(a) f(a) = sum over a of pi(a) f(a): holds with log mu alone."""
+    agent = make("a2c", DISCRETE)
+    steep(agent, "discrete")
+    acting = Acting(agent, DISCRETE, n=64)
+    quantized, _, _ = interpreter.run(acting.model, acting.seen[:16])
+    exact = reference.outputs(agent.policy_layers(), acting.seen[:16])
+    rows, choices = np.repeat(np.arange(16), 3), np.tile(np.arange(3), 16)
+    log_mu, log_pi = log_probs(quantized[rows], choices), log_probs(exact[rows], choices)
+    f = np.tile([1.0, -2.0, 5.0], 16)
+
+    def estimate(log_prob: NDArray[Any]) -> NDArray[np.float64]:
+        taken = phase(DISCRETE, acting.seen[rows], choices, f, log_prob, batch=16)
+        log_rho = importance(agent, taken)[np.argsort(taken.ids)].astype(np.float64)
+        weighted: NDArray[np.float64] = (np.exp(log_mu + log_rho) * f).reshape(16, 3).sum(1)
+        return weighted
+
+    expected = (np.exp(log_pi) * f).reshape(16, 3).sum(1)
+    assert estimate(log_mu) == pytest.approx(expected, abs=1e-3)
+    assert estimate(log_pi) != pytest.approx(expected, abs=1e-3)
+
+
+def test_the_exported_gaussian_has_its_deviation_to_the_bit_and_its_mean_in_the_environments_units() -> None:
+    agent = make("ppo", CONTINUOUS, initial_std=0.5)
+    acting = Acting(agent, CONTINUOUS)
+    quantized, _, _ = interpreter.run(acting.model, acting.seen)
+    log_std = np.log(np.float32(0.5) * np.array([2.0, 0.5], np.float32))
+    assert np.ptp(quantized[:, 2:], axis=0).tolist() == [0.0, 0.0]
+    assert quantized[0, 2:] == pytest.approx(log_std, abs=1e-7)
+    assert quantized[:, :2].mean(0) == pytest.approx([0.0, 0.5], abs=0.05)
+    assert np.abs(acting.action).max() > 2.0, "unclipped"
+
+
+def test_a_quantizer_writes_each_policys_deviations() -> None:
+    made, model = quantizer.Quantizer(), []
+    for std in (0.5, 0.25):
+        exact = make("ppo", CONTINUOUS, initial_std=std).policy_layers()
+        seen = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+        calibration = ptq.Calibrator(ptq.STEPS_BY_HEAD["gaussian"]).calibrate(exact, seen)
+        model.append(made.quantize(exact, calibration.params, seen))
+        assert interpreter.run(model[-1], seen)[0][0, 2] == pytest.approx(np.log(2 * std), abs=1e-6)
+        assert interpreter.run(made.convert(exact, seen, "float32"), seen)[0][0, 2] == pytest.approx(np.log(2 * std))
+    assert made.fallbacks == 0, "by template: a deviation is a number of the policy like any other"
+
+
+@pytest.mark.parametrize(("kind", "what"), [("ppo", "continuous"), ("a2c", "discrete")])
+def test_same_seed_same_bits_and_a_restored_learner_goes_on_bit_for_bit(kind: str, what: str) -> None:
+    spec = SPECS[what]
+    one, same, other = (make(kind, spec, seed) for seed in (7, 7, 8))
+    for agent in (one, same):
+        for i in range(2):
+            agent.update(random_phase(spec, i))
+    saved = one.state()
+    assert all((saved[name] == same.state()[name]).all() for name in saved)
+    one.update(random_phase(spec, 9))
+    assert any((saved[name] != one.state()[name]).any() for name in saved)
+    for agent in (one, other):
+        agent.restore(saved)
+        agent.update(random_phase(spec, 3))
+    assert all((one.state()[name] == other.state()[name]).all() for name in saved)
+
+
+def test_the_normalizer_takes_in_each_phase_and_is_folded_into_the_policy() -> None:
+    agent = make("ppo", DISCRETE, normalizer_floor=1e-3)
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(3, 2, (50, 2)), rng.normal(-1, 1, (30, 2)), rng.normal(0, 5, (70, 2))]
+    for part in parts:
+        agent.normalize(part)
+    every = np.concatenate(parts)
+    assert agent.normalizer.gain == pytest.approx(1 / every.std(0), rel=1e-5)
+    assert agent.normalizer.offset == pytest.approx(-every.mean(0) / every.std(0), rel=1e-4)
+    x = every.astype(np.float32)
+    scaled = x * agent.normalizer.gain + agent.normalizer.offset
+    bare = [a for name, a in agent.state().items() if name.startswith("weights/policy/")]
+    inside = reference.outputs(layers.with_arrays(agent._network.policy, bare), scaled)
+    exported = reference.outputs(agent.policy_layers(), x)
+    assert compare.categorical_divergence(inside, exported).max() < 1e-8
+
+
+def test_values_stay_what_they_were_when_their_unit_changes() -> None:
+    agent = make("ppo", DISCRETE)
+    state = agent.state()
+    last = sorted(name for name in state if name.startswith("weights/value/") and name.endswith("kernel"))[-1]
+    state[last] = np.ones_like(state[last])
+    agent.restore(state)
+    taken = random_phase(DISCRETE, 0)
+    before = agent._looked(taken.observation, taken.at, taken.action)[0].numpy()
+    assert agent._rescale_values(np.array([30.0, 40.0], np.float32)) == pytest.approx(np.sqrt(1250.0))
+    after = agent._looked(taken.observation, taken.at, taken.action)[0].numpy()
+    assert after == pytest.approx(before, rel=1e-5)
+    assert agent._rescale_values(np.zeros(2, np.float32)) == pytest.approx(25.0)
+
+
+def test_policy_and_value_steps_decay_to_a_tenth() -> None:
+    moved = []
+    for decay in (0, 1):
+        agent = make("a2c", DISCRETE, decay_updates=decay, batch_size=64)
+        before = agent.state()
+        agent.update(random_phase(DISCRETE, 0))
+        after = agent.state()
+        moved.append([np.abs(after[name] - before[name]).max() for name in before if name.startswith("weights/policy")])
+    assert np.array(moved[1]) == pytest.approx(0.1 * np.array(moved[0]), rel=0.05)
+
+
+@pytest.mark.parametrize(("kind", "what"), [("ppo", "discrete"), ("ppo", "continuous"), ("a2c", "discrete")])
+def test_learns_what_is_best_from_what_its_int8_policy_did(kind: str, what: str) -> None:
+    """A bandit: the best choice follows from the sign of a feature; so does the best action."""
+    spec, rng = SPECS[what], np.random.default_rng(0)
+    agent = make(kind, spec, learning_rate=0.01, rollout_steps=256, batch_size=64)
+    made, calibrator = quantizer.Quantizer(), ptq.Calibrator(ptq.STEPS_BY_HEAD[agent.head])
+    gained = []
+    for _ in range(25):
+        x = rng.normal(size=(256, 2)).astype(np.float32)
+        exact = agent.policy_layers()
+        model = made.quantize(exact, calibrator.calibrate(exact, x).params, x)
+        outputs, _, _ = interpreter.run(model, x)
+        best = (x[:, 0] > 0).astype(int)
+        if what == "discrete":
+            action: NDArray[Any] = (outputs + rng.gumbel(size=outputs.shape)).argmax(1)
+            reward = (action == best).astype(float)
+        else:
+            mean, log_std = np.split(outputs, 2, axis=1)
+            action = (mean + np.exp(log_std) * rng.normal(size=mean.shape)).astype(np.float32)
+            reward = -np.square(action[:, 0] - (2.0 * best - 1.0))
+        gained.append(float(reward.mean()))
+        agent.update(phase(spec, x, action, reward, log_probs(outputs, action), batch=64, epochs=2))
+    if what == "discrete":
+        assert gained[0] < 0.5
+        assert gained[-1] > 0.85
+    else:
+        assert gained[0] < -1.5
+        assert gained[-1] > -0.75
