@@ -5,6 +5,9 @@ MultiDiscrete and MultiBinary are flattened to one float32 vector by Gymnasium's
 in the order of its sorted keys (`spaces.Dict` sorts them, unless it is made of an OrderedDict, whose order stays), of a
 Tuple in its order, Discrete one-hot.
 
+Frames are stacked here: `frame_stack` of them, or as many as a FrameStackObservation around the environment says, which
+is taken off for that (frame_stack.py).
+
 Actions are one Discrete choice or one Box of floats. MultiDiscrete, MultiBinary, a Box of integers, and Dict and Tuple
 of those and of Discrete become one choice among all their combinations, the last part changing fastest, where there are
 not too many. A Dict or Tuple of float Boxes becomes one Box, of its parts in their order. Choices mixed with floats are
@@ -34,14 +37,17 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import FrameStackObservation
 from gymnasium.wrappers.vector import FlattenObservation as FlattenObservations
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from edge_actor.environment import failure, packages, quick_spaces
+from edge_actor.environment import failure, frame_stack, packages, quick_spaces
 
 _FLATTENED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _OWN = "gymnasium.envs."
+_STACK = "actorq_frame_stack"
+"""Attribute of an environment whose own stacking was taken off: how many frames it stacked."""
 _MOST_COMBINATIONS = 1024
 """The most combinations of an action's parts: a network has an output for each."""
 _WRAPPED = "in a file of your own, and name that: --env FILE.py:make, where make() returns the wrapped environment"
@@ -57,6 +63,8 @@ class Environment:
         reset: Gymnasium's own method.
         to_env: Turns a policy's action (policy.Action) into the environment's, clipped to its bounds.
         no_action: Stands in the record where a step only reset.
+        seen: What the policy sees now, [n_envs, *spec.observation.shape], where that is a stack of frames; None where
+            it is the newest observation.
         vectorized: True if all of the above take and give arrays with a first dimension `n_envs`.
     """
 
@@ -69,9 +77,12 @@ class Environment:
     close: Callable[[], None]
     to_env: Callable[[Any], Any]
     no_action: Any
+    seen: NDArray[Any] | None = None
 
 
-def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None) -> Environment:
+def make(
+    name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None, *, frame_stack: int = 1
+) -> Environment:
     """Makes `n_envs` copies of an environment.
 
     Args:
@@ -79,13 +90,14 @@ def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None)
             this machine chose; see `check_from_network` for others.
         n_envs: More than 1 makes a vector of them.
         arguments: Passed to the environment.
+        frame_stack: Observations that a policy sees at once.
 
     Raises:
         EnvironmentFailure: Unknown, not importable, or broken.
         SpecError: Its spaces cannot be carried.
     """
     try:
-        return _carried(name, _make(name, n_envs, dict(arguments or {})), n_envs)
+        return _carried(name, _make(name, n_envs, dict(arguments or {})), n_envs, frame_stack)
     except errors.ActorqError as error:
         error.where = error.where or name
         raise
@@ -107,11 +119,26 @@ def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None)
         ) from error
 
 
-def _carried(name: str, made: Any, n_envs: int) -> Environment:
+def _carried(name: str, made: Any, n_envs: int, stack: int) -> Environment:
     if isinstance(made, VectorEnv):
         quick_spaces.quicken(made)
-        return _adapt(name, made, made.single_observation_space, made.single_action_space, n_envs)
-    return _adapt(name, made, made.observation_space, made.action_space, 0)
+        first = made.envs[0] if isinstance(made, SyncVectorEnv) else made
+        return _adapt(name, made, made.single_observation_space, made.single_action_space, n_envs, _stack(first, stack))
+    return _adapt(name, made, made.observation_space, made.action_space, 0, _stack(made, stack))
+
+
+def _stack(made: Any, asked: int) -> int:
+    """Returns how many frames the policy sees.
+
+    Raises:
+        ConfigError: Stacks of frames are to be stacked.
+    """
+    own: int = getattr(made, _STACK, 1)
+    if own > 1 and asked > 1:
+        raise errors.ConfigError(
+            f"the environment stacks {own} frames itself", where="frame_stack", todo="leave --frame-stack out"
+        )
+    return max(own, asked)
 
 
 def check_from_network(name: str) -> None:
@@ -182,10 +209,15 @@ def _sync(makers: list[Callable[[], gymnasium.Env[Any, Any]]]) -> SyncVectorEnv:
 
 def _flat(made: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     quick_spaces.quicken(made)
+    stack = 1
+    if isinstance(made, FrameStackObservation) and made.padding_type == "reset":
+        stack = made.stack_size
+        made = made.env
     space = made.observation_space
     _check_members(space)
     if isinstance(space, _FLATTENED) or (isinstance(space, spaces.Box) and space.shape == ()):
-        return gymnasium.wrappers.FlattenObservation(made)
+        made = gymnasium.wrappers.FlattenObservation(made)
+    setattr(made, _STACK, stack)
     return made
 
 
@@ -218,19 +250,24 @@ def _unknown(name: str, error: Exception) -> errors.EnvironmentFailure:
     return errors.EnvironmentFailure(f"unknown environment {name!r}: {error}", where="env", todo=todo)
 
 
-def _adapt(name: str, made: Any, observation: spaces.Space[Any], action: spaces.Space[Any], n_envs: int) -> Environment:
+def _adapt(
+    name: str, made: Any, observation: spaces.Space[Any], action: spaces.Space[Any], n_envs: int, stack: int
+) -> Environment:
     to_env, spec = _action(action, n_envs)
     nothing = 0 if spec.kind == "discrete" else np.zeros(spec.shape, np.float32)
+    observed = _observation(observation, stack)
+    stacked = frame_stack.FrameStack(observed, n_envs, made.step, made.reset) if stack > 1 else None
     return Environment(
         name=name,
-        spec=specs.EnvSpec(_observation(observation), spec),
+        spec=specs.EnvSpec(observed, spec),
         n_envs=max(1, n_envs),
         vectorized=n_envs > 0,
-        step=made.step,
-        reset=made.reset,
+        step=(stacked or made).step,
+        reset=(stacked or made).reset,
         close=made.close,
         to_env=to_env,
         no_action=nothing,
+        seen=stacked.seen if stacked else None,
     )
 
 
@@ -253,7 +290,7 @@ def _check_members(space: spaces.Space[Any], path: str = "") -> None:
         )
 
 
-def _observation(space: spaces.Space[Any]) -> specs.ObservationSpec:
+def _observation(space: spaces.Space[Any], stack: int) -> specs.ObservationSpec:
     if not isinstance(space, spaces.Box):
         raise errors.SpecError(
             f"observation space {type(space).__name__} is not carried",
@@ -262,7 +299,8 @@ def _observation(space: spaces.Space[Any]) -> specs.ObservationSpec:
         )
     if 0 in space.shape:
         raise errors.SpecError("the observation has no elements", where=str(space))
-    return specs.ObservationSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
+    shape = (*space.shape[:-1], space.shape[-1] * stack)
+    return specs.ObservationSpec(shape, "uint8" if space.dtype == np.uint8 else "float32", stack)
 
 
 def _action(space: spaces.Space[Any], n_envs: int) -> tuple[Callable[[Any], Any], specs.ActionSpec]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from broker.contract import codec, errors, messages, specs
 from learner import config
-from learner.experience import ledger
+from learner.experience import ledger, validate
 from learner.files import checkpoint, run_directory
 from learner.networks import actor_critic, layers, networks
 
@@ -63,14 +63,14 @@ def load(run: Path) -> Trained:
     state = found.parts["algorithm"]
     capacity = settings.get("replay_capacity", config.AlgorithmConfig().replay_capacity)
     held = ledger.bodies(run / run_directory.LEDGER, newest_steps=capacity)
-    seen = [codec.decode(messages.Experience, body).observation for _, body in held]
+    spec = _spec(run)
+    seen = [_observations(codec.decode(messages.Experience, body), spec) for _, body in held]
     if not seen:
         raise errors.RunError(
             "the run's ledger holds no experience, so there are no states to compare policies on",
             where=str(run),
             todo=f"go on for a while with it: actorq-learner train --resume {run}",
         )
-    spec = _spec(run)
     if spec.fingerprint != found.meta["fingerprint"]:
         raise errors.RunError(
             "the checkpoint does not fit the run's ledger: it is of another network", where=str(run), todo=_ANOTHER
@@ -135,13 +135,20 @@ def _weights(state: State, initial: dict[str, NDArray[np.float32]]) -> list[NDAr
 
 
 def _spec(run: Path) -> specs.EnvSpec:
-    about = json.loads(ledger.about(run / run_directory.LEDGER)["spec"])
-    observation, action = about["observation"], about["action"]
-    bounds = {key: tuple(action[key]) for key in ("shape", "low", "high")}
-    return specs.EnvSpec(
-        specs.ObservationSpec(tuple(observation["shape"]), observation["dtype"]),
-        specs.ActionSpec(action["kind"], action["n"], **bounds),
-    )
+    return specs.from_dict(json.loads(ledger.about(run / run_directory.LEDGER)["spec"]))
+
+
+def _observations(experience: messages.Experience, spec: specs.EnvSpec) -> NDArray[Any]:
+    """Returns all that policies saw [N, *shape]."""
+    seen, stack = validate.unpacked(experience, spec).observation, spec.observation.stack
+    if stack == 1:
+        return seen
+    ends = np.cumsum(experience.length + stack)
+    newest = np.ones(len(seen), bool)
+    for start in (ends - experience.length - stack).tolist():
+        newest[start : start + stack - 1] = False
+    ids = np.flatnonzero(newest)
+    return np.concatenate([seen[ids - stack + 1 + at] for at in range(stack)], axis=-1)
 
 
 _ANOTHER = "name a run whose config.toml was not edited"
