@@ -60,7 +60,12 @@ class ActorCritic:
 
     @staticmethod
     def build(
-        spec: specs.EnvSpec, hidden: Sequence[int], critic_hidden: Sequence[int], outputs: int, rng: np.random.Generator
+        spec: specs.EnvSpec,
+        hidden: Sequence[int],
+        critic_hidden: Sequence[int],
+        outputs: int,
+        rng: np.random.Generator,
+        network: str = "auto",
     ) -> ActorCritic:
         """Returns the initial layers.
 
@@ -70,11 +75,12 @@ class ActorCritic:
             critic_hidden: Widths of the critic's.
             outputs: Number of the critic's outputs: 1 value, or the logits of a distribution.
             rng: Draws the weights.
+            network: Which convolutions, see `convolutions.stack`.
         """
         size = spec.action.size
-        body, width = networks.torso(spec.observation, hidden, rng)
+        body, width = networks.torso(spec.observation, hidden, rng, network)
         actor = (*body, networks.dense(width, size, "tanh", rng, scale=_SMALL))
-        encoder, width = networks.torso(spec.observation, (), rng)
+        encoder, width = networks.torso(spec.observation, (), rng, network)
         critic: list[layers.Layer] = []
         width += size
         for n_out in critic_hidden:

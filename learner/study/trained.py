@@ -112,7 +112,9 @@ class _Misfit(Exception):
 def _policies(
     spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
 ) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
-    network = networks.QNetwork.build(spec, settings["hidden"], settings["dueling"], np.random.default_rng(0))
+    network = networks.QNetwork.build(
+        spec, settings["hidden"], settings["dueling"], np.random.default_rng(0), settings.get("network", "auto")
+    )
     weights = _weights(state, network.initial())
     return network.q_layers(weights, normalizer), network.advantage_layers(weights, normalizer)
 
@@ -121,7 +123,12 @@ def _actor(
     spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
 ) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
     network = actor_critic.ActorCritic.build(
-        spec, settings["hidden"], settings["critic_hidden"], settings.get("atoms", 1), np.random.default_rng(0)
+        spec,
+        settings["hidden"],
+        settings["critic_hidden"],
+        settings.get("atoms", 1),
+        np.random.default_rng(0),
+        settings.get("network", "auto"),
     )
     policy = network.policy_layers(_weights(state, network.initial()), normalizer)
     return policy, policy
