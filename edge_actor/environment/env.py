@@ -1,9 +1,10 @@
 """Environments from names, and their spec. With quick_spaces the only file that imports Gymnasium.
 
-Observations are carried as one array. Box of uint8 stays uint8; any other Box becomes float32. Dict, Tuple, Discrete,
-MultiDiscrete and MultiBinary are flattened to one float32 vector by Gymnasium's FlattenObservation: members of a Dict
-in the order of its sorted keys (`spaces.Dict` sorts them, unless it is made of an OrderedDict, whose order stays), of a
-Tuple in its order, Discrete one-hot.
+Observations are carried as one array. Box of uint8 stays uint8, with a channel where it is a gray [height, width];
+planes of booleans [height, width, channels] become bytes of 0 and 255; any other Box becomes float32. Dict, Tuple,
+Discrete, MultiDiscrete and MultiBinary are flattened to one float32 vector by Gymnasium's FlattenObservation: members
+of a Dict in the order of its sorted keys (`spaces.Dict` sorts them, unless it is made of an OrderedDict, whose order
+stays), of a Tuple in its order, Discrete one-hot.
 
 Frames are stacked here: `frame_stack` of them, or as many as a FrameStackObservation around the environment says, which
 is taken off for that (frame_stack.py).
@@ -13,6 +14,7 @@ of those and of Discrete become one choice among all their combinations, the las
 not too many. A Dict or Tuple of float Boxes becomes one Box, of its parts in their order. Choices mixed with floats are
 not carried.
 
+`ALE/GAME-v5` are Atari games, with what published results have in common (atari.py; setup.cfg, extra `atari`).
 `dm_control/DOMAIN-TASK-v0` are DeepMind Control's, by way of shimmy (setup.cfg, extra `mujoco`).
 
 Several copies use the environment's native vector entry point where it has one that resets on the next step, else
@@ -42,7 +44,7 @@ from gymnasium.wrappers.vector import FlattenObservation as FlattenObservations
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from edge_actor.environment import failure, frame_stack, packages, quick_spaces
+from edge_actor.environment import atari, failure, frame_stack, packages, quick_spaces
 
 _FLATTENED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _OWN = "gymnasium.envs."
@@ -50,6 +52,8 @@ _STACK = "actorq_frame_stack"
 """Attribute of an environment whose own stacking was taken off: how many frames it stacked."""
 _MOST_COMBINATIONS = 1024
 """The most combinations of an action's parts: a network has an output for each."""
+_GRAY_SIDE_MIN = 8
+"""Bytes in two dimensions are a gray frame if neither side is shorter."""
 _WRAPPED = "in a file of your own, and name that: --env FILE.py:make, where make() returns the wrapped environment"
 
 
@@ -81,7 +85,12 @@ class Environment:
 
 
 def make(
-    name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None, *, frame_stack: int = 1
+    name: str,
+    n_envs: int = 1,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    frame_stack: int = 1,
+    training: bool = False,
 ) -> Environment:
     """Makes `n_envs` copies of an environment.
 
@@ -91,13 +100,14 @@ def make(
         n_envs: More than 1 makes a vector of them.
         arguments: Passed to the environment.
         frame_stack: Observations that a policy sees at once.
+        training: Whether it is played to learn from, where an environment tells that from scores (atari.py).
 
     Raises:
         EnvironmentFailure: Unknown, not importable, or broken.
         SpecError: Its spaces cannot be carried.
     """
     try:
-        return _carried(name, _make(name, n_envs, dict(arguments or {})), n_envs, frame_stack)
+        return _carried(name, _make(name, n_envs, dict(arguments or {}), training), n_envs, frame_stack)
     except errors.ActorqError as error:
         error.where = error.where or name
         raise
@@ -157,16 +167,22 @@ def check_from_network(name: str) -> None:
         )
 
 
-def _make(name: str, n_envs: int, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+def _make(
+    name: str, n_envs: int, arguments: dict[str, Any], training: bool
+) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    if name.startswith("ALE/"):
+        name = f"ale_py:{name}"
+    if name.startswith("MinAtar/") and name not in gymnasium.registry:
+        importlib.import_module("minatar.gym").register_envs()
     if name.startswith("dm_control/"):
         os.environ.setdefault("MUJOCO_GL", "disable")  # it would look for a display, and nothing is drawn here
         name = f"shimmy:{name}"
     path, _, leaf = name.rpartition(":")
     if not path.endswith(".py"):
-        return _make_registered(name, n_envs, arguments)
+        return _make_registered(name, n_envs, arguments, training)
     member = getattr(_load(Path(path)), leaf, None)
     if member is None and leaf in gymnasium.registry:
-        return _make_registered(leaf, n_envs, arguments)
+        return _make_registered(leaf, n_envs, arguments, training)
     if not callable(member):
         raise errors.EnvironmentFailure(f"the file has no class and no environment id {leaf!r}", where=path)
 
@@ -184,13 +200,21 @@ def _make(name: str, n_envs: int, arguments: dict[str, Any]) -> gymnasium.Env[An
 
 
 def _make_registered(
-    name: str, n_envs: int, arguments: dict[str, Any]
+    name: str, n_envs: int, arguments: dict[str, Any], training: bool
 ) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
-    if n_envs == 1:
-        return _flat(gymnasium.make(name, **arguments))
     module, _, env_id = name.rpartition(":")
     if module:
         importlib.import_module(module)
+
+    def one() -> gymnasium.Env[Any, Any]:
+        if atari.is_game(env_id):
+            return _flat(atari.make(env_id, arguments, training=training))
+        return _flat(gymnasium.make(env_id, **arguments))
+
+    if n_envs == 1:
+        return one()
+    if atari.is_game(env_id):
+        return _sync([one] * n_envs)
     if gymnasium.spec(env_id).vector_entry_point is not None:
         native = gymnasium.make_vec(
             env_id, num_envs=n_envs, vectorization_mode=gymnasium.VectorizeMode.VECTOR_ENTRY_POINT, **arguments
@@ -200,7 +224,7 @@ def _make_registered(
             is_flat = not isinstance(native.single_observation_space, _FLATTENED)
             return native if is_flat else FlattenObservations(native)
         native.close()
-    return _sync([lambda: _flat(gymnasium.make(env_id, **arguments))] * n_envs)
+    return _sync([one] * n_envs)
 
 
 def _sync(makers: list[Callable[[], gymnasium.Env[Any, Any]]]) -> SyncVectorEnv:
@@ -217,6 +241,11 @@ def _flat(made: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     _check_members(space)
     if isinstance(space, _FLATTENED) or (isinstance(space, spaces.Box) and space.shape == ()):
         made = gymnasium.wrappers.FlattenObservation(made)
+    elif isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == bool:
+        bytes_ = spaces.Box(0, 255, space.shape, np.uint8)
+        made = gymnasium.wrappers.TransformObservation(made, lambda planes: np.asarray(planes, np.uint8) * 255, bytes_)
+    elif len(space.shape or ()) == 2 and space.dtype == np.uint8 and min(space.shape or ()) >= _GRAY_SIDE_MIN:
+        made = gymnasium.wrappers.ReshapeObservation(made, (*(space.shape or ()), 1))
     setattr(made, _STACK, stack)
     return made
 

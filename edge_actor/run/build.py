@@ -77,7 +77,7 @@ def build(
 
 
 def _environment(settings: config.ActorConfig, name: str) -> supervised_env.SupervisedEnv:
-    made = env.make(name, settings.envs, settings.env_arguments, frame_stack=settings.frame_stack)
+    made = env.make(name, settings.envs, settings.env_arguments, frame_stack=settings.frame_stack, training=True)
     return supervised_env.SupervisedEnv(made, settings)
 
 
