@@ -303,6 +303,11 @@ def _adapt(
 def _check_members(space: spaces.Space[Any], path: str = "") -> None:
     """Raises SpecError where a Dict or Tuple has a member that cannot be flattened, and names it."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
+        if not space.spaces:
+            raise errors.SpecError(
+                f"the observation{path and f' has a member {path} that'} is a {_kind(space)} without members",
+                todo=f"observe something: a policy has to see it; else leave the empty member out, {_WRAPPED}",
+            )
         members = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, member in members:
             _check_members(member, f"{path}[{key!r}]")
@@ -361,7 +366,7 @@ def _action(space: spaces.Space[Any], n_envs: int) -> tuple[Callable[[Any], Any]
     combinations = math.prod(_choices(leaf) for _, leaf in leaves)
     if not leaves or combinations > _MOST_COMBINATIONS:
         raise errors.SpecError(
-            f"action space {type(space).__name__} has {combinations if combinations < 10**9 else 'more than 1e9'} "
+            f"action space {_kind(space)} has {combinations if combinations < 10**9 else 'more than 1e9'} "
             f"combinations, {_MOST_COMBINATIONS} at most are carried",
             where=str(space),
             todo=f"wrap the environment so that it takes fewer, {_WRAPPED}",
@@ -380,7 +385,11 @@ def _leaves(space: spaces.Space[Any], path: str = "") -> list[tuple[str, spaces.
 
 
 def _named(space: spaces.Space[Any], path: str, leaf: spaces.Space[Any]) -> str:
-    return f"{type(space).__name__} with the part {path}, a {leaf}," if path else type(leaf).__name__
+    return f"{_kind(space)} with the part {path}, a {leaf}," if path else _kind(leaf)
+
+
+def _kind(space: spaces.Space[Any]) -> str:
+    return type(space).__name__.removeprefix("Quick")  # quick_spaces.py
 
 
 def _is_float(space: spaces.Space[Any]) -> bool:
