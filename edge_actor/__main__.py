@@ -70,12 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     spec.add_argument("--env", required=True, help="Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId")
     spec.add_argument("--env-kwargs", default="{}", metavar="JSON", help="arguments for the environment")
+    spec.add_argument("--frame-stack", type=int, default=1, metavar="N", help="as for `run` (default: %(default)s)")
     spec.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
     score = commands.add_parser("evaluate", allow_abbrev=False, help="play a .tflite policy greedily, and time it")
     score.add_argument("policy", metavar="POLICY.tflite", help=f"its path; or the word {RANDOM}, to score chance")
     score.add_argument("--env", required=True, help="Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId")
     score.add_argument("--env-kwargs", default="{}", metavar="JSON", help="arguments for the environment")
+    score.add_argument("--frame-stack", type=int, default=1, metavar="N", help="as for `run` (default: %(default)s)")
     score.add_argument("--episodes", type=int, default=20, metavar="N", help="(default: %(default)s)")
     score.add_argument(
         "--seed", type=int, default=0, metavar="N", help="episode k resets with N + k (default: %(default)s)"
@@ -168,10 +170,10 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _spec(args: argparse.Namespace) -> int:
-    chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs)
+    chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs, frame_stack=args.frame_stack)
     from edge_actor.environment import env
 
-    environment = env.make(chosen.env, 1, chosen.env_arguments)
+    environment = env.make(chosen.env, 1, chosen.env_arguments, frame_stack=chosen.frame_stack)
     print(json.dumps({"env": args.env, **dataclasses.asdict(environment.spec)}))
     return errors.EXIT_OK
 
@@ -181,12 +183,14 @@ def _evaluate(args: argparse.Namespace) -> int:
         raise errors.ConfigError("--episodes and --threads must be at least 1")
     if args.max_steps < 0 or not args.max_s >= 0:
         raise errors.ConfigError("--max-steps and --max-s must not be negative")
-    chosen = config.ActorConfig(env=args.env, env_kwargs=args.env_kwargs, runtime=args.runtime)
+    chosen = config.ActorConfig(
+        env=args.env, env_kwargs=args.env_kwargs, frame_stack=args.frame_stack, runtime=args.runtime
+    )
     from edge_actor.acting import evaluate
     from edge_actor.environment import env
 
     if args.policy == RANDOM:
-        environment = env.make(chosen.env, 1, chosen.env_arguments)
+        environment = env.make(chosen.env, 1, chosen.env_arguments, frame_stack=chosen.frame_stack)
         limits = evaluate.Limits(args.max_steps, args.max_s)
         score = evaluate.run_at_random(environment, args.episodes, args.seed, limits)
         environment.close()
@@ -223,7 +227,7 @@ def _score(args: argparse.Namespace, chosen: config.ActorConfig) -> tuple[evalua
     from edge_actor.environment import env
     from edge_actor.policies import policy
 
-    environment = env.make(chosen.env, 1, chosen.env_arguments)
+    environment = env.make(chosen.env, 1, chosen.env_arguments, frame_stack=chosen.frame_stack)
     head = args.head or environment.spec.action.heads[0]
     try:
         acting = policy.Policy(model, head, environment.spec, 1, runtime=chosen.runtime, threads=args.threads)

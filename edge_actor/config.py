@@ -43,6 +43,7 @@ class ActorConfig:
         "Gymnasium id, module:EnvId, or FILE.py:ClassOrEnvId; without one the learner's task, if it is Gymnasium's own",
     )
     env_kwargs: str = setting("{}", "JSON object of arguments for the environment")
+    frame_stack: int = setting(1, "observations that the policy sees at once, the newest ones; each is sent once")
     envs: int = setting(1, "copies of the environment, stepped together with one batched inference")
     one_env: bool = setting(
         False, "the environment exists once, like a robot: evaluations use it too, and end the episode in progress"
@@ -69,7 +70,7 @@ class ActorConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        for name in ("envs", "threads", "heartbeat_s", "spool_bytes", "connect_timeout_s"):
+        for name in ("envs", "frame_stack", "threads", "heartbeat_s", "spool_bytes", "connect_timeout_s"):
             if getattr(self, name) <= 0:
                 problems.append(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("rate_hz", "max_policy_age_s", "seed"):

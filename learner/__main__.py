@@ -63,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
         description=_demo.__doc__,
     )
     demo.add_argument("--envs", type=int, default=1, metavar="N", help="environments in each actor (default: 1)")
+    demo.add_argument("--env-kwargs", default="{}", metavar="JSON", help="arguments for the environment")
+    demo.add_argument(
+        "--frame-stack", type=int, default=1, metavar="N", help="observations that the policy sees at once (default: 1)"
+    )
     demo.add_argument(
         "--broker-kind",
         choices=("auto", "mosquitto", "embedded"),
@@ -298,15 +302,17 @@ def _demo(args: argparse.Namespace) -> int:
     from learner.files import run_directory
     from learner.run import local_fleet
 
+    actors = local_fleet.ActorOptions(
+        args.envs, args.actor_cpu_share, args.actor_python, args.actor_runtime, args.env_kwargs, args.frame_stack
+    )
     effective = config.effective(args, config.effective(args, "", defaults).train.env, defaults)
     env_id = effective.train.env
     if effective.train.algorithm not in tasks.algorithms(env_id):  # then the actions are to decide, or to fit
-        effective = config.effective(args, env_id, defaults, actions=local_fleet.actions_of(env_id))
+        effective = config.effective(args, env_id, defaults, actions=local_fleet.actions_of(env_id, actors))
     if settings.dump_if_asked(args, *effective):
         return errors.EXIT_OK
     path = run_directory.new_path(effective.train, env_id)
     effective = effective._replace(train=dataclasses.replace(effective.train, run_dir=str(path)))
-    actors = local_fleet.ActorOptions(args.envs, args.actor_cpu_share, args.actor_python, args.actor_runtime)
     summary, code = local_fleet.demo(effective, actors=actors, broker_kind=args.broker_kind)
     if summary is not None:
         _print_summary(summary, args.json)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -336,11 +336,13 @@ class Assignment:
 class Experience:
     """Segments of trajectories, all chosen by the one policy `(epoch, version)`. Version 0 is uniformly random.
 
-    Segment k has length[k] = T actions and T + 1 observations, laid end to end in the arrays: N is the sum of the
-    lengths, S the number of segments. `terminated` and `truncated` flag the last step; a segment with neither goes on
-    in a later message. `episode_return` and `episode_length` count from the episode's start to the segment's end.
-    `step` counts the steps this boot recorded before this message; `oldest` is the first seq the actor still holds.
-    Encoded it has `specs.MAX_EXPERIENCE_BYTES` at most, numbers lie within ±`specs.MAX_MAGNITUDE`.
+    Segment k has length[k] = T actions and T + `stack` frames, laid end to end in the arrays: N is the sum of the
+    lengths, S the number of segments. Without a stack that is T + 1 observations; with one, the policy saw the frames t
+    to t + `stack` - 1 before action t, so that a segment which begins within an episode has what it saw there.
+    `terminated` and `truncated` flag the last step; a segment with neither goes on in a later message. `episode_return`
+    and `episode_length` count from the episode's start to the segment's end. `step` counts the steps this boot recorded
+    before this message; `oldest` is the first seq the actor still holds. It has `specs.MAX_EXPERIENCE_BYTES` at most,
+    encoded, and its frames unpacked; numbers lie within ±`specs.MAX_MAGNITUDE`. Frames are as `frames.pack` makes them.
     `assigned_epoch` is that of the assignment they were recorded under: it says which run they belong to, where `epoch`
     may be an older one, because an actor acts on with the policy it has.
     """
@@ -359,7 +361,7 @@ class Experience:
     truncated: NDArray[np.uint8]  # [S]
     episode_return: FloatArray  # [S]
     episode_length: NDArray[np.int32]  # [S]
-    observation: NDArray[np.generic]  # [N + S, *observation.shape]
+    observation: NDArray[np.generic]  # float32 [N + S * stack, *frame_shape], or uint8 [bytes]
     action: NDArray[np.generic]  # [N] int32, or [N, *action.shape] float32
     reward: FloatArray  # [N]
     log_prob: FloatArray = field(default_factory=_no_floats)  # [N], or [0] for heads that have none

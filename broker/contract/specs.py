@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from broker.contract import errors
 
@@ -24,6 +24,8 @@ SQUASHED_LOG_STD = -5.0, 2.0
 so that they, too, are needed from about -3 to 3: both halves share the one scale of an int8 tensor."""
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
+MAX_STACK = 16
+"""The most frames in an observation."""
 MAX_ACTION_ELEMENTS = 1024
 """The most elements of a continuous action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
 MAX_EXPERIENCE_BYTES = 8_000_000
@@ -41,11 +43,16 @@ to it, as there are sensors that answer the largest float where nothing is; a re
 class ObservationSpec:
     """The spec of one observation: `shape` without the batch dimension, as the policy sees it.
 
+    That is the newest `stack` frames side by side in the last axis, the oldest first; in front of an episode's first
+    frame that one is repeated. An environment gives one frame a step, and records, messages and replay hold each frame
+    once: whoever feeds a network stacks. Most environments have no stack, and a frame is an observation.
+
     Dict, Tuple and Discrete spaces arrive here flattened (edge_actor/environment/env.py says in which order).
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+    stack: int = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in OBSERVATION_DTYPES:
@@ -54,10 +61,25 @@ class ObservationSpec:
                 todo=f"wrap the environment so that it gives one of {', '.join(OBSERVATION_DTYPES)}",
             )
         _check_shape(self.shape, "observation", rank_min=1)
+        if not 1 <= self.stack <= MAX_STACK or self.shape[-1] % self.stack:
+            raise errors.SpecError(
+                f"a stack of {self.stack} frames does not make observations of shape {self.shape}",
+                todo=f"stack 1 to {MAX_STACK} frames",
+            )
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """The shape of what an environment gives each step."""
+        return (*self.shape[:-1], self.shape[-1] // self.stack)
+
+    @property
+    def frame_bytes(self) -> int:
+        """The bytes of one frame."""
+        return self.size // self.stack * (1 if self.dtype == "uint8" else 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +138,12 @@ class EnvSpec:
             )
 
     def experience_bytes(self, rows: int, n_envs: int = 1) -> int:
-        """Returns the most bytes that `rows` steps of `n_envs` environments take: every step may be an episode."""
-        observation_bytes = self.observation.size * (1 if self.observation.dtype == "uint8" else 4)
+        """Returns the most bytes that `rows` steps of `n_envs` environments take, frames as they are and not packed."""
         action_bytes = 4 if self.action.kind == "discrete" else 4 * self.action.size
         step_bytes = action_bytes + 8 + 18  # with reward and log-probability; what there is of each segment
-        return EXPERIENCE_HEADER_BYTES + n_envs * ((rows + 1) * observation_bytes + rows * step_bytes)
+        segments = -(-rows // 2)  # at most: an episode of one step takes two rows, as the next one resets
+        frames = rows + 1 + segments * (self.observation.stack - 1)
+        return EXPERIENCE_HEADER_BYTES + n_envs * (frames * self.observation.frame_bytes + rows * step_bytes)
 
     @property
     def fingerprint(self) -> str:
@@ -129,7 +152,8 @@ class EnvSpec:
 
     def describe(self) -> str:
         """Returns one line for people: `obs float32[4] -> 2 actions`."""
-        observation = f"obs {self.observation.dtype}[{','.join(map(str, self.observation.shape))}]"
+        shape, stack = ",".join(map(str, self.observation.shape)), self.observation.stack
+        observation = f"obs {self.observation.dtype}[{shape}]" + (f" of {stack} frames" if stack > 1 else "")
         if self.action.kind == "discrete":
             return f"{observation} -> {self.action.n} actions"
         return f"{observation} -> continuous[{','.join(map(str, self.action.shape))}]"
@@ -138,8 +162,21 @@ class EnvSpec:
 @functools.lru_cache(maxsize=64)
 def _fingerprint(spec: EnvSpec) -> str:
     """Returns the fingerprint, which is cached: the learner asks for it with every message."""
-    canonical = json.dumps(asdict(spec), sort_keys=True, separators=(",", ":"))
+    fields = asdict(spec)
+    if spec.observation.stack == 1:
+        del fields["observation"]["stack"]  # so that policies stay usable that were stored when there were no stacks
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def from_dict(fields: dict[str, Any]) -> EnvSpec:
+    """Returns the spec that `dataclasses.asdict` made this of, by way of JSON."""
+    action = fields["action"]
+    bounds = {key: tuple(action[key]) for key in ("shape", "low", "high")}
+    return EnvSpec(
+        ObservationSpec(**{**fields["observation"], "shape": tuple(fields["observation"]["shape"])}),
+        ActionSpec(**{**action, **bounds}),
+    )
 
 
 def check_head(head: str, action: ActionSpec) -> Head:

@@ -124,14 +124,15 @@ def _play(
     step, reset = answers.clipped(environment.step), answers.clipped(environment.reset)
     to_env, clock = environment.to_env, time.monotonic
     observation_spec = environment.spec.observation
-    row = np.zeros((1, *observation_spec.shape), observation_spec.dtype)
+    seen_now, row = environment.seen, np.zeros((1, *observation_spec.shape), observation_spec.dtype)
     most_seen = min(_TIMED_ROWS, max(1, _TIMED_BYTES // row.nbytes))
     seen: list[NDArray[Any]] = []
     returns: list[float] = []
     steps = 0
     max_steps, max_s, began = limits.max_steps or math.inf, limits.max_s or math.inf, clock()
     for episode in range(episodes):
-        row[0] = answers.finite(reset(seed=seed + episode)[0], observation_spec)
+        frame = answers.finite(reset(seed=seed + episode)[0], observation_spec)
+        row[...] = frame if seen_now is None else seen_now
         total, over = 0.0, False
         while not over:
             if stop():
@@ -144,8 +145,9 @@ def _play(
                 )
             if len(seen) < most_seen:
                 seen.append(row.copy())
-            observation, reward, terminated, truncated, _ = step(to_env(act(row)))
-            row[0] = answers.finite(observation, observation_spec)
+            frame, reward, terminated, truncated, _ = step(to_env(act(row)))
+            frame = answers.finite(frame, observation_spec)
+            row[...] = frame if seen_now is None else seen_now
             total += answers.reward(reward)
             over = answers.over(terminated) | answers.over(truncated)
             steps += 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,10 @@ def _one(
     rewards: list[Any] = []
     took, gained = actions.append, rewards.append
     last = first + len(draws)
-    rows, next_cells = iter(record.rows[first:last]), iter(cells[first + 1 : last + 1])
+    rows: Iterator[Any] = iter(record.rows[first:last])
+    if environment.seen is not None:
+        rows = itertools.repeat(environment.seen)
+    next_cells = iter(cells[first + 1 : last + 1])
     plan, at = times.plan(len(draws)), 0
     untimed = act, step
     timed = times.watched(act, step) if len(plan) > 1 or plan[0][0] else untimed
@@ -208,7 +211,7 @@ def _several(
     done = 0
     window = slice(first, first + len(draws))
     rows = zip(
-        record.rows[window],
+        record.rows[window] if environment.seen is None else itertools.repeat(environment.seen, len(draws)),
         record.rows[first + 1 : first + 1 + len(draws)],
         record.action_rows[window],
         record.reward_rows[window],

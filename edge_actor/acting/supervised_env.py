@@ -111,7 +111,9 @@ class SupervisedEnv:
                 wake.clear()
             self._pause_s = min(2 * self._pause_s, _RETRY_LIMIT_S)
             try:
-                made = env.make(name, n_envs, self._settings.env_arguments)
+                made = env.make(
+                    name, n_envs, self._settings.env_arguments, frame_stack=self._settings.frame_stack, training=True
+                )
             except (Exception, SystemExit) as again:
                 self._count(failure.text(again))
                 continue

@@ -63,15 +63,15 @@ def rewards(answers: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def fitted(answer: Any, spec: specs.ObservationSpec) -> NDArray[Any]:
-    """Returns an observation as `observation` does, in the dtype of the spec."""
-    found = observation(answer, spec.shape, spec.dtype)
+    """Returns a frame as `observation` does, in the dtype of the spec."""
+    found = observation(answer, spec.frame_shape, spec.dtype)
     with np.errstate(over="ignore"):  # what becomes infinite is found as that
         return found.astype(spec.dtype, copy=False)
 
 
 def fitting(step: Callable[[Any], Any], spec: specs.ObservationSpec) -> Callable[[Any], Any]:
-    """Wraps an environment's `step`, so that observations are `fitted`."""
-    array, shape, dtype = np.ndarray, spec.shape, np.dtype(spec.dtype)
+    """Wraps an environment's `step`, so that frames are `fitted`."""
+    array, shape, dtype = np.ndarray, spec.frame_shape, np.dtype(spec.dtype)
 
     def answer(action: Any) -> Any:
         seen, reward, terminated, truncated, info = step(action)
@@ -83,7 +83,7 @@ def fitting(step: Callable[[Any], Any], spec: specs.ObservationSpec) -> Callable
 
 
 def finite(answer: Any, spec: specs.ObservationSpec) -> NDArray[Any]:
-    """Returns an observation as `fitted` does; EnvironmentFailure if it is not finite."""
+    """Returns a frame as `fitted` does; EnvironmentFailure if it is not finite."""
     found = fitted(answer, spec)
     if not np.isfinite(found).all():
         raise _failure(f"an observation is not finite: {shown(answer)}")

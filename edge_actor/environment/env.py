@@ -1,15 +1,20 @@
 """Environments from names, and their spec. With quick_spaces the only file that imports Gymnasium.
 
-Observations are carried as one array. Box of uint8 stays uint8; any other Box becomes float32. Dict, Tuple, Discrete,
-MultiDiscrete and MultiBinary are flattened to one float32 vector by Gymnasium's FlattenObservation: members of a Dict
-in the order of its sorted keys (`spaces.Dict` sorts them, unless it is made of an OrderedDict, whose order stays), of a
-Tuple in its order, Discrete one-hot.
+Observations are carried as one array. Box of uint8 stays uint8, with a channel where it is a gray [height, width];
+planes of booleans [height, width, channels] become bytes of 0 and 255; any other Box becomes float32. Dict, Tuple,
+Discrete, MultiDiscrete and MultiBinary are flattened to one float32 vector by Gymnasium's FlattenObservation: members
+of a Dict in the order of its sorted keys (`spaces.Dict` sorts them, unless it is made of an OrderedDict, whose order
+stays), of a Tuple in its order, Discrete one-hot.
+
+Frames are stacked here: `frame_stack` of them, or as many as a FrameStackObservation around the environment says, which
+is taken off for that (frame_stack.py).
 
 Actions are one Discrete choice or one Box of floats. MultiDiscrete, MultiBinary, a Box of integers, and Dict and Tuple
 of those and of Discrete become one choice among all their combinations, the last part changing fastest, where there are
 not too many. A Dict or Tuple of float Boxes becomes one Box, of its parts in their order. Choices mixed with floats are
 not carried.
 
+`ALE/GAME-v5` are Atari games, with what published results have in common (atari.py; setup.cfg, extra `atari`).
 `dm_control/DOMAIN-TASK-v0` are DeepMind Control's, by way of shimmy (setup.cfg, extra `mujoco`).
 
 Several copies use the environment's native vector entry point where it has one that resets on the next step, else
@@ -34,16 +39,21 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import FrameStackObservation
 from gymnasium.wrappers.vector import FlattenObservation as FlattenObservations
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from edge_actor.environment import failure, packages, quick_spaces
+from edge_actor.environment import atari, failure, frame_stack, packages, quick_spaces
 
 _FLATTENED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _OWN = "gymnasium.envs."
+_STACK = "actorq_frame_stack"
+"""Attribute of an environment whose own stacking was taken off: how many frames it stacked."""
 _MOST_COMBINATIONS = 1024
 """The most combinations of an action's parts: a network has an output for each."""
+_GRAY_SIDE_MIN = 8
+"""Bytes in two dimensions are a gray frame if neither side is shorter."""
 _WRAPPED = "in a file of your own, and name that: --env FILE.py:make, where make() returns the wrapped environment"
 
 
@@ -57,6 +67,8 @@ class Environment:
         reset: Gymnasium's own method.
         to_env: Turns a policy's action (policy.Action) into the environment's, clipped to its bounds.
         no_action: Stands in the record where a step only reset.
+        seen: What the policy sees now, [n_envs, *spec.observation.shape], where that is a stack of frames; None where
+            it is the newest observation.
         vectorized: True if all of the above take and give arrays with a first dimension `n_envs`.
     """
 
@@ -69,9 +81,17 @@ class Environment:
     close: Callable[[], None]
     to_env: Callable[[Any], Any]
     no_action: Any
+    seen: NDArray[Any] | None = None
 
 
-def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None) -> Environment:
+def make(
+    name: str,
+    n_envs: int = 1,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    frame_stack: int = 1,
+    training: bool = False,
+) -> Environment:
     """Makes `n_envs` copies of an environment.
 
     Args:
@@ -79,13 +99,15 @@ def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None)
             this machine chose; see `check_from_network` for others.
         n_envs: More than 1 makes a vector of them.
         arguments: Passed to the environment.
+        frame_stack: Observations that a policy sees at once.
+        training: Whether it is played to learn from, where an environment tells that from scores (atari.py).
 
     Raises:
         EnvironmentFailure: Unknown, not importable, or broken.
         SpecError: Its spaces cannot be carried.
     """
     try:
-        return _carried(name, _make(name, n_envs, dict(arguments or {})), n_envs)
+        return _carried(name, _make(name, n_envs, dict(arguments or {}), training), n_envs, frame_stack)
     except errors.ActorqError as error:
         error.where = error.where or name
         raise
@@ -107,11 +129,26 @@ def make(name: str, n_envs: int = 1, arguments: Mapping[str, Any] | None = None)
         ) from error
 
 
-def _carried(name: str, made: Any, n_envs: int) -> Environment:
+def _carried(name: str, made: Any, n_envs: int, stack: int) -> Environment:
     if isinstance(made, VectorEnv):
         quick_spaces.quicken(made)
-        return _adapt(name, made, made.single_observation_space, made.single_action_space, n_envs)
-    return _adapt(name, made, made.observation_space, made.action_space, 0)
+        first = made.envs[0] if isinstance(made, SyncVectorEnv) else made
+        return _adapt(name, made, made.single_observation_space, made.single_action_space, n_envs, _stack(first, stack))
+    return _adapt(name, made, made.observation_space, made.action_space, 0, _stack(made, stack))
+
+
+def _stack(made: Any, asked: int) -> int:
+    """Returns how many frames the policy sees.
+
+    Raises:
+        ConfigError: Stacks of frames are to be stacked.
+    """
+    own: int = getattr(made, _STACK, 1)
+    if own > 1 and asked > 1:
+        raise errors.ConfigError(
+            f"the environment stacks {own} frames itself", where="frame_stack", todo="leave --frame-stack out"
+        )
+    return max(own, asked)
 
 
 def check_from_network(name: str) -> None:
@@ -130,16 +167,22 @@ def check_from_network(name: str) -> None:
         )
 
 
-def _make(name: str, n_envs: int, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+def _make(
+    name: str, n_envs: int, arguments: dict[str, Any], training: bool
+) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    if name.startswith("ALE/"):
+        name = f"ale_py:{name}"
+    if name.startswith("MinAtar/") and name not in gymnasium.registry:
+        importlib.import_module("minatar.gym").register_envs()
     if name.startswith("dm_control/"):
         os.environ.setdefault("MUJOCO_GL", "disable")  # it would look for a display, and nothing is drawn here
         name = f"shimmy:{name}"
     path, _, leaf = name.rpartition(":")
     if not path.endswith(".py"):
-        return _make_registered(name, n_envs, arguments)
+        return _make_registered(name, n_envs, arguments, training)
     member = getattr(_load(Path(path)), leaf, None)
     if member is None and leaf in gymnasium.registry:
-        return _make_registered(leaf, n_envs, arguments)
+        return _make_registered(leaf, n_envs, arguments, training)
     if not callable(member):
         raise errors.EnvironmentFailure(f"the file has no class and no environment id {leaf!r}", where=path)
 
@@ -157,13 +200,21 @@ def _make(name: str, n_envs: int, arguments: dict[str, Any]) -> gymnasium.Env[An
 
 
 def _make_registered(
-    name: str, n_envs: int, arguments: dict[str, Any]
+    name: str, n_envs: int, arguments: dict[str, Any], training: bool
 ) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
-    if n_envs == 1:
-        return _flat(gymnasium.make(name, **arguments))
     module, _, env_id = name.rpartition(":")
     if module:
         importlib.import_module(module)
+
+    def one() -> gymnasium.Env[Any, Any]:
+        if atari.is_game(env_id):
+            return _flat(atari.make(env_id, arguments, training=training))
+        return _flat(gymnasium.make(env_id, **arguments))
+
+    if n_envs == 1:
+        return one()
+    if atari.is_game(env_id):
+        return _sync([one] * n_envs)
     if gymnasium.spec(env_id).vector_entry_point is not None:
         native = gymnasium.make_vec(
             env_id, num_envs=n_envs, vectorization_mode=gymnasium.VectorizeMode.VECTOR_ENTRY_POINT, **arguments
@@ -173,7 +224,7 @@ def _make_registered(
             is_flat = not isinstance(native.single_observation_space, _FLATTENED)
             return native if is_flat else FlattenObservations(native)
         native.close()
-    return _sync([lambda: _flat(gymnasium.make(env_id, **arguments))] * n_envs)
+    return _sync([one] * n_envs)
 
 
 def _sync(makers: list[Callable[[], gymnasium.Env[Any, Any]]]) -> SyncVectorEnv:
@@ -182,10 +233,20 @@ def _sync(makers: list[Callable[[], gymnasium.Env[Any, Any]]]) -> SyncVectorEnv:
 
 def _flat(made: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     quick_spaces.quicken(made)
+    stack = 1
+    if isinstance(made, FrameStackObservation) and made.padding_type == "reset":
+        stack = made.stack_size
+        made = made.env
     space = made.observation_space
     _check_members(space)
     if isinstance(space, _FLATTENED) or (isinstance(space, spaces.Box) and space.shape == ()):
-        return gymnasium.wrappers.FlattenObservation(made)
+        made = gymnasium.wrappers.FlattenObservation(made)
+    elif isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == bool:
+        bytes_ = spaces.Box(0, 255, space.shape, np.uint8)
+        made = gymnasium.wrappers.TransformObservation(made, lambda planes: np.asarray(planes, np.uint8) * 255, bytes_)
+    elif len(space.shape or ()) == 2 and space.dtype == np.uint8 and min(space.shape or ()) >= _GRAY_SIDE_MIN:
+        made = gymnasium.wrappers.ReshapeObservation(made, (*(space.shape or ()), 1))
+    setattr(made, _STACK, stack)
     return made
 
 
@@ -218,25 +279,35 @@ def _unknown(name: str, error: Exception) -> errors.EnvironmentFailure:
     return errors.EnvironmentFailure(f"unknown environment {name!r}: {error}", where="env", todo=todo)
 
 
-def _adapt(name: str, made: Any, observation: spaces.Space[Any], action: spaces.Space[Any], n_envs: int) -> Environment:
+def _adapt(
+    name: str, made: Any, observation: spaces.Space[Any], action: spaces.Space[Any], n_envs: int, stack: int
+) -> Environment:
     to_env, spec = _action(action, n_envs)
     nothing = 0 if spec.kind == "discrete" else np.zeros(spec.shape, np.float32)
+    observed = _observation(observation, stack)
+    stacked = frame_stack.FrameStack(observed, n_envs, made.step, made.reset) if stack > 1 else None
     return Environment(
         name=name,
-        spec=specs.EnvSpec(_observation(observation), spec),
+        spec=specs.EnvSpec(observed, spec),
         n_envs=max(1, n_envs),
         vectorized=n_envs > 0,
-        step=made.step,
-        reset=made.reset,
+        step=(stacked or made).step,
+        reset=(stacked or made).reset,
         close=made.close,
         to_env=to_env,
         no_action=nothing,
+        seen=stacked.seen if stacked else None,
     )
 
 
 def _check_members(space: spaces.Space[Any], path: str = "") -> None:
     """Raises SpecError where a Dict or Tuple has a member that cannot be flattened, and names it."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
+        if not space.spaces:
+            raise errors.SpecError(
+                f"the observation{path and f' has a member {path} that'} is a {_kind(space)} without members",
+                todo=f"observe something: a policy has to see it; else leave the empty member out, {_WRAPPED}",
+            )
         members = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, member in members:
             _check_members(member, f"{path}[{key!r}]")
@@ -253,7 +324,7 @@ def _check_members(space: spaces.Space[Any], path: str = "") -> None:
         )
 
 
-def _observation(space: spaces.Space[Any]) -> specs.ObservationSpec:
+def _observation(space: spaces.Space[Any], stack: int) -> specs.ObservationSpec:
     if not isinstance(space, spaces.Box):
         raise errors.SpecError(
             f"observation space {type(space).__name__} is not carried",
@@ -262,7 +333,8 @@ def _observation(space: spaces.Space[Any]) -> specs.ObservationSpec:
         )
     if 0 in space.shape:
         raise errors.SpecError("the observation has no elements", where=str(space))
-    return specs.ObservationSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
+    shape = (*space.shape[:-1], space.shape[-1] * stack)
+    return specs.ObservationSpec(shape, "uint8" if space.dtype == np.uint8 else "float32", stack)
 
 
 def _action(space: spaces.Space[Any], n_envs: int) -> tuple[Callable[[Any], Any], specs.ActionSpec]:
@@ -294,7 +366,7 @@ def _action(space: spaces.Space[Any], n_envs: int) -> tuple[Callable[[Any], Any]
     combinations = math.prod(_choices(leaf) for _, leaf in leaves)
     if not leaves or combinations > _MOST_COMBINATIONS:
         raise errors.SpecError(
-            f"action space {type(space).__name__} has {combinations if combinations < 10**9 else 'more than 1e9'} "
+            f"action space {_kind(space)} has {combinations if combinations < 10**9 else 'more than 1e9'} "
             f"combinations, {_MOST_COMBINATIONS} at most are carried",
             where=str(space),
             todo=f"wrap the environment so that it takes fewer, {_WRAPPED}",
@@ -313,7 +385,11 @@ def _leaves(space: spaces.Space[Any], path: str = "") -> list[tuple[str, spaces.
 
 
 def _named(space: spaces.Space[Any], path: str, leaf: spaces.Space[Any]) -> str:
-    return f"{type(space).__name__} with the part {path}, a {leaf}," if path else type(leaf).__name__
+    return f"{_kind(space)} with the part {path}, a {leaf}," if path else _kind(leaf)
+
+
+def _kind(space: spaces.Space[Any]) -> str:
+    return type(space).__name__.removeprefix("Quick")  # quick_spaces.py
 
 
 def _is_float(space: spaces.Space[Any]) -> bool:

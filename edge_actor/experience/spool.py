@@ -20,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from broker.contract import codec, errors, messages, specs
+import numpy as np
+
+from broker.contract import codec, errors, frames, messages, specs
 from broker.program import stopwatch
 from edge_actor import config
 from edge_actor.experience import journal, trajectory, window
@@ -56,7 +58,7 @@ class Spool:
     Attributes:
         steps: Steps that were added since the start.
         steps_dropped: Steps that left without a receipt since the start.
-        times: `spool`: encoding and keeping a message; `seal` and `send`: signing it, and handing it to the link.
+        times: `spool`: packing, encoding and keeping a message; `seal` and `send`: signing it, handing it to the link.
     """
 
     def __init__(
@@ -117,7 +119,10 @@ class Spool:
 
     def _add(self, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int) -> None:
         self._seq += 1
-        room = segments.observation.nbytes + segments.action.nbytes + segments.reward.nbytes  # nearly all of it
+        observation = segments.observation
+        if observation.dtype == np.uint8:
+            observation = frames.pack(observation)
+        room = observation.nbytes + segments.action.nbytes + segments.reward.nbytes  # nearly all of it
         while self._held and not self._files.has_room(room + self._unwritten_bytes):
             self._drop()
         oldest = next((held.seq for held in self._held if held.boot == self._boot), self._seq)
@@ -136,7 +141,7 @@ class Spool:
             truncated=segments.truncated,
             episode_return=segments.episode_return,
             episode_length=segments.episode_length,
-            observation=segments.observation,
+            observation=observation,
             action=segments.action,
             reward=segments.reward,
             log_prob=segments.log_prob,

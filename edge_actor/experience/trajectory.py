@@ -7,10 +7,14 @@ the next episode have a row, dummies separate the episodes, and a segment is sim
 
     row         0    1    2    3    4    5          step 2 ended an episode; 3 is its dummy, kept are 0-2 and 4-
     observation o0   o1   o2   o3   o0'  o1'        segments (o0..o3 | a0 a1 a2), (o0' o1' ... | a0' ...)
+
+What is observed are frames. Where the policy sees a stack of them (specs.ObservationSpec), rows before row 0 hold those
+that a segment which goes on begins with; in front of an episode's first frame that one is repeated.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,9 +59,9 @@ class Trajectory:
     """Rows of steps since the last flush.
 
     Attributes:
-        rows: Views [N, *observation.shape], one per row and one behind: network input and record in one.
-        cells: With one environment, the same as views [*observation.shape].
-        views: The same as memoryviews, where observations have one dimension: to those nothing is assigned but what has
+        rows: Views [N, *frame_shape], one per row and one behind: record, and without a stack network input in one.
+        cells: With one environment, the same as views [*frame_shape].
+        views: The same as memoryviews, where frames have one dimension: to those nothing is assigned but what has
             the same shape and type, and in less time than to an array.
         action, reward, terminated, truncated: [T, N, ...], filled by rollout.py. Discrete actions are intp here. Each
             has a list of its rows beside it, as slicing an array makes a view each time.
@@ -78,7 +82,8 @@ class Trajectory:
         self.recording = True
         self.clips = False
         self.dtype = np.dtype(spec.observation.dtype)
-        self.shape = spec.observation.shape if n_envs == 1 else (n_envs, *spec.observation.shape)
+        self.shape = spec.observation.frame_shape if n_envs == 1 else (n_envs, *spec.observation.frame_shape)
+        self._before = spec.observation.stack - 1  # rows in front of row 0
         self._record_fraction = 1.0
         self.ended = np.zeros(n_envs, bool)
         self._return = np.zeros(n_envs)  # of the episode in progress, up to the last flush
@@ -98,9 +103,9 @@ class Trajectory:
         """
         self._record_fraction = record_fraction
         if message_steps != self._message_steps:
-            first = self._observation[0].copy()
+            last = self._frames[: self._before + 1].copy()
             self._allocate(message_steps)
-            self._observation[0] = first
+            self._frames[: self._before + 1] = last
 
     @property
     def free(self) -> int:
@@ -108,7 +113,7 @@ class Trajectory:
         return self.capacity - self.used
 
     def start(self, observation: Any) -> None:
-        """Begins new episodes everywhere, from observations [N, *shape] ([*shape] for one). Only when empty.
+        """Begins new episodes everywhere, from frames [N, *frame_shape] ([*frame_shape] for one). Only when empty.
 
         Raises:
             EnvironmentFailure: They are not what the spec says, or not finite.
@@ -216,6 +221,7 @@ class Trajectory:
         returns = np.add.reduceat(reward, starts, dtype=np.float64) if len(starts) else np.zeros(0)
         lengths = length.copy()
         goes_on = begin == 0  # in row 0 a segment continues the episode of the flush before
+        first = np.where(goes_on, -np.minimum(self._length[env], self._before), begin)  # row of its earliest frame here
         returns[goes_on] += self._return[env[goes_on]]
         lengths[goes_on] += self._length[env[goes_on]]
         terminated = self.terminated[end - 1, env]
@@ -230,9 +236,6 @@ class Trajectory:
         if not recorded.all():
             kept = real.copy()
             kept[real] = np.repeat(recorded, length)
-        observed = np.zeros((n, used + 1), bool)
-        observed[:, :-1] = kept
-        observed[:, 1:] |= kept
         action = self.action[:used].swapaxes(0, 1)[kept]
         segments = Segments(
             length=length[recorded].astype(np.int32),
@@ -241,16 +244,35 @@ class Trajectory:
             truncated=(truncated & ~terminated)[recorded].astype(np.uint8),
             episode_return=returns[recorded].astype(np.float32),
             episode_length=lengths[recorded].astype(np.int32),
-            observation=_env_major(self._observation[: used + 1]).take(np.flatnonzero(observed), axis=0),
+            observation=self._observed(env[recorded], begin[recorded], length[recorded], first[recorded]),
             action=action.astype(np.int32) if self.spec.action.kind == "discrete" else action,
             reward=self.reward[:used].T[kept],
             log_prob=self.log_prob[:used].T[kept] if self.sampled else np.zeros(0, np.float32),
             finished=returns[over].astype(np.float32),
         )
-        self._observation[0] = self._observation[used]
+        self._frames[: self._before + 1] = self._frames[used : used + self._before + 1]
         self.used = self.steps = self.recorded = 0
         self.sampled = False
         return segments
+
+    def _observed(
+        self, env: NDArray[np.intp], begin: NDArray[np.intp], length: NDArray[np.intp], first: NDArray[np.intp]
+    ) -> NDArray[Any]:
+        """Returns the frames of segments, one behind the other: each has those in front of it that the policy saw.
+
+        Args:
+            env: Environment of each segment [S].
+            begin: Its first row [S].
+            length: Its steps [S].
+            first: The row before which there is no frame of its episode [S].
+        """
+        count = length + self.spec.observation.stack
+        row = np.arange(int(count.sum())) + np.repeat(begin - self._before - (np.cumsum(count) - count), count)
+        if self._before:
+            row = np.maximum(row, np.repeat(first, count)) + self._before
+        flat = self._frames.reshape(-1, *self.spec.observation.frame_shape)
+        found: NDArray[Any] = flat.take(row * self.n_envs + np.repeat(env, count), axis=0)
+        return found
 
     def _recorded_segments(self, env: NDArray[np.intp], begin: NDArray[np.intp]) -> NDArray[np.bool_]:
         if self.recording and self._record_fraction < 1.0:
@@ -260,7 +282,7 @@ class Trajectory:
     def _allocate(self, message_steps: int) -> None:
         self._message_steps = message_steps
         n, observation, action = self.n_envs, self.spec.observation, self.spec.action
-        fixed_bytes, one_bytes = self.spec.experience_bytes(0, n), self.spec.experience_bytes(1, n)
+        one_bytes = self.spec.experience_bytes(1, n)
         if one_bytes > specs.MAX_EXPERIENCE_BYTES:
             raise errors.SpecError(
                 f"one step of {n} environments makes a message of {one_bytes} bytes, "
@@ -268,13 +290,14 @@ class Trajectory:
                 where=self.spec.describe(),
                 todo="run fewer at once: --envs",
             )
-        most = (_MESSAGE_BYTES - fixed_bytes) // (one_bytes - fixed_bytes)
-        rows: int = max(1, min(-(-message_steps // n), most))
+        wanted = range(-(-message_steps // n) + 1)
+        rows = max(1, bisect.bisect(wanted, _MESSAGE_BYTES, key=lambda k: self.spec.experience_bytes(k, n)) - 1)
         self.capacity = rows
-        self._observation: NDArray[Any] = np.zeros((rows + 1, n, *observation.shape), observation.dtype)
+        self._frames: NDArray[Any] = np.zeros((self._before + rows + 1, n, *observation.frame_shape), observation.dtype)
+        self._observation = self._frames[self._before :]
         self.rows = list(self._observation)
         self.cells = [row[0] for row in self.rows]
-        flat = n == 1 and len(observation.shape) == 1
+        flat = n == 1 and len(observation.frame_shape) == 1
         self.views = [memoryview(cell) for cell in self.cells] if flat else []
         discrete = action.kind == "discrete"
         self.action: NDArray[Any] = np.zeros((rows, n, *action.shape), np.intp if discrete else np.float32)
@@ -284,8 +307,3 @@ class Trajectory:
         self.action_rows, self.reward_rows = list(self.action), list(self.reward)
         self.terminated_rows, self.truncated_rows = list(self.terminated), list(self.truncated)
         self._dummy, self._keep = np.zeros((rows, n), bool), np.zeros((rows, n), bool)
-
-
-def _env_major(rows: NDArray[Any]) -> NDArray[Any]:
-    """[T, N, ...] as [N * T, ...]; a copy unless N is 1."""
-    return rows.swapaxes(0, 1).reshape(-1, *rows.shape[2:])

@@ -77,7 +77,8 @@ def build(
 
 
 def _environment(settings: config.ActorConfig, name: str) -> supervised_env.SupervisedEnv:
-    return supervised_env.SupervisedEnv(env.make(name, settings.envs, settings.env_arguments), settings)
+    made = env.make(name, settings.envs, settings.env_arguments, frame_stack=settings.frame_stack, training=True)
+    return supervised_env.SupervisedEnv(made, settings)
 
 
 def _environment_of_the_learner(settings: config.ActorConfig, name: str) -> supervised_env.SupervisedEnv:
@@ -140,7 +141,7 @@ def _loop(
         outgoing,
         told_to_stop,
         build=builder(1),
-        make=lambda: env.make(made.name, 1, settings.env_arguments),
+        make=lambda: env.make(made.name, 1, settings.env_arguments, frame_stack=settings.frame_stack),
         one_env=settings.one_env,
     )
     incoming = dispatcher.Dispatcher(connection, outbox, record, grant, explorer, policies, reporter, commands)

@@ -49,7 +49,7 @@ class D4pg(compiled.Compiled):
         self._atoms = np.linspace(settings.value_min, settings.value_max, settings.atoms, dtype=np.float32)
         rng = np.random.default_rng(seed)
         self._network = actor_critic.ActorCritic.build(
-            spec, settings.hidden, settings.critic_hidden, settings.atoms, rng
+            spec, settings.hidden, settings.critic_hidden, settings.atoms, rng, settings.network
         )
         super().__init__(spec, compiled.with_adam(self._network.initial()), settings.normalizer_floor)
 

@@ -44,7 +44,9 @@ class Ddpg(compiled.Compiled):
         self.check(spec)
         self._settings = settings
         rng = np.random.default_rng(seed)
-        self._network = actor_critic.ActorCritic.build(spec, settings.hidden, settings.critic_hidden, 1, rng)
+        self._network = actor_critic.ActorCritic.build(
+            spec, settings.hidden, settings.critic_hidden, 1, rng, settings.network
+        )
         super().__init__(spec, compiled.with_adam(self._network.initial()), settings.normalizer_floor)
 
     def _gradient_step(

@@ -47,7 +47,8 @@ class Dqn(compiled.Compiled):
     def __init__(self, spec: specs.EnvSpec, settings: config.DqnConfig, seed: int) -> None:
         self.check(spec)
         self._settings = settings
-        self._network = networks.QNetwork.build(spec, settings.hidden, settings.dueling, np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        self._network = networks.QNetwork.build(spec, settings.hidden, settings.dueling, rng, settings.network)
         super().__init__(spec, compiled.with_adam(self._network.initial()), settings.normalizer_floor)
 
     def _gradient_step(

@@ -62,7 +62,12 @@ class OnPolicy(compiled.Compiled):
         self._settings = settings
         self.head = settings.head(spec.action)
         self._network = policy_value.PolicyValue.build(
-            spec, settings.hidden, settings.value_hidden, settings.initial_std, np.random.default_rng(seed)
+            spec,
+            settings.hidden,
+            settings.value_hidden,
+            settings.initial_std,
+            np.random.default_rng(seed),
+            settings.network,
         )
         initial = self._network.initial()
         zeros = {name: np.zeros_like(array) for name, array in initial.items()}

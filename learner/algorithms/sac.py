@@ -56,7 +56,7 @@ class Sac(compiled.Compiled):
         self._size = spec.action.size
         self._target_entropy = settings.target_entropy * self._size
         net = self._network = soft_actor_critic.SoftActorCritic.build(
-            spec, settings.hidden, settings.critic_hidden, np.random.default_rng(seed)
+            spec, settings.hidden, settings.critic_hidden, np.random.default_rng(seed), settings.network
         )
         actor, critics = net.initial_actor(), net.initial_critics()
         self._actors, self._critics = len(actor), len(critics)

@@ -25,6 +25,8 @@ PRECISIONS = ("int8", "float32", "float16", "dynamic")
 """Precisions of a policy as .tflite; quantize/tflite/convert.py says what each is."""
 WEIGHT_BYTES = {"int8": 1, "float32": 4, "float16": 2, "dynamic": 1}
 """Of a weight, by precision."""
+NETWORKS = ("auto", "nature", "impala-small", "minatar", "mlp")
+"""Convolutions in front of an image's dense layers; networks/convolutions.py says what each is."""
 
 
 class Noise(NamedTuple):
@@ -55,6 +57,9 @@ class AlgorithmConfig:
     actions: ClassVar[str] = "discrete"
     without: ClassVar[frozenset[str]] = frozenset()
     hidden: tuple[int, ...] = setting((256, 256), "widths of the policy's hidden layers, after convolutions for images")
+    network: str = setting(
+        "auto", f"convolutions for images: {', '.join(NETWORKS)}; auto: nature from 36 pixels on, else minatar"
+    )
     gamma: float = setting(0.99, "discount per step")
     learning_rate: float = setting(5e-4, "Adam's step size")
     normalizer_floor: float = setting(0.1, "inputs of a smaller standard deviation count as that large when normalised")
@@ -430,6 +435,8 @@ def check(chosen: Settings) -> Settings:
             f"hidden {algorithm.hidden} makes a {train.precision} policy of {size:,} bytes; actors take "
             f"{messages.MAX_POLICY_BYTES:,}"
         )
+    if algorithm.network not in NETWORKS:
+        clashes.append(f"network {algorithm.network!r} is unknown; use one of {', '.join(NETWORKS)}")
     if not 2 <= train.weight_bits <= 8:
         clashes.append(f"weight_bits must be 2 to 8, not {train.weight_bits}")
     if train.evaluate_steps <= 0 or not 0.0 < train.evaluate_s < math.inf:

@@ -84,8 +84,7 @@ class Ingest:
         for id_, body in self._ledger.newest(self._replay.capacity):
             try:
                 experience = codec.decode(messages.Experience, body)
-                self._validator.check_stored(experience)
-                self._insert({id_: experience})
+                self._insert({id_: self._validator.unpack_stored(experience)})
             except (errors.DecodeError, errors.SpecError):  # another release, or another replay_capacity
                 unreadable += 1
         if len(self._replay):

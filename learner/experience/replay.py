@@ -1,8 +1,8 @@
-"""Experience replay that stores every observation once.
+"""Experience replay that stores every observation once, and of stacked frames every frame.
 
-Observations live in one ring, transitions in another. A segment of T actions takes T + 1 observation slots and T
-transitions; a transition knows the observation it starts from and the one it bootstraps from, so next observations are
-never copied. n-step returns are worked out once, at insertion:
+Observations live in one ring, transitions in another. A segment of T actions takes T + 1 observation slots (of frames T
++ `stack`, see messages.Experience) and T transitions; a transition knows the observation it starts from and the one it
+bootstraps from, so next observations are never copied. n-step returns are worked out once, at insertion:
 
     reward    = sum over j < m of gamma^j * r[t + j]
     discount  = gamma^m, or 0 if the episode terminated at t + m
@@ -10,6 +10,8 @@ never copied. n-step returns are worked out once, at insertion:
 
 so a segment that was truncated, or that goes on in a later message, bootstraps from its own last observation after
 fewer steps: right in value, and no stitching of messages.
+
+What is sampled of frames are stacks: the frame of that id, and those in the slots before it.
 
 Ids count up for ever; the slot of an id is `id % capacity`. The oldest transitions leave first, when either ring is
 full.
@@ -44,7 +46,7 @@ class Segments(Protocol):
     @property
     def terminated(self) -> NDArray[np.uint8]: ...  # [S]
     @property
-    def observation(self) -> NDArray[np.generic]: ...  # [N + S, *shape]
+    def observation(self) -> NDArray[np.generic]: ...  # [N + S * stack, *frame_shape]
     @property
     def action(self) -> NDArray[np.generic]: ...  # [N] or [N, *shape]
     @property
@@ -106,9 +108,10 @@ class Replay:
         self.n_step = n_step
         self.gamma = gamma
         # Room for one extra observation per 8 steps, plus one segment: shorter segments evict a little early.
-        self._slots = _slots(capacity)
+        self._slots = _slots(spec, capacity)
+        self._stack = spec.observation.stack
         try:
-            self._observation = np.zeros((self._slots, *spec.observation.shape), spec.observation.dtype)
+            self._observation = np.zeros((self._slots, *spec.observation.frame_shape), spec.observation.dtype)
         except (MemoryError, ValueError) as error:  # a limit, or more than there are addresses
             raise _too_large(spec, capacity, 0) from error
         discrete = spec.action.kind == "discrete"
@@ -131,7 +134,7 @@ class Replay:
 
     def fits(self, steps: int, segments: int) -> bool:
         """Returns whether a message of so many steps in so many segments can be inserted."""
-        return steps <= self.capacity and steps + segments <= self._slots
+        return steps <= self.capacity and steps + segments * self._stack <= self._slots
 
     def insert(self, *messages: Segments) -> int:
         """Adds the segments of one or more messages; returns the number of transitions.
@@ -144,7 +147,7 @@ class Replay:
         for one in messages:
             self._check(one)
         n, n_observations = sum(len(one.reward) for one in messages), sum(len(one.observation) for one in messages)
-        if not self.fits(n, n_observations - n):
+        if not self.fits(n, sum(len(one.length) for one in messages)):
             return sum(map(self.insert, messages))
         if n == 0:
             return 0
@@ -176,7 +179,7 @@ class Replay:
         slots = np.arange(first, end) % self.capacity
         if not len(slots) or self._is_dropped(np.arange(first, end)).any():
             return
-        observed = int(self._start[slots[0]]), int(self._bootstrap[slots].max()) + 1
+        observed = int(self._start[slots[0]]) - self._stack + 1, int(self._bootstrap[slots].max()) + 1
         self._dropped.append(_Dropped(first, end, *observed))
         if self._tree is not None:
             self._tree.set(slots, 0.0)
@@ -189,7 +192,7 @@ class Replay:
 
     def _check(self, message: Segments) -> None:
         steps, segments, n = sum(message.length.tolist()), len(message.length), len(message.reward)
-        if steps != n or len(message.observation) != n + segments or len(message.action) != n:
+        if steps != n or len(message.observation) != n + segments * self._stack or len(message.action) != n:
             raise errors.SpecError(
                 f"{segments} segments of {steps} steps came with {len(message.observation)} observations, "
                 f"{len(message.action)} actions and {n} rewards"
@@ -215,7 +218,8 @@ class Replay:
         powers = (self.gamma ** np.arange(self.n_step + 1)).astype(np.float32)
         done = np.repeat(terminated.astype(bool), length) & (steps == left)
         discount = np.where(done, np.float32(0), powers[steps])
-        start += np.repeat(np.arange(len(length)), length)  # one more observation than steps per segment before it
+        # More observations than steps in each segment before it, and the frames in front of its own
+        start += np.repeat(np.arange(len(length)) * self._stack + self._stack - 1, length)
         return start, steps, total, discount
 
     def _evict(self, transitions: int, observations: int) -> None:
@@ -224,7 +228,9 @@ class Replay:
         first_kept = self._observed + observations - self._slots
         if first_kept > 0:
             ids = range(oldest, self.inserted)
-            oldest += bisect.bisect_left(ids, first_kept, key=lambda i: self._start[i % self.capacity])
+            oldest += bisect.bisect_left(
+                ids, first_kept + self._stack - 1, key=lambda i: self._start[i % self.capacity]
+            )
         if self._tree is not None and oldest > self.oldest:
             self._tree.set(np.arange(self.oldest, oldest) % self.capacity, 0.0)
         self.oldest = oldest
@@ -249,11 +255,11 @@ class Replay:
             slots, weight = self._draw(self._tree, k * b, rng)
             ids = self.oldest + (slots - self.oldest) % self.capacity
         return Batch(
-            observation=self._take(self._observation, self._start[slots] % self._slots, k, b),
+            observation=self._seen(self._start[slots], (k, b)),
             action=self._take(self._action, slots, k, b),
             reward=self._take(self._reward, slots, k, b),
             discount=self._take(self._discount, slots, k, b),
-            bootstrap=self._take(self._observation, self._bootstrap[slots] % self._slots, k, b),
+            bootstrap=self._seen(self._bootstrap[slots], (k, b)),
             weight=weight.reshape(k, b),
             ids=ids.reshape(k, b),
         )
@@ -261,6 +267,17 @@ class Replay:
     @staticmethod
     def _take(ring: NDArray[Any], slots: IntArray, k: int, b: int) -> NDArray[Any]:
         return ring.take(slots, axis=0).reshape(k, b, *ring.shape[1:])
+
+    def _seen(self, ids: IntArray, lead: tuple[int, ...]) -> NDArray[Any]:
+        """Returns what a policy saw when the observations of these ids were the newest [*lead, *shape]."""
+        if self._stack == 1:
+            found = self._observation.take(ids % self._slots, axis=0)
+            return found.reshape(*lead, *found.shape[1:])
+        *outer, channels = self._observation.shape[1:]
+        stacked = np.empty((len(ids), *outer, self._stack, channels), self._observation.dtype)
+        for at in range(self._stack):
+            stacked[..., at, :] = self._observation.take((ids - self._stack + 1 + at) % self._slots, axis=0)
+        return stacked.reshape(*lead, *outer, self._stack * channels)
 
     def _draw(self, tree: priorities.SumTree, n: int, rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
         """Returns slots in proportion to their priorities, one from each n-th of the total, and their weights."""
@@ -286,6 +303,11 @@ class Replay:
 
     def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
         """Returns up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
+        if self._stack > 1:  # in front of a segment's own frames there are some that are no observation
+            kept = np.arange(self.oldest, self.inserted)
+            kept = kept[~self._is_dropped(kept)]
+            chosen = rng.choice(kept, min(n, len(kept)), replace=False, shuffle=False)
+            return self._seen(self._start[chosen % self.capacity], (len(chosen),))
         first = self._start[self.oldest % self.capacity] if len(self) else self._observed
         ids = first + rng.choice(self._observed - first, min(n, self._observed - first), replace=False, shuffle=False)
         for one in self._dropped:
@@ -293,15 +315,14 @@ class Replay:
         return self._observation.take(ids % self._slots, axis=0)
 
 
-def _slots(capacity: int) -> int:
-    return capacity + capacity // 8 + 1
+def _slots(spec: specs.EnvSpec, capacity: int) -> int:
+    return capacity + capacity // 8 + spec.observation.stack
 
 
 def size_bytes(spec: specs.EnvSpec, capacity: int) -> int:
     """Returns the bytes that a full replay takes, all but its priorities."""
-    item = np.dtype(spec.observation.dtype).itemsize
     action = 4 * (1 if spec.action.kind == "discrete" else spec.action.size)
-    return _slots(capacity) * spec.observation.size * item + capacity * (action + 24)
+    return _slots(spec, capacity) * spec.observation.frame_bytes + capacity * (action + 24)
 
 
 def check_memory(spec: specs.EnvSpec, capacity: int, max_steps: int) -> None:

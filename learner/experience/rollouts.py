@@ -12,7 +12,6 @@ environment broke, or the phase was full) ends a sequence, which bootstraps from
 
 from __future__ import annotations
 
-import bisect
 import collections
 import itertools
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import messages
+from broker.contract import frames, messages, specs
 from learner import config
 
 IntArray = NDArray[np.int64]
@@ -74,7 +73,7 @@ class _Piece(NamedTuple):
     @property
     def observations(self) -> NDArray[Any]:
         """The observations of its steps, and the one behind them."""
-        return self.held.message.observation[self.start + self.segment : self.end + self.segment + 1]
+        return self.held.observations(self.segment, self.start, self.end)
 
     def goes_on_in(self, other: _Piece) -> bool:
         """Returns whether the step after this piece's last one is the first of the other."""
@@ -85,7 +84,10 @@ class _Piece(NamedTuple):
             and self.place[:2] == other.place[:2]
             and mine.seq + 1 == theirs.seq
             and mine.episode_length[self.segment] == theirs.episode_length[other.segment] - theirs.length[other.segment]
-            and np.array_equal(self.observations[-1], other.observations[0])
+            and np.array_equal(
+                self.held.observations(self.segment, self.end, self.end),
+                other.held.observations(other.segment, other.start, other.start),
+            )
         )
 
 
@@ -99,10 +101,10 @@ class _Held:
         is_dropped: Whether nothing of it may be given out.
     """
 
-    __slots__ = ("ends", "first", "is_dropped", "message", "next")
+    __slots__ = ("ends", "first", "is_dropped", "message", "next", "stack")
 
-    def __init__(self, message: messages.Experience, first: int) -> None:
-        self.message, self.first = message, first
+    def __init__(self, message: messages.Experience, first: int, stack: int) -> None:
+        self.message, self.first, self.stack = message, first, stack
         self.ends = np.cumsum(message.length)
         self.next, self.is_dropped = 0, False
 
@@ -113,6 +115,17 @@ class _Held:
     @property
     def waiting(self) -> int:
         return self.steps - self.next
+
+    def observations(self, segment: int, start: int, end: int) -> NDArray[Any]:
+        """Returns the observations of its steps `start` to `end` - 1, which lie in a segment, and the one behind."""
+        first, last = start + segment * self.stack, end + (segment + 1) * self.stack
+        return frames.stacked(self.message.observation[first:last], self.stack)
+
+    def seen_at(self, steps: IntArray) -> NDArray[Any]:
+        """Returns the observations [N, *shape] that its steps [N] start from."""
+        newest = steps + (np.searchsorted(self.ends, steps, side="right") + 1) * self.stack - 1
+        seen = self.message.observation
+        return np.concatenate([seen[newest - age] for age in reversed(range(self.stack))], axis=-1)
 
     def pieces(self, steps: int) -> Iterator[_Piece]:
         """Yields the pieces of the next `steps` steps, which then wait no longer."""
@@ -127,6 +140,7 @@ class Rollouts:
     """Keeps messages; gives out phases.
 
     Args:
+        stack: Frames in an observation, of which messages hold each once.
         capacity: Steps that are kept.
         gamma: Discount per step.
         max_lag: The most versions by which the policy of a step may be older than the newest, when it is given out.
@@ -137,8 +151,8 @@ class Rollouts:
         steps_unsampled: Steps of uniformly random actions, and of no known log-probability, which nothing learns from.
     """
 
-    def __init__(self, capacity: int, gamma: float, max_lag: int) -> None:
-        self.capacity = capacity
+    def __init__(self, stack: int, capacity: int, gamma: float, max_lag: int) -> None:
+        self._stack, self.capacity = stack, capacity
         self.inserted = 0
         self.steps_stale = self.steps_unsampled = 0
         self._gamma, self._max_lag = gamma, max_lag
@@ -162,7 +176,7 @@ class Rollouts:
         """Adds messages; returns the number of their steps. The oldest ones leave where there is no room."""
         before = self.inserted
         for message in arrived:
-            held = _Held(message, self.inserted)
+            held = _Held(message, self.inserted, self._stack)
             self._held.append(held)
             self.inserted += held.steps
             self._kept += held.steps
@@ -181,19 +195,19 @@ class Rollouts:
                 self._pass_over(held)
 
     def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
-        """Returns up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype.
+        """Returns up to n different observations [n, *shape] that steps kept start from, uniformly, as they are stored.
 
         Raises:
             IndexError: None are kept.
         """
-        seen = [held.message.observation for held in self._held if not held.is_dropped]
-        ends = np.cumsum([len(one) for one in seen])
+        kept = [held for held in self._held if not held.is_dropped]
+        ends = np.cumsum([held.steps for held in kept])
         total = int(ends[-1])
         chosen = np.sort(rng.choice(total, min(n, total), replace=False, shuffle=False))
-        bounds = [bisect.bisect_left(chosen, end) for end in (0, *ends.tolist())]
-        firsts = ends - [len(one) for one in seen]
-        spans = zip(seen, firsts, itertools.pairwise(bounds), strict=True)
-        return np.concatenate([one[chosen[a:b] - first] for one, first, (a, b) in spans])
+        spans = itertools.pairwise(np.searchsorted(chosen, [0, *ends]))
+        return np.concatenate(
+            [held.seen_at(chosen[a:b] - end + held.steps) for held, end, (a, b) in zip(kept, ends, spans, strict=True)]
+        )
 
     def usable(self, newest: messages.Order) -> int:
         """Returns how many of the steps that wait may be learned from by now; passes over what may not."""
@@ -268,6 +282,6 @@ class Rollouts:
         return {"steps_stale": self.steps_stale, "steps_unsampled": self.steps_unsampled}
 
 
-def of(settings: config.OnPolicyConfig) -> Rollouts:
+def of(spec: specs.EnvSpec, settings: config.OnPolicyConfig) -> Rollouts:
     """Returns an empty store, as an algorithm's settings want it."""
-    return Rollouts(settings.capacity, settings.gamma, settings.max_rollout_lag)
+    return Rollouts(spec.observation.stack, settings.capacity, settings.gamma, settings.max_rollout_lag)

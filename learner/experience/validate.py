@@ -9,6 +9,7 @@ number on its boot gets no receipt, so that nothing leaves a spool unless the le
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import codec, errors, messages, signing, specs
+from broker.contract import codec, errors, frames, messages, signing, specs
 from broker.program import logs
 from learner.experience import dead_letters, ledger
 
@@ -120,13 +121,13 @@ class Validator:
             "steps_missed": self.steps_missed,
         }
 
-    def check_stored(self, experience: messages.Experience) -> None:
-        """Checks that the arrays of a message from the ledger are still as replay wants them.
+    def unpack_stored(self, experience: messages.Experience) -> messages.Experience:
+        """Returns a message from the ledger as replay wants it.
 
         Raises:
-            DecodeError: They are not.
+            DecodeError: Its arrays are not, or no longer, those of the spec.
         """
-        check_arrays(experience, self._spec, self._head)
+        return checked(experience, self._spec, self._head)
 
     def compare_with(
         self,
@@ -179,7 +180,7 @@ class Validator:
             return None
         if experience is not None:
             try:
-                self._check(actor_id, experience, version)
+                experience = self._checked(actor_id, experience, version)
                 if len(body) > specs.MAX_EXPERIENCE_BYTES:
                     raise errors.DecodeError(
                         f"{len(body)} bytes, more than the {specs.MAX_EXPERIENCE_BYTES} of a message of experience",
@@ -293,8 +294,8 @@ class Validator:
             f"number {seq} of boot {key[1]} was here before, with another content", reason="conflict"
         )
 
-    def _check(self, actor_id: str, experience: messages.Experience, version: int) -> None:
-        """Checks a message's content.
+    def _checked(self, actor_id: str, experience: messages.Experience, version: int) -> messages.Experience:
+        """Checks a message's content; returns it unpacked.
 
         Raises:
             DecodeError: Its arrays do not fit each other, the spec, this run or replay.
@@ -310,11 +311,12 @@ class Validator:
             raise errors.DecodeError("chosen by a policy that was never published", reason="version")
         if self._max_policy_lag and experience.version and self._lag(experience, version) > self._max_policy_lag:
             raise errors.DecodeError("chosen by a policy that is too old", reason="stale")
-        check_arrays(experience, self._spec, self._head)
+        experience = checked(experience, self._spec, self._head)
         if not self._fits(len(experience.reward), len(experience.length)):
             raise errors.DecodeError("longer than replay is", reason="too_long")
         if not self._may_send(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward)):
             raise errors.DecodeError("more steps than were granted", reason="grant")
+        return experience
 
     def _lag(self, experience: messages.Experience, version: int) -> float:
         return version - experience.version if experience.epoch == self._epoch else math.inf
@@ -337,8 +339,29 @@ def _position_of(body: bytes | memoryview, error: errors.DecodeError) -> _Positi
     return _Position(boot, seq, oldest, step, 0)
 
 
-def check_arrays(experience: messages.Experience, spec: specs.EnvSpec, head: specs.Head = "q_values") -> None:
+def unpacked(experience: messages.Experience, spec: specs.EnvSpec) -> messages.Experience:
+    """Returns the message with its frames unpacked, where its observations are packed frames.
+
+    Raises:
+        DecodeError: They are not as many as its steps and segments need.
+    """
+    observation = spec.observation
+    if observation.dtype != "uint8":
+        return experience
+    observed = _observed(experience, observation)
+    if (bytes_ := observed[0] * observation.frame_bytes) > specs.MAX_EXPERIENCE_BYTES:
+        raise errors.DecodeError(f"frames of {bytes_} bytes in one message", reason="too_large")
+    return dataclasses.replace(experience, observation=frames.unpack(experience.observation, observed))
+
+
+def _observed(experience: messages.Experience, observation: specs.ObservationSpec) -> tuple[int, ...]:
+    return (len(experience.reward) + len(experience.length) * observation.stack, *observation.frame_shape)
+
+
+def checked(experience: messages.Experience, spec: specs.EnvSpec, head: specs.Head = "q_values") -> messages.Experience:
     """Checks that shapes, dtypes and values are those of `spec`, and of what a policy with such a head does.
+
+    Returns the message `unpacked`.
 
     What there is of each segment goes through lists: they are short, and numpy takes 2 us a call whatever the length.
 
@@ -354,10 +377,9 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec, head: spe
     if min(length) < 1 or sum(length) != steps:
         raise errors.DecodeError("segment lengths do not add up to the steps", reason="shape")
     observation, action = spec.observation, spec.action
-    if (
-        experience.observation.shape != (steps + len(length), *observation.shape)
-        or experience.observation.dtype != observation.dtype
-    ):
+    experience = unpacked(experience, spec)
+    seen = experience.observation
+    if seen.shape != _observed(experience, observation) or seen.dtype != observation.dtype:
         raise errors.DecodeError("observations do not have the spec's shape and dtype", reason="shape")
     action_shape, action_dtype = (
         ((steps,), "int32") if action.kind == "discrete" else ((steps, *action.shape), "float32")
@@ -391,6 +413,7 @@ def check_arrays(experience: messages.Experience, spec: specs.EnvSpec, head: spe
         )
     if not legal:
         raise errors.DecodeError("actions out of bounds", reason="action")
+    return experience
 
 
 def _is_bounded(array: NDArray[Any]) -> bool:

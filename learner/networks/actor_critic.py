@@ -98,9 +98,11 @@ class Critic:
     dense_layers: layers.PolicyLayers
 
     @staticmethod
-    def build(spec: specs.EnvSpec, hidden: Sequence[int], outputs: int, rng: np.random.Generator) -> Critic:
+    def build(
+        spec: specs.EnvSpec, hidden: Sequence[int], outputs: int, rng: np.random.Generator, network: str = "auto"
+    ) -> Critic:
         """Returns the initial layers; arguments as of `ActorCritic.build`."""
-        encoder, width = networks.torso(spec.observation, (), rng)
+        encoder, width = networks.torso(spec.observation, (), rng, network)
         dense: list[layers.Layer] = []
         width += spec.action.size
         for n_out in hidden:
@@ -137,7 +139,12 @@ class ActorCritic:
 
     @staticmethod
     def build(
-        spec: specs.EnvSpec, hidden: Sequence[int], critic_hidden: Sequence[int], outputs: int, rng: np.random.Generator
+        spec: specs.EnvSpec,
+        hidden: Sequence[int],
+        critic_hidden: Sequence[int],
+        outputs: int,
+        rng: np.random.Generator,
+        network: str = "auto",
     ) -> ActorCritic:
         """Returns the initial layers.
 
@@ -147,11 +154,12 @@ class ActorCritic:
             critic_hidden: Widths of the critic's.
             outputs: Number of the critic's outputs: 1 value, or the logits of a distribution.
             rng: Draws the weights.
+            network: Which convolutions, see `convolutions.stack`.
         """
         size = spec.action.size
-        body, width = networks.torso(spec.observation, hidden, rng)
+        body, width = networks.torso(spec.observation, hidden, rng, network)
         actor = (*body, networks.dense(width, size, "tanh", rng, scale=SMALL))
-        return ActorCritic(actor, Critic.build(spec, critic_hidden, outputs, rng), rescale(spec.action))
+        return ActorCritic(actor, Critic.build(spec, critic_hidden, outputs, rng, network), rescale(spec.action))
 
     def initial(self) -> dict[str, FloatArray]:
         """Returns the weights by stable name, the actor's first; `split` separates them again."""

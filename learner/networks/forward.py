@@ -7,12 +7,12 @@ int8 by its hook (`fake_quant`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import tensorflow as tf
 
-from learner.networks import layers
+from learner.networks import convolutions, layers
 
 Tensor = Any  # TensorFlow ships no types
 
@@ -31,7 +31,11 @@ class Rounding(Protocol):
 
 
 def run(
-    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, rounding: Rounding = lambda what, at, x: x
+    stack: layers.PolicyLayers,
+    weights: Sequence[Tensor],
+    x: Tensor,
+    rounding: Rounding = lambda what, at, x: x,
+    convolve: Callable[[Tensor, Tensor, int], Tensor] = convolutions.by_products,
 ) -> Tensor:
     """Runs `stack` on float32 x [B, ...] with `weights` in the order of `layers.arrays`."""
     remaining, at = iter(weights), -1
@@ -47,7 +51,7 @@ def run(
         if isinstance(layer, layers.Dense):
             x = tf.matmul(x, kernel, transpose_b=True)
         else:
-            x = tf.nn.conv2d(x, tf.transpose(kernel, (1, 2, 3, 0)), strides=layer.stride, padding="VALID")
+            x = convolve(x, kernel, layer.stride)
         x = tf.nn.bias_add(x, next(remaining))
         x = rounding("linear", at, tf.nn.relu(x) if layer.activation == "relu" else x)
         if layer.activation == "tanh":

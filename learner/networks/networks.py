@@ -15,19 +15,12 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.networks import forward, layers
+from learner.networks import convolutions, forward, layers
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
 
-_NATURE_CNN = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, size, stride; Mnih et al. 2015
-_IMAGE_SIDE_MIN = 36  # below it the Nature stack has no pixel left
-
-
-def is_image(observation: specs.ObservationSpec) -> bool:
-    """Returns True for uint8 [height, width, channels] large enough for the convolutional stack."""
-    shape = observation.shape
-    return observation.dtype == "uint8" and len(shape) == 3 and min(shape[:2]) >= _IMAGE_SIDE_MIN
+is_image = convolutions.is_image
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,18 +61,24 @@ def dense(
 
 
 def torso(
-    observation: specs.ObservationSpec, hidden: Sequence[int], rng: np.random.Generator
+    observation: specs.ObservationSpec, hidden: Sequence[int], rng: np.random.Generator, network: str = "auto"
 ) -> tuple[layers.PolicyLayers, int]:
-    """Returns ReLU layers from a normalised observation to `hidden[-1]` features, behind the Nature stack for images.
+    """Returns ReLU layers from a normalised observation to `hidden[-1]` features, behind convolutions for images.
+
+    Args:
+        observation: What it is for.
+        hidden: Widths of dense layers.
+        rng: Draws the weights.
+        network: Which convolutions, see `convolutions.stack`.
 
     Returns:
         The layers and the number of their output features.
     """
     stack: list[layers.Layer] = []
     width = observation.size
-    if is_image(observation):
+    if chain := convolutions.stack(network, observation):
         height, across, channels = observation.shape
-        for filters, size, stride in _NATURE_CNN:
+        for filters, size, stride in chain:
             flat = dense(size * size * channels, filters, "relu", rng)
             stack.append(layers.Conv2D(flat.kernel.reshape(filters, size, size, channels), flat.bias, stride, "relu"))
             height, across, channels = (height - size) // stride + 1, (across - size) // stride + 1, filters
@@ -106,10 +105,12 @@ class QNetwork:
     value: layers.PolicyLayers
 
     @staticmethod
-    def build(spec: specs.EnvSpec, hidden: Sequence[int], dueling: bool, rng: np.random.Generator) -> QNetwork:
+    def build(
+        spec: specs.EnvSpec, hidden: Sequence[int], dueling: bool, rng: np.random.Generator, network: str = "auto"
+    ) -> QNetwork:
         """Returns the initial layers; with dueling the last of `hidden` is the width of either stream."""
         shared = hidden[:-1] if dueling else hidden
-        body, width = torso(spec.observation, shared, rng)
+        body, width = torso(spec.observation, shared, rng, network)
 
         def head(outputs: int) -> layers.PolicyLayers:
             # Outputs start small, so that the first targets are rewards and not noise.

@@ -48,6 +48,7 @@ class PolicyValue:
         value_hidden: Sequence[int],
         initial_std: float,
         rng: np.random.Generator,
+        network: str = "auto",
     ) -> PolicyValue:
         """Returns the initial layers.
 
@@ -57,10 +58,11 @@ class PolicyValue:
             value_hidden: Widths of the value network's.
             initial_std: First deviation of continuous actions, relative to half their range.
             rng: Draws the weights.
+            network: Which convolutions, see `convolutions.stack`.
         """
-        body, width = networks.torso(spec.observation, hidden, rng)
+        body, width = networks.torso(spec.observation, hidden, rng, network)
         policy = (*body, networks.dense(width, spec.action.size, "none", rng, scale=_SMALL))
-        body, width = networks.torso(spec.observation, value_hidden, rng)
+        body, width = networks.torso(spec.observation, value_hidden, rng, network)
         value = (*body, networks.dense(width, 1, "none", rng, scale=0.01))
         bounds = actor_critic.rescale(spec.action) if spec.action.kind == "continuous" else None
         return PolicyValue(policy, value, bounds, initial_std)

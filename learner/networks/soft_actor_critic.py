@@ -33,12 +33,16 @@ class SoftActorCritic:
 
     @staticmethod
     def build(
-        spec: specs.EnvSpec, hidden: Sequence[int], critic_hidden: Sequence[int], rng: np.random.Generator
+        spec: specs.EnvSpec,
+        hidden: Sequence[int],
+        critic_hidden: Sequence[int],
+        rng: np.random.Generator,
+        network: str = "auto",
     ) -> SoftActorCritic:
         """Returns the initial layers; arguments as of `actor_critic.ActorCritic.build`."""
-        body, width = networks.torso(spec.observation, hidden, rng)
+        body, width = networks.torso(spec.observation, hidden, rng, network)
         last = networks.dense(width, 2 * spec.action.size, "none", rng, scale=actor_critic.SMALL)
-        first, second = (actor_critic.Critic.build(spec, critic_hidden, 1, rng) for _ in range(2))
+        first, second = (actor_critic.Critic.build(spec, critic_hidden, 1, rng, network) for _ in range(2))
         return SoftActorCritic((*body, last), (first, second), actor_critic.rescale(spec.action))
 
     def initial_actor(self) -> dict[str, FloatArray]:

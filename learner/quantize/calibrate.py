@@ -18,6 +18,8 @@ from learner.quantize import fp32, input_scaling, scales
 FloatArray = NDArray[np.float32]
 Method = Literal["minmax", "percentile", "mse"]
 
+BYTES = (0.0, 255.0)
+"""Scale 1 and zero point -128."""
 _PERCENTILES = (0.05, 99.95)
 _ROWS_MIN, _ROWS_MAX, _HELD_BACK_MIN = 64, 1024, 32
 _MULTIPLICATIONS = 1 << 25  # in one pass: about a millisecond, three with all that is measured on the way
@@ -75,7 +77,7 @@ def measure(
     choose = METHODS[method]
     per_feature = per_feature and has_features(policy)
     affine = input_scaling.from_ranges(observations[:count], hi_lo=hi_lo) if per_feature else None
-    entry = minmax(affine.apply(observations[:count]) if affine else observations[:count].astype(np.float32))
+    entry = minmax(affine.apply(observations[:count])) if affine else unscaled_range(observations[:count])
     spans: list[scales.Range] = []
     outputs = fp32.outputs(policy, observations, lambda layer, x, linear, y: spans.append(choose(linear[:count])))
     return QuantParams(entry, tuple(spans), affine), outputs
@@ -106,6 +108,11 @@ def has_features(policy: layers.PolicyLayers) -> bool:
 def minmax(x: FloatArray) -> scales.Range:
     """Returns the lowest and the highest value: nothing that was seen is clipped."""
     return float(x.min()), float(x.max())
+
+
+def unscaled_range(observations: NDArray[Any]) -> scales.Range:
+    """Returns the range of an input that is not scaled: of bytes all that there are, so that int8 is the byte - 128."""
+    return BYTES if observations.dtype == np.uint8 else minmax(observations.astype(np.float32))
 
 
 def percentile(x: FloatArray) -> scales.Range:

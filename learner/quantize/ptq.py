@@ -174,9 +174,8 @@ class Calibrator:
             self._exponents = equalization_exponents(policy, channels, self._exponents)
             factors = tuple(np.exp2(exponent) for exponent in self._exponents)
         means = _means(policy, channels) if "bias_correction" in self._steps else None
-        spans = [_range(channels[0], None), *(_range(*both) for both in zip_longest(channels[1:], factors or ()))]
-        if affine:
-            spans[0] = input_scaling.ENDS
+        entry = input_scaling.ENDS if affine else calibrate.unscaled_range(observations)
+        spans = [entry, *(_range(*both) for both in zip_longest(channels[1:], factors or ()))]
         if common_kernel is not None:
             spans[-1] = decisive_range(found)
         end = math.inf

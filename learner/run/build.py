@@ -159,7 +159,7 @@ def _memory(
     """Makes what experience is kept in, and what keeps fleet and learner in step."""
     train, algorithm = settings.train, settings.algorithm
     if isinstance(algorithm, config.OnPolicyConfig):
-        waiting = rollouts.of(algorithm)
+        waiting = rollouts.of(spec, algorithm)
         return waiting, rate_limiter.PhaseLimiter(train.learning_starts, algorithm.rollout_steps, waiting.__len__)
     assert isinstance(algorithm, config.OffPolicyConfig)
     per_call = updating.updates_per_call(algorithm, spec.observation.size)

@@ -43,12 +43,21 @@ class ActorOptions:
         cpu_share: Of a core, that each may use; 0 holds them to nothing.
         python: Interpreter that runs them; empty is this one.
         runtime: What runs their policies, as in `actorq-actor run --runtime`; empty is the actor's own choice.
+        env_kwargs: Arguments of the environment, JSON.
+        frame_stack: Observations that a policy sees at once.
     """
 
     envs: int = 1
     cpu_share: float = 0.0
     python: str = ""
     runtime: str = ""
+    env_kwargs: str = "{}"
+    frame_stack: int = 1
+
+    @property
+    def of_environment(self) -> list[str]:
+        """Flags that say what their environments are, beside the name."""
+        return ["--env-kwargs", self.env_kwargs, "--frame-stack", str(self.frame_stack)]
 
 
 class LocalFleet:
@@ -258,13 +267,13 @@ def _kind(name: str) -> str:
     return word if word in ("learner", "broker") else "actor"
 
 
-def actions_of(env_id: str) -> str:
+def actions_of(env_id: str, actors: ActorOptions = ActorOptions()) -> str:
     """Returns the kind of actions that an environment takes (specs.ActionSpec), as an actor on this machine says.
 
     Raises:
         ActorqError: It cannot be made, or cannot be carried; with the actor's words and exit code.
     """
-    command = [sys.executable, "-m", "edge_actor", "spec", "--env", env_id]
+    command = [sys.executable, "-m", "edge_actor", "spec", "--env", env_id, *actors.of_environment]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise cli.as_said(done.stderr, done.returncode)
@@ -301,7 +310,8 @@ def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) 
         config_file.write_text(settings.dump(effective.train, effective.algorithm, effective.gate))
         learner = fleet.start_learner(["--config", str(config_file), "--run-dir", str(path), "--json"])
         for index in range(train.actors):
-            fleet.start_actor(f"actor-{index}", ["--env", train.env, "--envs", str(actors.envs), "--heartbeat-s", "1"])
+            options = ["--env", train.env, *actors.of_environment, "--envs", str(actors.envs), "--heartbeat-s", "1"]
+            fleet.start_actor(f"actor-{index}", options)
         while learner.poll() is None and not stop.wait(0.05):
             if gone := fleet.ended():
                 error = errors.EnvironmentFailure(

@@ -8,7 +8,8 @@ bring Gymnasium:
                                metadata.json    spaces, counts
 
 Segments are stitched to episodes again. What lacks its beginning or its end, because it was dropped, never finished or
-has left the ledger, is an episode too, truncated where it breaks off, and its `complete` is false.
+has left the ledger, is an episode too, truncated where it breaks off, and its `complete` is false. Where policies saw
+stacks of frames, an observation is one frame.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import codec, errors, messages
+from broker.contract import codec, errors, messages, specs
 from broker.program import storage
-from learner.experience import ledger
+from learner.experience import ledger, validate
 from learner.files import run_directory
 
 ROOM_BYTES = 64_000_000
@@ -88,12 +89,12 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
     spec = json.loads(about["spec"])
     partial = data.with_name("data.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    episodes = steps = complete = 0
+    spec, episodes, steps, complete = specs.from_dict(json.loads(about["spec"])), 0, 0, 0
     with h5py.File(partial / "main_data.hdf5", "w", track_order=True) as file:
-        for episode in stitch(ledger.bodies(directory / run_directory.LEDGER)):
+        for episode in stitch(ledger.bodies(directory / run_directory.LEDGER), spec):
             if shutil.disk_usage(partial).free < ROOM_BYTES:
                 raise storage.at(f"less than {ROOM_BYTES / 1e6:.0f} MB are free for the dataset", str(partial))
-            steps += _write(file, episodes, episode, spec)
+            steps += _write(file, episodes, episode, spec.action)
             complete += episode.complete
             episodes += 1
     if not episodes:
@@ -122,15 +123,17 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
     }
 
 
-def stitch(bodies: Iterable[tuple[str, bytes]]) -> Iterator[Episode]:
+def stitch(bodies: Iterable[tuple[str, bytes]], spec: specs.EnvSpec) -> Iterator[Episode]:
     """Yields episodes from encoded messages with their actors, in the order of the ledger; as they end."""
+    stack = spec.observation.stack
     under_way: dict[tuple[str, int, int], Episode] = {}
     for actor_id, body in bodies:
-        m = codec.decode(messages.Experience, body)
+        m = validate.unpacked(codec.decode(messages.Experience, body), spec)
         step = 0
         for k, length in enumerate(m.length.tolist()):
             key = actor_id, m.boot, int(m.env_index[k])
-            observation = m.observation[step + k : step + k + length + 1]
+            end = step + length + (k + 1) * stack
+            observation = m.observation[end - length - 1 : end]
             before = int(m.episode_length[k]) - length
             episode = under_way.pop(key, None)
             if episode is not None and (episode.age != before or not np.array_equal(episode.last, observation[0])):
@@ -153,12 +156,12 @@ def stitch(bodies: Iterable[tuple[str, bytes]]) -> Iterator[Episode]:
     yield from under_way.values()
 
 
-def _write(file: h5py.File, index: int, episode: Episode, spec: dict[str, Any]) -> int:
+def _write(file: h5py.File, index: int, episode: Episode, action: specs.ActionSpec) -> int:
     """Adds an episode, with its actions as the environment took them; returns its steps."""
     actions = np.concatenate(episode.actions)
-    if spec["action"]["kind"] == "continuous":  # a Gaussian's are kept as they were sampled
-        bounds = (np.array(spec["action"][name], np.float32).reshape(actions.shape[1:]) for name in ("low", "high"))
-        actions = np.clip(actions, *bounds)
+    if action.kind == "continuous":  # a Gaussian's are kept as they were sampled
+        low, high = (np.array(ends, np.float32).reshape(action.shape) for ends in (action.low, action.high))
+        actions = np.clip(actions, low, high)
     steps = len(actions)
     group = file.create_group(f"episode_{index}")
     group.attrs.update(
@@ -178,19 +181,19 @@ def _write(file: h5py.File, index: int, episode: Episode, spec: dict[str, Any]) 
     return steps
 
 
-def _spaces(spec: dict[str, Any]) -> dict[str, str]:
+def _spaces(spec: specs.EnvSpec) -> dict[str, str]:
     """Returns both spaces as Minari writes them: JSON in a string."""
-    observation, action = spec["observation"], spec["action"]
-    shape, dtype = observation["shape"], observation["dtype"]
+    shape, dtype, action = spec.observation.frame_shape, spec.observation.dtype, spec.action
     low, high = (0, 255) if dtype == "uint8" else (-math.inf, math.inf)
     box = _box(dtype, shape, np.full(shape, low), np.full(shape, high))
-    if action["kind"] == "discrete":
-        acts: dict[str, Any] = {"type": "Discrete", "dtype": "int64", "start": 0, "n": action["n"]}
+    if action.kind == "discrete":
+        acts: dict[str, Any] = {"type": "Discrete", "dtype": "int64", "start": 0, "n": action.n}
     else:
-        bounds = (np.reshape(action[name], action["shape"]) for name in ("low", "high"))
-        acts = _box("float32", action["shape"], *bounds)
+        acts = _box(
+            "float32", action.shape, np.reshape(action.low, action.shape), np.reshape(action.high, action.shape)
+        )
     return {"observation_space": json.dumps(box), "action_space": json.dumps(acts)}
 
 
-def _box(dtype: str, shape: list[int], low: NDArray[Any], high: NDArray[Any]) -> dict[str, Any]:
+def _box(dtype: str, shape: tuple[int, ...], low: NDArray[Any], high: NDArray[Any]) -> dict[str, Any]:
     return {"type": "Box", "dtype": dtype, "shape": shape, "low": low.tolist(), "high": high.tolist()}

@@ -6,15 +6,16 @@ import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import codec, errors, messages, specs
+from broker.contract import codec, errors, frames, messages, specs
 from learner import config
-from learner.experience import ledger
+from learner.experience import ledger, validate
 from learner.files import checkpoint, run_directory
 from learner.networks import actor_critic, layers, networks, policy_value, soft_actor_critic
 
@@ -66,14 +67,14 @@ def load(run: Path) -> Trained:
     state = found.parts["algorithm"]
     capacity = settings.get("replay_capacity", settings.get("kept_steps", config.OffPolicyConfig().capacity))
     held = ledger.bodies(run / run_directory.LEDGER, newest_steps=capacity)
-    seen = [codec.decode(messages.Experience, body).observation for _, body in held]
+    spec = _spec(run)
+    seen = [_observations(codec.decode(messages.Experience, body), spec) for _, body in held]
     if not seen:
         raise errors.RunError(
             "the run's ledger holds no experience, so there are no states to compare policies on",
             where=str(run),
             todo=f"go on for a while with it: actorq-learner train --resume {run}",
         )
-    spec = _spec(run)
     if spec.fingerprint != found.meta["fingerprint"]:
         raise errors.RunError(
             "the checkpoint does not fit the run's ledger: it is of another network", where=str(run), todo=_ANOTHER
@@ -115,7 +116,9 @@ class _Misfit(Exception):
 def _policies(
     spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
 ) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
-    network = networks.QNetwork.build(spec, settings["hidden"], settings["dueling"], np.random.default_rng(0))
+    network = networks.QNetwork.build(
+        spec, settings["hidden"], settings["dueling"], np.random.default_rng(0), settings.get("network", "auto")
+    )
     weights = _weights(state, network.initial())
     return network.q_layers(weights, normalizer), network.advantage_layers(weights, normalizer)
 
@@ -124,7 +127,12 @@ def _actor(
     spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
 ) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
     network = actor_critic.ActorCritic.build(
-        spec, settings["hidden"], settings["critic_hidden"], settings.get("atoms", 1), np.random.default_rng(0)
+        spec,
+        settings["hidden"],
+        settings["critic_hidden"],
+        settings.get("atoms", 1),
+        np.random.default_rng(0),
+        settings.get("network", "auto"),
     )
     policy = network.policy_layers(_weights(state, network.initial()), normalizer)
     return policy, policy
@@ -134,7 +142,11 @@ def _soft_actor(
     spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
 ) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
     network = soft_actor_critic.SoftActorCritic.build(
-        spec, settings["hidden"], settings["critic_hidden"], np.random.default_rng(0)
+        spec,
+        settings["hidden"],
+        settings["critic_hidden"],
+        np.random.default_rng(0),
+        settings.get("network", "auto"),
     )
     policy = network.policy_layers(_weights(state, network.initial_actor()), normalizer)
     return policy, policy
@@ -144,7 +156,12 @@ def _sampled(
     spec: specs.EnvSpec, settings: dict[str, Any], state: State, normalizer: networks.Normalizer
 ) -> tuple[layers.PolicyLayers, layers.PolicyLayers]:
     network = policy_value.PolicyValue.build(
-        spec, settings["hidden"], settings["value_hidden"], settings["initial_std"], np.random.default_rng(0)
+        spec,
+        settings["hidden"],
+        settings["value_hidden"],
+        settings["initial_std"],
+        np.random.default_rng(0),
+        settings.get("network", "auto"),
     )
     policy = network.policy_layers(_weights(state, network.initial()), normalizer)
     return policy, policy
@@ -172,13 +189,14 @@ def _weights(state: State, initial: dict[str, NDArray[np.float32]]) -> list[NDAr
 
 
 def _spec(run: Path) -> specs.EnvSpec:
-    about = json.loads(ledger.about(run / run_directory.LEDGER)["spec"])
-    observation, action = about["observation"], about["action"]
-    bounds = {key: tuple(action[key]) for key in ("shape", "low", "high")}
-    return specs.EnvSpec(
-        specs.ObservationSpec(tuple(observation["shape"]), observation["dtype"]),
-        specs.ActionSpec(action["kind"], action["n"], **bounds),
-    )
+    return specs.from_dict(json.loads(ledger.about(run / run_directory.LEDGER)["spec"]))
+
+
+def _observations(experience: messages.Experience, spec: specs.EnvSpec) -> NDArray[Any]:
+    """Returns all that policies saw [N, *shape]."""
+    seen, stack = validate.unpacked(experience, spec).observation, spec.observation.stack
+    ends = np.cumsum(experience.length + stack).tolist()
+    return np.concatenate([frames.stacked(seen[start:end], stack) for start, end in pairwise([0, *ends])])
 
 
 _ANOTHER = "name a run whose config.toml was not edited"

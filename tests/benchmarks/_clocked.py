@@ -22,7 +22,7 @@ class Clocked(gymnasium.Env[Any, Any]):
         log: File for `[monotonic time, seconds]` of every long gap, written when it is closed.
     """
 
-    observation_space = gymnasium.spaces.Box(-10.0, 10.0, (24,), np.float32)
+    observation_space: gymnasium.spaces.Space[Any] = gymnasium.spaces.Box(-10.0, 10.0, (24,), np.float32)
     action_space = gymnasium.spaces.Discrete(6)
 
     def __init__(self, log: str) -> None:

@@ -30,7 +30,7 @@ from edge_actor.environment import env as environments
 from edge_actor.experience import journal
 from edge_actor.policies import policy
 from edge_actor.run import acting_loop, build
-from tests.benchmarks import _broker
+from tests.benchmarks import _broker, _pixels
 
 ALTERNATIONS = 31
 SLICE_S = 0.25
@@ -50,12 +50,37 @@ def run() -> Iterator[dict[str, Any]]:
         yield _steps(directory, model, n_envs=1, epsilon=0.0, message_steps=8192)
         yield _steps(directory, model, n_envs=16, epsilon=0.05, message_steps=8192)
         yield _latency(model)
+        nature = directory / "nature.tflite"
+        subprocess.run(
+            [sys.executable, "-m", "tests.benchmarks._pixels", "96", "96", "12", "5", str(nature)], check=True
+        )
+        yield _frames(directory, nature)
 
 
 def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message_steps: int) -> dict[str, Any]:
-    bare_env = _bare_env(n_envs)
+    kind = "gymnasium.make" if n_envs == 1 else f"{n_envs} at once, native vector entry point"
+    case, network = f"{ENV}, {kind}, epsilon {epsilon:g}", "MLP 256x2"
+    return _compared(directory, model, ENV, _bare_env(n_envs), n_envs, epsilon, message_steps, case, network)
+
+
+def _frames(directory: Path, model: Path) -> dict[str, Any]:
+    case, name = "CarRacing-v3, four frames of 96x96x3, epsilon 0.05", f"{_pixels.__file__}:car_racing"
+    return _compared(directory, model, name, _pixels.car_racing(), 1, 0.05, 64, case, "Nature CNN")
+
+
+def _compared(
+    directory: Path,
+    model: Path,
+    name: str,
+    bare_env: Any,
+    n_envs: int,
+    epsilon: float,
+    message_steps: int,
+    case: str,
+    network: str,
+) -> dict[str, Any]:
     ratios, rates, references = [], [], []
-    with _acting(directory, model, n_envs, epsilon, message_steps) as (loop, broker):
+    with _acting(directory, model, name, n_envs, epsilon, message_steps) as (loop, broker):
         for _ in range(ALTERNATIONS):
             rate, actions = _slice(loop)
             rates.append(rate)
@@ -63,18 +88,17 @@ def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message
             ratios.append(rate / references[-1])
         acting, dropped = loop.policies.acting, loop._spool.steps_dropped
         assert acting is not None
-    kind = "gymnasium.make" if n_envs == 1 else f"{n_envs} at once, native vector entry point"
     return {
         "benchmark": "actor",
         "broker": broker,
-        "case": f"{ENV}, {kind}, epsilon {epsilon:g}",
+        "case": case,
         "value": round(statistics.median(rates)),
         "unit": "steps/s",
         "reference": round(statistics.median(references)),
         "ratio": round(statistics.median(ratios), 3),
         "runs": ALTERNATIONS,
         "spread": round(max(ratios) - min(ratios), 3),
-        "explain": f"int8 MLP 256x2 on {acting.interpreter.runtime}, {acting.delegate}; messages of {message_steps} "
+        "explain": f"int8 {network} on {acting.interpreter.runtime}, {acting.delegate}; messages of {message_steps} "
         f"steps over {broker}, {dropped} steps dropped; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores",
     }
 
@@ -126,7 +150,7 @@ def _bare(environment: Any, actions: NDArray[Any]) -> float:
 
 @contextlib.contextmanager
 def _acting(
-    directory: Path, model: Path, n_envs: int, epsilon: float, message_steps: int
+    directory: Path, model: Path, name: str, n_envs: int, epsilon: float, message_steps: int
 ) -> Iterator[tuple[acting_loop.ActingLoop, str]]:
     """An actor that has its policy and its grant, and the kind of its broker."""
     fleet = identity.Fleet.open("bench", directory / "fleet")
@@ -136,8 +160,8 @@ def _acting(
             [sys.executable, "-m", "tests.fakes.fake_learner"]
             + [address, str(directory / "fleet"), "bench", "bench-actor", str(model), str(epsilon), str(message_steps)],
         )
-        state = directory / f"state-{n_envs}-{epsilon}"
-        settings = config.ActorConfig(env=ENV, envs=n_envs, state_dir=str(state))
+        state = directory / f"state-{name.rpartition(':')[2]}-{n_envs}-{epsilon}"
+        settings = config.ActorConfig(env=name, envs=n_envs, state_dir=str(state))
         actor = build.build(settings, bundle)
         try:
             loop = actor.start()

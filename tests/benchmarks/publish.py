@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from numpy.typing import NDArray
 
 from broker.contract import messages, policy_patch, signing, specs, topics
 from learner import config
@@ -27,7 +28,7 @@ from learner.policies import publisher
 from learner.quantize import calibrate, fp32, gate, kernels, ptq
 from learner.quantize.tflite import convert, quantizer
 from learner.run import train
-from tests.benchmarks import _sink
+from tests.benchmarks import _pixels, _sink
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps
@@ -42,8 +43,11 @@ def run() -> Iterator[dict[str, Any]]:
     with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
         tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
     sys.setswitchinterval(train.SWITCH_S)
-    yield from _stages("MLP 256x2", (256, 256), conversions=15, rounds=45)
-    yield from _stages("MLP 2048x2", (2048, 2048), conversions=7, rounds=21)
+    rng = np.random.default_rng(0)
+    yield from _stages("MLP 256x2", _initial((256, 256), rng), _vectors, conversions=15, rounds=45)
+    yield from _stages("MLP 2048x2", _initial((2048, 2048), rng), _vectors, conversions=7, rounds=21)
+    nature = _pixels.nature(_pixels.SPEC, rng)
+    yield from _stages("Nature CNN, 84x84x4", nature, lambda count, rng: _pixels.observations(count), 3, 21)
     for precision in ("float32", "float16", "dynamic"):
         yield _float("MLP 256x2", (256, 256), precision, rounds=15)
         yield _float("MLP 2048x2", (2048, 2048), precision, rounds=7)
@@ -51,17 +55,27 @@ def run() -> Iterator[dict[str, Any]]:
         yield _published("MLP 2048x3", (2048, 2048, 2048), precision, is_local=is_local, rounds=15)
 
 
-def _stages(case: str, hidden: tuple[int, ...], *, conversions: int, rounds: int) -> Iterator[dict[str, Any]]:
-    rng = np.random.default_rng(0)
-    policy = _initial(hidden, rng)
-    sample = rng.standard_normal((calibrate.sample_size(policy), *SPEC.observation.shape), np.float32)
+def _vectors(count: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    return rng.standard_normal((count, *SPEC.observation.shape), np.float32)
+
+
+def _stages(
+    case: str,
+    policy: layers.PolicyLayers,
+    observe: Callable[[int, np.random.Generator], NDArray[Any]],
+    conversions: int,
+    rounds: int,
+) -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    sample = observe(calibrate.sample_size(policy), rng)
+    shape = sample.shape[1:]
     calibration, held_back = calibrate.split(sample)
     observations, calibrating = np.concatenate([calibration, held_back]), len(calibration)
     calibrator, published = ptq.Calibrator(hysteresis=True), quantizer.Quantizer()
-    published.prepare(policy, SPEC.observation.shape)
+    published.prepare(policy, shape)
     quantize, key = quantizer.Quantizer(), ed25519.Ed25519PrivateKey.generate()
     sealer, settings = signing.LearnerSealer(key), config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0)
-    quantize.prepare(policy, SPEC.observation.shape)
+    quantize.prepare(policy, shape)
     keyframe = b""
     times: dict[str, list[float]] = {}
 

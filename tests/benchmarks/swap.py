@@ -34,7 +34,7 @@ from learner.networks import layers
 from learner.policies import publisher, timings
 from learner.quantize import calibrate
 from learner.run import train
-from tests.benchmarks import _broker, _clocked
+from tests.benchmarks import _broker, _clocked, _pixels
 
 FLEET = "bench"
 ACTOR = "bench-actor"
@@ -59,12 +59,14 @@ def run() -> Iterator[dict[str, Any]]:
     for rate_hz in (RATE_HZ, 0.0):
         yield _case("MLP 256x2", (256, 256), rate_hz, publishes=300)
         yield _case("MLP 2048x3", (2048, 2048, 2048), rate_hz, publishes=100)
+        yield _case("Nature CNN", (), rate_hz, publishes=100)
 
 
 def _case(name: str, hidden: tuple[int, ...], rate_hz: float, *, publishes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="actorq-bench-") as temporary, home(Path(temporary)) as directory:
         log = directory / "gaps.json"
-        with _fleet(directory, log, rate_hz) as (here, actors, broker):
+        game = f"{_clocked.__file__}:Clocked" if hidden else f"{_pixels.__file__}:Game"
+        with _fleet(directory, log, rate_hz, game) as (here, actors, broker):
             bench = _Bench(here, actors, hidden, directory / "run")
             bench.publish()  # the first one has a keyframe, and the template that `prepare` made
             bench.publisher.timings = timings.Timings()
@@ -82,9 +84,14 @@ class _Bench:
     def __init__(self, here: session.Session, actors: roster.Roster, hidden: tuple[int, ...], directory: Path) -> None:
         self.here, self.actors = here, actors
         self.rng = np.random.default_rng(0)
-        self.policy = initial(hidden, actors.the_spec.observation.shape[0], actors.the_spec.action.n, self.rng)
-        shape = (calibrate.sample_size(self.policy), *actors.the_spec.observation.shape)
-        self.observations = calibrate.split(self.rng.standard_normal(shape, np.float32))
+        spec = actors.the_spec
+        if hidden:
+            self.policy = initial(hidden, spec.observation.shape[0], spec.action.n, self.rng)
+            shape = (calibrate.sample_size(self.policy), *spec.observation.shape)
+            self.observations = calibrate.split(self.rng.standard_normal(shape, np.float32))
+        else:
+            self.policy = _pixels.nature(spec, self.rng)
+            self.observations = calibrate.split(_pixels.observations(calibrate.sample_size(self.policy)))
         # A random network's actions nearly tie; what the gate would say of it is not the matter here
         settings = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
         self.publisher = publisher.Publisher(
@@ -203,7 +210,7 @@ def _row(name: str, bench: _Bench, gaps: list[tuple[float, float]]) -> dict[str,
 
 
 @contextlib.contextmanager
-def _fleet(home: Path, log: Path, rate_hz: float) -> Iterator[tuple[session.Session, roster.Roster, str]]:
+def _fleet(home: Path, log: Path, rate_hz: float, game: str) -> Iterator[tuple[session.Session, roster.Roster, str]]:
     """Broker, actor and session, and the broker's kind; the actor has a grant without end."""
     fleet = identity.Fleet.open(FLEET)
     with _broker.plain(FLEET) as (address, kind):
@@ -211,7 +218,8 @@ def _fleet(home: Path, log: Path, rate_hz: float) -> Iterator[tuple[session.Sess
         fleet.enroll(ACTOR, [address]).write(bundle)
         command = [sys.executable, "-m", "edge_actor", "run", "--bundle", str(bundle), "--heartbeat-s", "2"]
         command += ["--rate-hz", str(rate_hz)] if rate_hz else []
-        command += ["--env", f"{_clocked.__file__}:Clocked", "--env-kwargs", json.dumps({"log": str(log)})]
+        command += ["--env", game, "--env-kwargs", json.dumps({"log": str(log)})]
+        command += ["--frame-stack", str(_pixels.STACK)] if game.endswith(":Game") else []
         settings = config.TrainConfig(fleet=FLEET, broker=(address,), message_steps=4096, wait_s=30.0)
         exploration = config.DqnConfig(epsilon_start=0.05, epsilon_end=0.05)
         actor = subprocess.Popen([*command, "--state-dir", str(home / "state")], stderr=subprocess.DEVNULL)

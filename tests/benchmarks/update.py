@@ -12,6 +12,7 @@ of which others who share the core take none; where nobody does, it is the same.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from broker.contract import specs
 from learner import config
 from learner.experience import replay
-from tests.benchmarks import _flops
+from tests.benchmarks import _flops, _pixels
 
 ALTERNATIONS = 9
 CALLS = 8  # of K updates each, per timing
@@ -40,7 +41,12 @@ class _Segments:
         count = transitions // 200
         self.length = np.full(count, 200, np.int32)
         self.terminated = np.ones(count, np.uint8)
-        self.observation = rng.normal(size=(transitions + count, *spec.observation.shape)).astype(np.float32)
+        shape = (transitions + count * spec.observation.stack, *spec.observation.frame_shape)
+        self.observation: NDArray[np.generic] = (
+            rng.integers(0, 256, shape, np.uint8)
+            if spec.observation.dtype == "uint8"
+            else rng.normal(size=shape).astype(np.float32)
+        )
         self.action: NDArray[np.generic] = rng.uniform(-1, 1, (transitions, *spec.action.shape)).astype(np.float32)
         if spec.action.kind == "discrete":
             self.action = rng.integers(0, spec.action.n, transitions).astype(np.int32)
@@ -48,7 +54,7 @@ class _Segments:
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yields two rows per case."""
+    """Yields two rows per case; of frames the first one."""
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
@@ -61,16 +67,27 @@ def run() -> Iterator[dict[str, Any]]:
         yield from _rows(f"D4PG, {name} replay, two MLPs 256x2, 51 atoms, batch 64", "d4pg", CONTINUOUS, d4pg)
         sac = config.SacConfig(batch_size=64, prioritized=prioritized)
         yield from _rows(f"SAC, {name} replay, three MLPs 256x2, batch 64", "sac", CONTINUOUS, sac)
+    nature = config.DqnConfig(hidden=_pixels.HIDDEN, batch_size=32, dueling=False, updates_per_call=4)
+    case = "DQN, uniform replay, Nature CNN, frames 84x84 stacked by 4, batch 32"
+    yield from itertools.islice(_rows(case, "dqn", _pixels.SPEC, nature, transitions=4000, calls=2), 1)
 
 
-def _rows(case: str, name: str, spec: specs.EnvSpec, settings: config.OffPolicyConfig) -> Iterator[dict[str, Any]]:
+def _rows(
+    case: str,
+    name: str,
+    spec: specs.EnvSpec,
+    settings: config.OffPolicyConfig,
+    *,
+    transitions: int = TRANSITIONS,
+    calls: int = CALLS,
+) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
     from learner.algorithms import compiled, registry
 
     rng = np.random.default_rng(0)
     memory = replay.of(spec, settings)
-    memory.insert(_Segments(spec, rng, TRANSITIONS))
+    memory.insert(_Segments(spec, rng, transitions))
     chosen = config.Settings(config.TrainConfig(algorithm=name), settings, config.GateConfig())
     agent = registry.make(chosen, spec)
     assert isinstance(agent, compiled.Compiled)
@@ -96,10 +113,10 @@ def _rows(case: str, name: str, spec: specs.EnvSpec, settings: config.OffPolicyC
         core.append(_flops.core_rate())
         for side, seen in rates.items():
             started, cpu = time.perf_counter(), time.process_time()
-            for _ in range(CALLS):
+            for _ in range(calls):
                 side()
-            seen.append(CALLS * k / (time.perf_counter() - started))
-            by_cpu[side].append(CALLS * k / (time.process_time() - cpu))
+            seen.append(calls * k / (time.perf_counter() - started))
+            by_cpu[side].append(calls * k / (time.process_time() - cpu))
     value, reference = statistics.median(rates[whole]), statistics.median(rates[bare])
     ratios = [w / r for w, r in zip(rates[whole], rates[bare], strict=True)]
     row = {"benchmark": "update", "case": case, "value": round(value, 1), "unit": "updates/s", "runs": ALTERNATIONS}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner import config
-from learner.networks import forward, layers
+from learner.networks import convolutions, forward, layers
 from learner.quantize import bits, input_scaling
 from learner.quantize.tflite import graph_edits, stderr_filter
 
@@ -94,7 +94,7 @@ def _run_converter(
 ) -> bytes:
     def traced(observation: Any) -> Any:
         weights = [tf.constant(array) for array in layers.arrays(policy).values()]
-        return forward.run(policy, weights, observation)
+        return forward.run(policy, weights, observation, convolve=convolutions.native)
 
     # All in one batch: 1 ms, not 30
     return from_function(traced, observations.shape[1:], precision, [observations], per_channel)

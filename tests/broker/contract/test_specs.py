@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -29,6 +30,7 @@ def test_fingerprint_is_pinned() -> None:
         spec(observation=specs.ObservationSpec((5,))),
         spec(observation=specs.ObservationSpec((4, 1))),
         spec(observation=specs.ObservationSpec((4,), "uint8")),
+        spec(observation=specs.ObservationSpec((4,), stack=2)),
         spec(action=specs.ActionSpec("discrete", n=3)),
         spec(action=TORQUE),
     ],
@@ -53,6 +55,24 @@ def test_sizes_and_description() -> None:
 def test_observation_shapes_that_are_not_carried(shape: tuple[int, ...]) -> None:
     with pytest.raises(errors.SpecError, match="flatten it"):
         specs.ObservationSpec(shape)
+
+
+def test_a_stack_is_frames_side_by_side() -> None:
+    stacked = spec(observation=specs.ObservationSpec((84, 84, 12), "uint8", 4))
+    assert stacked.observation.frame_shape == (84, 84, 3)
+    assert stacked.observation.frame_bytes == 84 * 84 * 3
+    assert stacked.describe() == "obs uint8[84,84,12] of 4 frames -> 2 actions"
+    one, two = stacked.experience_bytes(1), stacked.experience_bytes(2)
+    assert two - one == 84 * 84 * 3 + 4 + 8 + 18
+    assert stacked.experience_bytes(99) // (84 * 84 * 3) == 50 * 5  # episodes of one step
+    assert one - specs.EXPERIENCE_HEADER_BYTES == 5 * 84 * 84 * 3 + 4 + 8 + 18
+    assert specs.from_dict(json.loads(json.dumps(dataclasses.asdict(stacked)))) == stacked
+
+
+@pytest.mark.parametrize(("shape", "stack"), [((4,), 3), ((4,), 0), ((4,), -2), ((17,), 17)])
+def test_stacks_that_are_not_carried(shape: tuple[int, ...], stack: int) -> None:
+    with pytest.raises(errors.SpecError, match="a stack of"):
+        specs.ObservationSpec(shape, stack=stack)
 
 
 @pytest.mark.fault(14)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.contract import codec, errors, messages, specs
+from broker.contract import codec, errors, frames, messages, specs
 from edge_actor.environment import env
 from edge_actor.experience import journal, spool, trajectory
 from tests.edge_actor.experience import test_spool
@@ -25,7 +25,7 @@ ARM = specs.ActionSpec("continuous", shape=(7,), low=(-1.0,) * 7, high=(1.0,) * 
 SPECS = {
     "a number": specs.EnvSpec(specs.ObservationSpec((1,)), TWO),
     "a screen": specs.EnvSpec(specs.ObservationSpec((210, 160, 3), "uint8"), TWO),
-    "a stack": specs.EnvSpec(specs.ObservationSpec((84, 84, 4), "uint8"), ARM),
+    "a stack": specs.EnvSpec(specs.ObservationSpec((84, 84, 4), "uint8", 4), ARM),
     "a cloud": specs.EnvSpec(specs.ObservationSpec((300_000,)), ARM),
 }
 
@@ -39,6 +39,9 @@ def filled(spec: specs.EnvSpec, n_envs: int, episode_rows: int) -> tuple[traject
     segments = record.flush()
     fields = {field.name: getattr(segments, field.name) for field in dataclasses.fields(segments)}
     del fields["finished"]
+    if segments.observation.dtype == np.uint8:
+        noise = np.random.default_rng(0).integers(0, 256, segments.observation.shape, np.uint8)
+        fields["observation"] = frames.pack(noise)
     most = 2**63 - 1
     numbers: dict[str, Any] = dict.fromkeys(
         ("boot", "seq", "oldest", "step", "assigned_epoch", "epoch", "version"), most

@@ -39,7 +39,7 @@ def phase(
     spec: specs.EnvSpec, observation: Any, action: Any, reward: Any, log_prob: Any, *, batch: int = 32, epochs: int = 1
 ) -> rollouts.Phase:
     """N episodes of one step each."""
-    n, memory = len(reward), rollouts.Rollouts(10_000, 0.9, 0)
+    n, memory = len(reward), rollouts.Rollouts(1, 10_000, 0.9, 0)
     both = np.repeat(np.asarray(observation, np.float32), 2, axis=0)
     dtype = np.int32 if spec.action.kind == "discrete" else np.float32
     memory.insert(

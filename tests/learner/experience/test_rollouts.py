@@ -45,8 +45,8 @@ def cut(*borders: int) -> list[messages.Experience]:
     ]
 
 
-def store(*arrived: messages.Experience, capacity: int = 1000, max_lag: int = 1) -> rollouts.Rollouts:
-    made = rollouts.Rollouts(capacity, 0.9, max_lag)
+def store(*arrived: messages.Experience, capacity: int = 1000, max_lag: int = 1, stack: int = 1) -> rollouts.Rollouts:
+    made = rollouts.Rollouts(stack, capacity, 0.9, max_lag)
     made.insert(*arrived)
     return made
 
@@ -129,7 +129,7 @@ def test_each_step_is_in_one_phase_and_as_often_as_there_are_epochs() -> None:
     with pytest.raises(IndexError):
         memory.take(8, 1, 8, NEWEST, rng)
     assert memory.inserted == 16
-    assert len(memory.observations(100, rng)) == 16 + 3, "kept to find ranges by"
+    assert len(memory.observations(100, rng)) == 16, "kept to find ranges by"
 
 
 def test_what_is_too_old_or_random_is_counted_and_not_given_out() -> None:
@@ -190,3 +190,21 @@ def test_the_fleet_gathers_one_phase_ahead_and_no_more() -> None:
     memory.usable(messages.Order(1, 6))  # too old by now: they are made up for
     granted.append(limiter.steps_granted())
     assert granted == [10, 10, 110, 110, 210, 210, 270]
+
+
+def test_stacks_of_frames_are_what_the_policy_saw() -> None:
+    """Frame t is t; a message has the two before its first one, too, and an episode's first one is repeated."""
+
+    def frames(first: int, steps: int) -> Any:
+        return np.maximum(np.arange(first - 2, first + steps + 1), 0).astype(np.float32)[:, None]
+
+    first = message(0, 4, 1, observation=frames(0, 4))
+    second = message(4, 5, 2, over=True, observation=frames(4, 5))
+    memory = store(first, second, stack=3)
+    drawn = memory.observations(100, np.random.default_rng(0))
+    phase = taken(memory, EPISODE)
+    seen = [[max(t - 2, 0), max(t - 1, 0), t] for t in range(EPISODE + 1)]
+    assert phase.observation[phase.at].tolist() == seen[:-1]
+    assert phase.observation[phase.at + 1].tolist() == seen[1:]
+    assert drawn.tolist() == seen[:-1]
+    assert phase.is_last.tolist() == [False] * 8 + [True], "the second message goes on with the first"

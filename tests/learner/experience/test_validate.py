@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
-from broker.contract import codec, errors, messages, signing, specs
+from broker.contract import codec, errors, frames, messages, signing, specs
 from learner.experience import dead_letters, ledger, validate
 from tests.fakes import fleet_examples
 
@@ -321,11 +322,60 @@ def test_junk_under_a_genuine_mac_is_counted_and_kept(desk: Desk, body: bytes, r
     assert desk.receipts == []
 
 
+FRAMES = specs.EnvSpec(specs.ObservationSpec((8, 8, 2), "uint8", 2), specs.ActionSpec("discrete", n=2))
+SEEN = np.arange(7 * 64, dtype=np.uint8).reshape(7, 8, 8, 1)  # of segments of 2 and 1 steps, with 2 frames more each
+
+
+def test_frames_are_unpacked() -> None:
+    packed = fleet_examples.experience(observation=frames.pack(SEEN))
+    np.testing.assert_array_equal(validate.unpacked(packed, FRAMES).observation, SEEN)
+
+
+@pytest.mark.fault(6)
+@pytest.mark.parametrize(
+    "observation",
+    [
+        SEEN,  # not packed
+        frames.pack(SEEN[:6]),
+        frames.pack(np.concatenate([SEEN, SEEN])),
+        frames.pack(np.zeros((1 << 27, 1), np.uint8)),  # a bomb
+        frames.pack(SEEN)[:-1],
+        np.concatenate([frames.pack(SEEN), np.zeros(1, np.uint8)]),
+        np.frombuffer(zstandard.ZstdCompressor(write_content_size=False).compress(SEEN.tobytes()), np.uint8),
+        np.zeros(0, np.uint8),
+        np.zeros(7 * 64, np.float32),
+    ],
+    ids=["plain", "too few", "too many", "bomb", "cut off", "more behind", "no size", "nothing", "floats"],
+)
+def test_refuses_frames_that_are_not_those_of_the_message(observation: Any) -> None:
+    with pytest.raises(errors.DecodeError) as caught:
+        validate.unpacked(fleet_examples.experience(observation=observation), FRAMES)
+    assert caught.value.reason == "frames"
+
+
+@pytest.mark.fault(6)
+def test_a_frame_of_zstd_that_lies_about_its_length_is_refused() -> None:
+    honest, longer = (bytearray(frames.pack(np.zeros((n, 1), np.uint8))) for n in (7 * 64, 40_000))
+    assert (honest[4] >> 6, longer[4] >> 6) == (1, 1)  # both claim in two bytes
+    longer[5:7] = honest[5:7]
+    with pytest.raises(errors.DecodeError, match="unpacked"):
+        frames.unpack(np.frombuffer(longer, np.uint8), (7, 8, 8, 1))
+
+
+@pytest.mark.fault(6)
+def test_refuses_more_frames_than_any_message_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "unpack", lambda packed, shape: pytest.fail("was to be unpacked"))
+    many = fleet_examples.experience(lengths=(130_000,), observation=np.zeros(9, np.uint8))
+    with pytest.raises(errors.DecodeError, match="frames of") as caught:
+        validate.unpacked(many, FRAMES)
+    assert caught.value.reason == "too_large"
+
+
 def test_checks_continuous_actions_against_their_bounds() -> None:
     spec = specs.EnvSpec(
         fleet_examples.SPEC.observation, specs.ActionSpec("continuous", shape=(2,), low=(-1.0, -2.0), high=(1.0, 2.0))
     )
     inside = np.array([[1, 2], [-1, -2], [0, 0]], np.float32)
-    validate.check_arrays(fleet_examples.experience(action=inside), spec)
+    validate.checked(fleet_examples.experience(action=inside), spec)
     with pytest.raises(errors.DecodeError, match="out of bounds"):
-        validate.check_arrays(fleet_examples.experience(action=inside * np.float32(1.01)), spec)
+        validate.checked(fleet_examples.experience(action=inside * np.float32(1.01)), spec)

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from broker.contract import specs
-from learner.networks import forward, layers, networks
+from broker.contract import errors, specs
+from learner.networks import convolutions, forward, layers, networks
 
 
 def spec_of(shape: tuple[int, ...], dtype: str = "float32", actions: int = 3) -> specs.EnvSpec:
@@ -67,10 +67,46 @@ def test_forward_by_hand() -> None:
     assert out.numpy()[:, 0] == pytest.approx(np.tanh([1.25, 11.75]))
 
 
-def test_nature_stack_from_36_pixels_on() -> None:
-    assert networks.is_image(specs.ObservationSpec((36, 36, 1), "uint8"))
-    assert not networks.is_image(specs.ObservationSpec((35, 36, 1), "uint8"))
-    assert not networks.is_image(specs.ObservationSpec((84, 84, 4), "float32"))
+def test_convolutions_by_name() -> None:
+    def shapes(network: str, *shape: int, dtype: str = "uint8") -> list[tuple[int, ...]]:
+        observation = specs.ObservationSpec(shape, dtype)
+        stack, width = networks.torso(observation, (7,), np.random.default_rng(0), network)
+        assert width == 7
+        return [layer.kernel.shape for layer in layers.weighted(stack)]
+
+    nature = [(32, 8, 8, 4), (64, 4, 4, 32), (64, 3, 3, 64), (7, 3136)]
+    assert shapes("auto", 84, 84, 4) == shapes("nature", 84, 84, 4) == nature
+    assert shapes("impala-small", 84, 84, 4) == [(16, 8, 8, 4), (32, 4, 4, 16), (7, 9 * 9 * 32)]
+    assert shapes("mlp", 84, 84, 4) == [(7, 84 * 84 * 4)]
+    assert shapes("auto", 10, 10, 4) == [(16, 3, 3, 4), (7, 1024)]  # as in Young and Tian 2019
+    assert shapes("auto", 36, 36, 1)[0] == (32, 8, 8, 1)
+    assert shapes("auto", 35, 36, 1)[0] == (16, 3, 3, 1)
+    assert shapes("auto", 2, 36, 1) == shapes("nature", 72) == [(7, 72)]
+    assert shapes("auto", 84, 84, 4, dtype="float32") == [(7, 84 * 84 * 4)]
+    with pytest.raises(errors.ConfigError, match=r"impala-small leave nothing of observations \(10, 10, 4\)"):
+        shapes("impala-small", 10, 10, 4)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1), (3, 2), (2, 2), (5, 3), (1, 1)])
+@pytest.mark.parametrize("sides", [(13, 11), (8, 9)])
+def test_products_of_patches_are_the_convolution(size: int, stride: int, sides: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(2, *sides, 3)).astype(np.float32))
+    kernel = tf.constant(rng.normal(size=(5, size, size, 3)).astype(np.float32))
+
+    def of(convolve: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch([x, kernel])
+            y = convolve(x, kernel, stride)
+            weight = tf.reshape(tf.range(tf.size(y), dtype=tf.float32), y.shape) / 100
+            loss = tf.reduce_sum(weight * y)
+        return [y, *tape.gradient(loss, [x, kernel])]
+
+    for ours, theirs in zip(of(convolutions.by_products), of(convolutions.native), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_convolutions_come_in_front_of_the_dense_layers() -> None:
     network = networks.QNetwork.build(spec_of((84, 84, 4), "uint8"), (512,), False, np.random.default_rng(0))
     shapes = {name: a.shape for name, a in network.initial().items()}
     assert shapes["torso/0/kernel"] == (32, 8, 8, 4)

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from broker.contract import codec, errors, messages
+from broker.contract import codec, errors, messages, specs
 from learner import __main__ as main
 from learner.experience import ledger
 from learner.files import run_directory
@@ -42,7 +42,7 @@ def message(*parts: tuple[int, int, str], boot: int = 1, env: Sequence[int] = ()
 def stitched(*bodies: bytes) -> list[tuple[list[int], bool, bool]]:
     """Rewards, terminated, and complete, of each episode; observations are checked on the way."""
     found = []
-    for episode in export.stitch(("pi", body) for body in bodies):
+    for episode in export.stitch((("pi", body) for body in bodies), fleet_examples.SPEC):
         rewards = np.concatenate(episode.rewards).astype(int).tolist()
         observations = np.concatenate(episode.observations)[:, 0].astype(int).tolist()
         assert observations == [rewards[0] - 1, *rewards]
@@ -71,7 +71,7 @@ def test_stitches(bodies: list[bytes], expected: list[tuple[list[int], bool, boo
 def test_an_age_that_fits_by_chance_is_no_continuation() -> None:
     other = codec.decode(messages.Experience, message((3, 4, "T")))
     moved = codec.encode(dataclasses.replace(other, observation=other.observation.astype(np.float32) + 0.5))
-    episodes = list(export.stitch([("pi", message((1, 2, "-"))), ("pi", moved)]))
+    episodes = list(export.stitch([("pi", message((1, 2, "-"))), ("pi", moved)], fleet_examples.SPEC))
     assert [len(episode.rewards[0]) for episode in episodes] == [2, 2]
     assert not any(episode.complete for episode in episodes)
 
@@ -136,10 +136,10 @@ def test_what_cannot_be_is_named(run: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_bounds_of_continuous_actions_and_of_frames() -> None:
-    spec = {
-        "observation": {"shape": [2, 1], "dtype": "uint8"},
-        "action": {"kind": "continuous", "n": 0, "shape": [2], "low": [-1.0, -2.0], "high": [1.0, 2.0]},
-    }
+    spec = specs.EnvSpec(
+        specs.ObservationSpec((2, 3), "uint8", stack=3),
+        specs.ActionSpec("continuous", shape=(2,), low=(-1.0, -2.0), high=(1.0, 2.0)),
+    )
     spaces = {name: json.loads(text) for name, text in export._spaces(spec).items()}
     assert spaces["observation_space"] == {
         "type": "Box", "dtype": "uint8", "shape": [2, 1], "low": [[0], [0]], "high": [[255], [255]]

@@ -20,10 +20,12 @@ from tensorflow.lite.python import schema_py_generated as schema
 from broker.contract import errors, specs
 from broker.program import logs
 from learner.networks import layers, networks
-from learner.quantize import calibrate, input_scaling, scales
+from learner.quantize import calibrate, input_scaling, ptq, scales
 from learner.quantize.tflite import convert, interpreter, quantizer, requantize, template
 
 Arrays = NDArray[np.float32]
+FRAMES = {"nature": (84, 84, 4), "impala-small": (84, 84, 4), "minatar": (10, 10, 6)}
+"""Observations of what has convolutions."""
 
 
 def _spec(*shape: int, dtype: str = "float32") -> specs.EnvSpec:
@@ -32,9 +34,11 @@ def _spec(*shape: int, dtype: str = "float32") -> specs.EnvSpec:
 
 def _policy(case: str) -> tuple[layers.PolicyLayers, specs.EnvSpec]:
     hidden = {"2048x2": (2048, 2048), "256x2": (256, 256), "three layers": (96, 64, 32)}.get(case, (64, 64))
-    spec = _spec(84, 84, 4, dtype="uint8") if case == "nature" else _spec(24)
-    hidden = (512,) if case == "nature" else hidden
-    network = networks.QNetwork.build(spec, hidden, case == "dueling", np.random.default_rng(0))
+    spec, chain = _spec(24), "auto"
+    if case in FRAMES:
+        spec, chain = _spec(*FRAMES[case], dtype="uint8"), case
+        hidden = (512,) if case == "nature" else hidden
+    network = networks.QNetwork.build(spec, hidden, case == "dueling", np.random.default_rng(0), chain)
     policy = network.policy_layers(list(network.initial().values()), networks.Normalizer.identity(spec.observation))
     if case in ("tanh", "hi/lo"):
         last = policy[-1]
@@ -109,6 +113,8 @@ def _ranges(calibrated: bytes, affine: input_scaling.Affine | None) -> calibrate
         ("hi/lo", 20),
         ("2048x2", 5),
         ("nature", 5),
+        ("impala-small", 5),
+        ("minatar", 20),
     ],
 )
 def test_the_same_ranges_give_the_converters_bytes(case: str, draws: int, per_channel: bool) -> None:
@@ -117,9 +123,22 @@ def test_the_same_ranges_give_the_converters_bytes(case: str, draws: int, per_ch
     quantize = quantizer.Quantizer(per_channel=per_channel)
     for draw in range(draws):
         policy = _draw(architecture, rng)
-        observations = _observations(spec, rng, 16 if case == "nature" else 256)
+        observations = _observations(spec, rng, 16 if case in FRAMES else 256)
         expected, ranges = _reference(policy, observations, per_channel, hi_lo=case == "hi/lo")
         assert quantize.quantize(policy, ranges, observations) == expected, f"draw {draw}"
+    assert quantize.fallbacks == 0
+
+
+def test_bytes_lose_nothing_but_128_on_their_way_into_int8() -> None:
+    architecture, spec = _policy("minatar")
+    rng = np.random.default_rng(2)
+    quantize, calibrator = quantizer.Quantizer(), ptq.Calibrator(hysteresis=True)
+    dim = _observations(spec, rng, 64) // 3  # whatever is seen, all bytes have a level of their own
+    ranges, _ = calibrate.measure(architecture, dim, 32)
+    assert ranges.input == (0.0, 255.0)
+    prepared, params, _ = calibrator.prepare(_draw(architecture, rng), dim, 32)
+    numbers = template.locate(quantize.quantize(prepared, params, dim), 3 + 1).numbers()
+    assert (numbers["input/0/scale"].tolist(), numbers["input/0/zero_point"].tolist()) == ([1.0], [-128])
     assert quantize.fallbacks == 0
 
 
