@@ -128,6 +128,12 @@ def complete(asked: plan.Request, tuned: Mapping[str, Any]) -> plan.Request:
     Raises:
         ConfigError: Nothing is left to run.
     """
+    if "updates_per_call" not in tuned:
+        raise errors.ConfigError(
+            f"{tuned['algorithm']} learns from a step as often as its phases say, so it has no two regimes",
+            where="--set algorithm",
+            todo="name one that learns from replay, such as dqn, d4pg or sac",
+        )
     hidden = asked.hidden or (tuple(tuned["hidden"]),)
     kinds = asked.kinds
     if plan.THRESHOLD in kinds and not math.isfinite(tuned["solved_return"]):

@@ -114,9 +114,9 @@ def _steps(
 ) -> int:
     """Returns the steps of a run: those of `run_s`, after the random ones before there is a policy.
 
-    Until then the fleet may run ahead by as many as two calls of updates would sample (learner/run/build.py), which are
-    many where each is sampled seldom.
+    Until then the fleet may run ahead by as many as two calls of updates would sample, which are many where each is
+    sampled seldom, or by a message (learner/run/build.py): while a large network is compiled it does.
     """
-    ahead = 2.0 * tuned["batch_size"] * updates_per_call / samples_per_insert
+    ahead = max(2.0 * tuned["batch_size"] * updates_per_call / samples_per_insert, tuned["message_steps"])
     wanted = tuned["learning_starts"] + ahead + max(_STEPS_MIN, found.get("env_steps_per_s", 0.0) * run_s)
     return int(float(f"{wanted:.2g}"))

@@ -29,7 +29,7 @@ def test_flags_become_a_request() -> None:
     found = asked("--precisions", "float32,int8", "--hidden", "64,64", "--hidden", "8", "--seeds", "2", "--set", "x=1")
     assert (found.hidden, found.seeds, found.settings) == (((64, 64), (8,)), 2, ("x=1",))
     assert arguments.request({}) == plan.Request()
-    tuned = {"hidden": [32], "solved_return": 475.0}
+    tuned = {"hidden": [32], "solved_return": 475.0, "updates_per_call": 16}
     assert arguments.complete(plan.Request(), tuned).hidden == ((32,),)
 
 
@@ -89,11 +89,16 @@ def test_what_cannot_be_meant_is_said(words: list[str], what: str) -> None:
 
 
 def test_a_task_without_a_threshold_runs_for_throughput_only(caplog: pytest.LogCaptureFixture) -> None:
-    tuned = {"hidden": [32], "solved_return": float("inf")}
+    tuned = {"hidden": [32], "solved_return": float("inf"), "updates_per_call": 16}
     assert arguments.complete(plan.Request(), tuned).kinds == ("throughput",)
     assert "--set solved_return=X" in caplog.text
     with pytest.raises(errors.ConfigError, match="no kind of run is left"):
         arguments.complete(plan.Request(kinds=("threshold",)), tuned)
+
+
+def test_an_algorithm_without_replay_has_no_regimes() -> None:
+    with pytest.raises(errors.ConfigError, match=r"ppo learns from a step.*\n.*\n.*dqn, d4pg or sac"):
+        arguments.complete(plan.Request(), {"hidden": [32], "solved_return": 475.0, "algorithm": "ppo"})
 
 
 def test_a_comparison_is_resumed_as_it_was_begun(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ TUNED = {
     "updates_per_call": 16,
     "publish_period_updates": 16,
     "learning_starts": 1000,
+    "message_steps": 1024,
 }
 
 
@@ -86,8 +87,8 @@ def test_the_learner_gets_time_to_spare() -> None:
     busy = 0.1 + 1000.0 * pace.samples_per_insert / 128 * 0.15
     assert busy == pytest.approx(0.45, abs=0.01)
     assert (pace.updates_per_call, pace.publish_period_updates) == (1, 2)
-    # 1000 random steps to begin with, 256 samples' worth ahead, 15 s
-    assert pace.steps == pytest.approx(1000 + 256 / pace.samples_per_insert + 15_000, rel=0.02)
+    # 1000 random steps to begin with, 256 samples' worth or a message ahead, 15 s
+    assert pace.steps == pytest.approx(1000 + max(256 / pace.samples_per_insert, 1024) + 15_000, rel=0.02)
     small = found | {"update_s": 0.001}
     assert headroom.actor_bound(small, pilot, TUNED, run_s=15.0).samples_per_insert == 16.0  # never more than tuned
     asked = headroom.actor_bound(found, pilot, TUNED, 15.0, samples_per_insert=2.0)
@@ -109,4 +110,4 @@ def test_a_pilot_that_does_not_say_how_long_it_waited_is_told() -> None:
     pace = headroom.actor_bound({"env_steps_per_s": 100.0, "updates": 5.0}, pilot, TUNED, run_s=15.0)
     assert pace.samples_per_insert == 0.25
     assert "did not say" in pace.remark
-    assert headroom.learner_bound({"env_steps_per_s": 100.0}, TUNED, 15.0) == headroom.Pace(2800)
+    assert headroom.learner_bound({"env_steps_per_s": 100.0}, TUNED, 15.0) == headroom.Pace(3500)
