@@ -52,7 +52,7 @@ class Updater:
 
     @property
     def may_update(self) -> bool:
-        """Whether there are transitions, and samples may be drawn now."""
+        """Returns whether there are transitions, and samples may be drawn now."""
         return len(self._replay) > 0 and self._limiter.may_sample(self._samples)
 
     @property

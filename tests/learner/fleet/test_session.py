@@ -132,7 +132,7 @@ def test_follows_who_is_enrolled_renewed_and_revoked(mosquitto: BrokerProcess, f
     with plain_client.PlainClient(mosquitto.port, "pi") as client:
 
         def verdict(mac: signing.ActorMac) -> str:
-            """What becomes of a message under this key: taken, or the reason why it was refused."""
+            """Returns what becomes of a message under this key: taken, or the reason why it was refused."""
             before = found.refused.copy()
             client.publish(topic, mac.seal(topic, body))
             for _ in range(100):
@@ -209,7 +209,7 @@ def said_before(port: int, fleet: identity.Fleet, *, retain: bool = True, **chan
 
 
 def said_at(fleet: identity.Fleet, client: plain_client.PlainClient) -> messages.LearnerState:
-    """What a learner says next, or said last."""
+    """Returns what a learner says next, or said last."""
     opened = signing.LearnerVerifier(fleet.sealer.public_key).open(TOPICS.learner_state, client.next()[1])
     return codec.decode(messages.LearnerState, opened)
 
@@ -313,7 +313,7 @@ def test_an_actor_that_is_ahead_is_named_once_and_not_believed(
 def test_who_floods_is_not_listened_to_for_a_while(
     fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
 ) -> None:
-    """Where the broker vouches for topics; each time for longer, and whoever is enrolled meanwhile is listened to."""
+    """The broker vouches for topics. Each time is longer, and whoever is enrolled meanwhile is listened to."""
     monkeypatch.setattr(floods, "_DEAF_S", 0.2)
     found = session.Session.open(settings("mqtts://127.0.0.1:1"))
     followed: list[set[str]] = []

@@ -65,7 +65,7 @@ def test_a_demo_for_people_ends_by_naming_its_page(run_root: Path) -> None:
 
 
 def _check_breakdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Where the time of a fleet on one machine went: each stage ran, and no more than there was."""
+    """Checks where the time of a fleet on one machine went: each stage ran, and no more than there was."""
     learner, actors = summary["breakdown"]["learner"], summary["breakdown"]["actors"]
     wall_s = summary["learner_wall_s"]
     assert set(actors) == set(messages.ACTOR_STAGES)
