@@ -110,7 +110,7 @@ def test_says_that_its_learner_was_killed(run_root: Path) -> None:
     run = run_root / "run"
     with started(demo("--run-dir", str(run), "--no-energy"), stderr=subprocess.PIPE) as child:
         conftest.wait_until((run / "logs" / "actor-1.log").exists, "the fleet is up", timeout_s=60.0)
-        (learner,) = (one for one in psutil.Process(child.pid).children() if "learner" in one.cmdline())
+        (learner,) = (one for one in psutil.Process(child.pid).children() if "train" in one.cmdline())
         learner.kill()
         _, stderr = child.communicate(timeout=30.0)
     assert child.returncode == errors.RunError.exit_code
@@ -122,7 +122,7 @@ def test_a_learner_that_is_too_busy_to_stop_is_killed_and_the_demo_ends_as_inter
     words = demo("--run-dir", str(run), "--no-energy", "--solved-return", "inf")
     with started(words, stderr=subprocess.PIPE) as child:
         conftest.wait_until((run / "logs" / "actor-1.log").exists, "the fleet is up", timeout_s=60.0)
-        (learner,) = (one for one in psutil.Process(child.pid).children() if "learner" in one.cmdline())
+        (learner,) = (one for one in psutil.Process(child.pid).children() if "train" in one.cmdline())
         learner.suspend()
         child.send_signal(signal.SIGINT)
         _, stderr = child.communicate(timeout=30.0)
