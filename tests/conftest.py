@@ -117,7 +117,7 @@ class BrokerProcess:
         self.port, self.pid = ready["port"], ready["pid"]
 
     def kill(self) -> None:
-        """As the power does: SIGKILL, no goodbye to anyone."""
+        """Ends it as the power does: SIGKILL, no goodbye to anyone."""
         for pid in {self.pid, self.process.pid}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -125,13 +125,13 @@ class BrokerProcess:
         wait_until(lambda: not answers(self.port), "the port is free")
 
     def restart(self) -> None:
-        """On the same port, having forgotten everything."""
+        """Starts it again on the same port, having forgotten everything."""
         if self.process.returncode is None:
             self.kill()
         self.start()
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
-        """As Ctrl-C or a service manager does; the exit code."""
+        """Ends it as Ctrl-C or a service manager does; returns the exit code."""
         if self.process.returncode is None:
             self.process.send_signal(signum)
         return self._reap()
@@ -153,7 +153,7 @@ def answers(port: int) -> bool:
 
 
 def runs(child: psutil.Process) -> bool:
-    """Whether it has not ended; as process 1 of a container, tests are left with the zombies of others."""
+    """Returns whether it has not ended; as process 1 of a container, tests are left with the zombies of others."""
     try:
         return bool(child.is_running() and child.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -161,7 +161,7 @@ def runs(child: psutil.Process) -> bool:
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
-    """For what sends no event; anything that does is awaited itself."""
+    """Waits for what sends no event; anything that does is awaited itself."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
@@ -170,7 +170,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 10
 
 @pytest.fixture
 def open_tmpdir() -> Iterator[str]:
-    """For brokers that are killed and cannot clean up: open to the user Mosquitto runs as, unlike root's tmp_path."""
+    """Makes a TMPDIR for brokers that are killed: open to the user Mosquitto runs as, unlike root's tmp_path."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield name

@@ -19,7 +19,7 @@ TFLITE_RUNTIME = "tflite-runtime"
 
 
 def has_wheel() -> bool:
-    """Whether tflite-runtime can be installed on this machine, for this Python."""
+    """Returns whether tflite-runtime can be installed on this machine, for this Python."""
     return sys.version_info < (3, 12) and (sys.platform, platform.machine()) in (
         ("linux", "x86_64"),
         ("linux", "aarch64"),

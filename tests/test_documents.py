@@ -46,7 +46,7 @@ def test_every_exit_code_is_listed() -> None:
 
 
 def _anchors(text: str) -> set[str]:
-    """Of all headings, as GitHub makes them."""
+    """Returns the anchors of all headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

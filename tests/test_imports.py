@@ -1,4 +1,4 @@
-"""What each package may import, seen from a fresh interpreter.
+"""Each package imports only what it may, seen from a fresh interpreter.
 
 import-linter (setup.cfg) checks the imports that are written in our files. This module checks what really
 arrives in a process, third-party packages included: an actor never holds TensorFlow, and ``--help`` never
@@ -34,7 +34,7 @@ EXTRAS = {
     "learner": ("learner", {"tensorboard"}),  # reads what TensorFlow writes
 }
 NOT_DECLARED = {"reverb", "onnx", "onnxruntime", "stable-baselines3", "torch"}
-"""What benchmarks compare with, where it is installed (tests/peers.txt)."""
+"""Packages that benchmarks compare with, where they are installed (tests/peers.txt)."""
 
 # Imports each module of the package named in argv[1]; prints them, and every top-level module then loaded.
 IMPORT_ALL = """

@@ -1,4 +1,4 @@
-"""What `make test` says on a machine that lacks programs which some tests need: one line."""
+"""`make test` says in one line which programs are not there that some tests need."""
 
 from __future__ import annotations
 

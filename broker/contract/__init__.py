@@ -1,1 +1,1 @@
-"""What learner and actors share on the wire: messages, their bytes, signatures, topics, errors. Touches no network."""
+"""The wire as learner and actors share it: messages, their bytes, signatures, topics, errors. Touches no network."""

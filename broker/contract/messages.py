@@ -29,7 +29,7 @@ ACTOR_STAGES = (
     *("environment", "observation_to_action", "record", "spool", "seal", "send"),
     *("policy_receive", "policy_verify", "policy_build", "policy_swap", "wait"),
 )
-"""What an actor's time goes into; docs/metrics.md says what each is. Their names become those of metrics."""
+"""Stages of an actor's time; docs/metrics.md says what each is. Their names become those of metrics."""
 _STAGE_SECONDS_MAX = 1e9
 _STAGE_COUNT_MAX = 1 << 53
 _ENERGY_J_MAX = 1e15
@@ -82,7 +82,7 @@ class LearnerState:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an actor must know about a policy before its interpreter sees a byte of it.
+    """All that an actor must know about a policy before its interpreter sees a byte of it.
 
     `created_s` and `expires_s` are Unix times; `expires_s` 0 means never.
     """
@@ -116,7 +116,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class ManifestChanges:
-    """What a policy's manifest says otherwise than that of its base; small policies are sent often.
+    """The parts in which a policy's manifest differs from that of its base; small policies are sent often.
 
     `sha256` is None where pieces of the policy went ahead of it. Each of them was signed, and no others have their
     attempt, so they need no digest: of 8 MB, a board without instructions for it takes 50 ms.
@@ -210,7 +210,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """How an actor is doing; every counter since its process started.
+    """The condition of an actor; every counter since its process started.
 
     `delegate` names the kernels that the acting policy really runs on (empty before the first policy). `refused` counts
     refusals by reason. `env_failure` says how the environment failed the last time, of `env_failures`. `swap_pause_ms`
@@ -301,7 +301,7 @@ class ActorState:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the learner wants of one actor. Retained.
+    """The learner's wishes for one actor. Retained.
 
     Exploration: epsilon falls from `epsilon_start` to `epsilon_end` over `epsilon_decay_steps` of this actor's
     recorded steps, of which `epsilon_offset` count as done before `boot` began. A deterministic policy's actions get

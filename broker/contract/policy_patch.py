@@ -114,7 +114,7 @@ class Loops:
 
 
 PLAIN = Loops(pack, sort)
-"""In numpy."""
+"""The loops in numpy."""
 
 
 def difference(base: Buffer, model: Buffer, loops: Loops = PLAIN, *, word: int = 1, quick: bool = False) -> ByteArray:
@@ -188,14 +188,14 @@ def _scratch(size: int) -> ByteArray:
 
 
 def apply(base: Buffer, patch: Any) -> bytes:
-    """What `difference` was given as `model`; `patch` is any buffer. Raises as `apply_to`."""
+    """Returns the `model` that `difference` was given; `patch` is any buffer. Raises as `apply_to`."""
     made, view = room.of(len(base))
     apply_to(base, patch, view)
     return made
 
 
 def apply_to(base: Buffer, patch: Any, model: ByteArray) -> None:
-    """As `apply`, writing to `model`, which is as long as `base`.
+    """Does what `apply` does, writing to `model`, which is as long as `base`.
 
     Raises:
         PolicyError: The patch is not one for so many bytes. Nothing longer than they are is ever allocated. `reason` is

@@ -80,7 +80,7 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether it is connected and subscribed, and everything retained was sent."""
+        """Returns whether it is connected and subscribed, and everything retained was sent."""
         return self._ready.is_set()
 
     @property
@@ -90,12 +90,12 @@ class Link:
 
     @property
     def connections(self) -> int:
-        """How many connections were made."""
+        """The number of connections that were made."""
         return self._network.connections
 
     @property
     def refusals(self) -> Mapping[str, connect_errors.Refusal]:
-        """By address, what came of the last attempt there."""
+        """The outcome of the last attempt, by address."""
         return self._attempts.refusals
 
     @property
@@ -120,7 +120,7 @@ class Link:
 
     @property
     def gather_s(self) -> float:
-        """How long the network thread leaves the socket alone when there is nothing to read.
+        """The time for which the network thread leaves the socket alone when there is nothing to read.
 
         What comes meanwhile is read together. Each time it wakes it takes Python's lock, and a core, from who computes.
         """

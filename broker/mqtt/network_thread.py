@@ -65,7 +65,7 @@ class NetworkThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Returns whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:

@@ -73,7 +73,7 @@ class Client(mqtt.Client):
 
     @property
     def has_read(self) -> bool:
-        """Whether there is more to read, though the socket may say that there is not."""
+        """Returns whether there is more to read, though the socket may say that there is not."""
         sock = self.socket()
         return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
 

@@ -1,1 +1,1 @@
-"""What every command needs beside its work: settings, exit codes, files on a failing disk, the processor's quirks."""
+"""The needs of every command beside its work: settings, exit codes, files on a failing disk, a processor's quirks."""

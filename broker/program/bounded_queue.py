@@ -1,4 +1,4 @@
-"""What waits for another thread, bounded in number and in bytes; who owns the queue decides what happens beyond that.
+"""A queue for another thread, bounded in number and in bytes; who owns it decides what happens beyond that.
 
 Some leave the rest in the socket, some drop what waits longest and count it. The owner's lock guards the queue: he has
 more than the queue to keep in step.
@@ -39,12 +39,12 @@ class BoundedQueue(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether as much waits as may."""
+        """Returns whether as much waits as may."""
         return len(self._waiting) >= self._limit.items or self.size_bytes >= self._limit.size_bytes
 
     @property
     def is_over(self) -> bool:
-        """Whether more waits than may."""
+        """Returns whether more waits than may."""
         return len(self._waiting) > self._limit.items or self.size_bytes > self._limit.size_bytes
 
     def put(self, item: T, size_bytes: int, subject: object = None) -> None:

@@ -1,4 +1,4 @@
-"""What a program says to people: `logging` of the standard library, one logger a module, one handler a process.
+"""Words of a program to people: `logging` of the standard library, one logger a module, one handler a process.
 
 A module has `_log = logging.getLogger(__name__)` and writes to it, as info what is good to know, as a warning what
 people should look at, as an error what ended something. A program calls `configure`. Lines go to stderr as they are;
@@ -87,7 +87,7 @@ class _Priority(logging.Formatter):
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Whether a stream goes to journald, as systemd.exec(5) says under $JOURNAL_STREAM."""
+    """Returns whether a stream goes to journald, as systemd.exec(5) says under $JOURNAL_STREAM."""
     try:
         about = os.fstat(stream.fileno())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How often each stage of a program ran, and how long that took: counts and seconds since its start.
+"""Counts and seconds of each stage of a program since its start: how often it ran, and how long that took.
 
 Whoever does the work owns the stopwatch, and adds to it where the work is done; whoever reports adds up several
 stopwatches. Threads may share one. An addition takes about 0.2 us, so that it is for messages, calls and policies; the
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 
 class Spent(NamedTuple):
-    """How often a stage ran, and the seconds that it took in all."""
+    """The runs of a stage, and the seconds that they took in all."""
 
     runs: int = 0
     seconds: float = 0.0
 
 
 Totals = Mapping[str, Spent]
-"""What each stage took, by its name."""
+"""The runs and seconds of each stage, by its name."""
 
 
 class Stopwatch:

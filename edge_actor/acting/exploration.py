@@ -109,7 +109,7 @@ class Explorer:
 
     @property
     def perturbs(self) -> bool:
-        """Whether a deterministic policy's actions get noise."""
+        """Returns whether a deterministic policy's actions get noise."""
         return self._schedule.noise_std > 0
 
     def draw_perturbed(self, rows: int) -> tuple[Sequence[Any], Sequence[NDArray[np.float32]]]:

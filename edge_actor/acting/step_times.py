@@ -1,4 +1,4 @@
-"""Where the time of steps goes: environment, observation to action, and the rest, which explores and records.
+"""The time of steps, divided: environment, observation to action, and the rest, which explores and records.
 
 A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 64 is timed: eight in a row, since
 the first pays for what the processor has forgotten of it. How many lie before the next eight is drawn at random, so
@@ -31,7 +31,7 @@ Call = Callable[[Any], Any]
 
 
 class Overhead(NamedTuple):
-    """What timing adds: seconds inside each call that is timed, outside of it, and to each piece besides."""
+    """The cost of timing: seconds inside each call that is timed, outside of it, and for each piece besides."""
 
     inside_s: float = 0.0
     outside_s: float = 0.0
@@ -149,7 +149,7 @@ class StepTimes:
 
 
 class Shares(NamedTuple):
-    """What timed rows took: how many there were and how many of them asked the policy, and seconds by stage."""
+    """The cost of timed rows: how many there were and how many of them asked the policy, and seconds by stage."""
 
     rows: float = 0.0
     asks: float = 0.0
@@ -168,12 +168,12 @@ class Timed:
 
     @property
     def calls(self) -> int:
-        """How many there were."""
+        """The number of calls."""
         return len(self.taken)
 
     @property
     def seconds(self) -> float:
-        """What they took in all."""
+        """The seconds that they took in all."""
         return sum(self.taken)
 
     def clear(self) -> None:

@@ -44,7 +44,7 @@ class Watchdog:
 
     @property
     def supervised(self) -> bool:
-        """Whether systemd started this process, and wants it to go on trying."""
+        """Returns whether systemd started this process, and wants it to go on trying."""
         return self._socket is not None
 
     def alive(self) -> None:

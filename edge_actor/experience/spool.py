@@ -100,7 +100,7 @@ class Spool:
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits for `pump`."""
+        """Returns whether something waits for `pump`."""
         return (
             self._sent < len(self._held)
             and self._window.has_room(self._sent + self._left, self._sent_bytes + self._left_bytes)
@@ -109,7 +109,7 @@ class Spool:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether whoever can wait with more should."""
+        """Returns whether whoever can wait with more should."""
         return self._files.size_bytes + self._unwritten_bytes > self._files.limit_bytes // 2
 
     def add(self, segments: trajectory.Segments, assigned_epoch: int, epoch: int, version: int) -> None:
@@ -208,7 +208,7 @@ class Spool:
         self._files.close()
 
     def _must_wait(self, index: int) -> bool:
-        """Whether a message follows a gap, and is not the oldest held."""
+        """Returns whether a message follows a gap, and is not the oldest held."""
         if index == 0:
             return False
         before, held = self._held[index - 1], self._held[index]

@@ -1,4 +1,4 @@
-"""How much experience may be on its way to the learner without a receipt, and when it is to be sent again.
+"""The window of experience that may be on its way to the learner without a receipt, and when it is to be sent again.
 
 As in TCP (RFC 5681): what has no receipt though the learner lives was lost, or the learner is behind; so one message is
 sent again, and each receipt then opens the window further. A learner that says nothing is not sent anything again: it
@@ -28,12 +28,12 @@ class Window:
         self._heard_at = self._progress_at = clock()
 
     def has_room(self, messages: int, size_bytes: int) -> bool:
-        """Whether one more may be sent, with so many on their way."""
+        """Returns whether one more may be sent, with so many on their way."""
         return messages == 0 or (messages < self._limit and size_bytes < LIMIT_BYTES)
 
     @property
     def is_overdue(self) -> bool:
-        """Whether what is on its way should have had its receipt."""
+        """Returns whether what is on its way should have had its receipt."""
         return self._heard_at - self._progress_at > RESEND_S
 
     def follow_learner(self, session: str) -> bool:

@@ -41,7 +41,7 @@ class Energy:
 
     @property
     def modelled(self) -> bool:
-        """Whether it is modelled from load, not measured."""
+        """Returns whether it is modelled from load, not measured."""
         return self._meter is not None and self._meter.source.modelled
 
     @property

@@ -9,7 +9,7 @@ from broker.contract import errors, messages, policy_patch, specs
 from edge_actor.policies import manifest_check, pieces
 
 Message = messages.Policy | messages.PolicyPatch | messages.PolicyPiece
-"""What may make a policy."""
+"""A message that may make a policy."""
 _NONE = messages.Order(0, 0)
 
 

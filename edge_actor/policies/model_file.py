@@ -1,4 +1,4 @@
-"""Whether a .tflite file holds together: every offset in it leads to a place in it.
+"""Checks that a .tflite file holds together: every offset in it leads to a place in it.
 
 ai-edge-litert looks before it follows them. tflite-runtime 2.14 does not: a file that was cut off ends the process with
 SIGSEGV. This is about accidents. A file that was made to do harm is kept out by its signature.
@@ -15,7 +15,7 @@ from typing import Any
 from broker.contract import errors
 
 Layout = Mapping[int, Any]
-"""What a table refers to, by field: a vector (the bytes of an element), a table (its layout) or a vector of tables (a
+"""References of a table, by field: a vector (the bytes of an element), a table (its layout) or a vector of tables (a
 list of their layout). Numbers in the table itself lead nowhere."""
 
 _QUANTIZATION: Layout = {0: 4, 1: 4, 2: 4, 3: 8}

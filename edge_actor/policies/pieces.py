@@ -6,7 +6,7 @@ from broker.contract import errors, messages, policy_patch, room
 
 
 class Pieces:
-    """What has come of one policy; takes as much memory as the policy, however many pieces come.
+    """The pieces that have come of one policy; they take as much memory as the policy, however many come.
 
     Args:
         first: The piece that begins it.
@@ -45,5 +45,5 @@ class Pieces:
 
 
 def _name(piece: messages.PolicyPiece) -> tuple[int, ...]:
-    """What all pieces of one attempt at a policy have in common."""
+    """Returns what all pieces of one attempt at a policy have in common."""
     return piece.epoch, piece.version, piece.base, piece.attempt

@@ -1,4 +1,4 @@
-"""How a policy gets from the network to the acting loop, which asks for the newest one that may act.
+"""Takes policies from the network to the acting loop, which asks for the newest one that may act.
 
     announced ─▶ fetched ─▶ verified ─▶ building ─▶ active
         └───────────┴───────────┴──────────┴─▶ refused (reason counted; the actor goes on with what it has)
@@ -50,7 +50,7 @@ _NONE_BUILT = _Built(b"", None, 0.0)
 
 
 class Phase(enum.Enum):
-    """How far the newest policy has come."""
+    """The stage that the newest policy has reached."""
 
     NONE = ""
     ANNOUNCED = "announced"
@@ -205,17 +205,17 @@ class PolicyReceiver:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to build."""
+        """Returns whether there is something to build."""
         return self._candidate is not None or self._ahead is not None
 
     @property
     def overdue(self) -> bool:
-        """Whether a verified policy has waited long enough for a good moment."""
+        """Returns whether a verified policy has waited long enough for a good moment."""
         return self._candidate is not None and time.monotonic() - self._waiting_since > self._patience_s
 
     @property
     def build_ms(self) -> float:
-        """How long `newest` will probably take, in milliseconds."""
+        """The milliseconds that `newest` will probably take."""
         candidate = self._candidate
         return 0.0 if candidate is not None and candidate.model is self._built.model else self.pause_ms or 0.0
 

@@ -1,4 +1,4 @@
-"""What policies are built on: a TFLite runtime, or a plug-in of the user's for another one (Hailo, Coral, ONNX).
+"""Runtimes that policies are built on: TFLite, or a plug-in of the user's for another one (Hailo, Coral, ONNX).
 
 A plug-in is a class that stands in for `interpreter.Interpreter`, named as MODULE:CLASS by a setting of this machine
 and by nothing else: no message of the network can name one, since naming it runs its code.

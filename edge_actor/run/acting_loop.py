@@ -88,7 +88,7 @@ class ActingLoop:
 
     @property
     def acts_alone(self) -> bool:
-        """Whether it can act without a learner: it has a control rate to hold, and a policy."""
+        """Returns whether it can act without a learner: it has a control rate to hold, and a policy."""
         return self._metronome is not None and self.policies.acting is not None
 
     def run(self) -> None:

@@ -55,7 +55,7 @@ class CommandRunner:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether a benchmark runs, which acting would disturb."""
+        """Returns whether a benchmark runs, which acting would disturb."""
         return self._commander.measuring
 
     def run(self, order: messages.Command) -> None:
@@ -79,7 +79,7 @@ class CommandRunner:
         self._commander.close()
 
     def _paced_stop(self) -> bool:
-        """For an evaluation on the only environment there is: it holds the control rate too."""
+        """Returns whether to stop an evaluation on the only environment there is, which holds the control rate too."""
         metronome, stop = self._metronome, self._told_to_stop
         while metronome is not None and not stop.requested and not metronome.wait(stop.wake):
             stop.wake.clear()

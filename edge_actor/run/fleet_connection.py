@@ -56,7 +56,7 @@ class FleetConnection:
 
     @property
     def state_topic(self) -> str:
-        """Where this actor's state is retained."""
+        """The topic at which this actor's state is retained."""
         return self.topics.actor_state(self.actor_id)
 
     def seal(self, topic: str, message: messages.Message) -> bytes:

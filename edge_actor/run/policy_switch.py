@@ -52,7 +52,7 @@ class PolicySwitch:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is a policy to build, which an episode's end would suit."""
+        """Returns whether there is a policy to build, which an episode's end would suit."""
         return self.receiver.has_work
 
     def follow(self, channel: str) -> None:
@@ -74,7 +74,7 @@ class PolicySwitch:
         return self.receiver.has_work and self._is_suitable(is_running, allowed_rows) and self._replace()
 
     def is_older_than(self, limit_s: float) -> bool:
-        """Whether for so long no newer policy came, nor word that there is none; never for 0."""
+        """Returns whether for so long no newer policy came, nor word that there is none; never for 0."""
         return limit_s > 0 and time.monotonic() - self.receiver.heard_at > limit_s
 
     def vitals(self) -> dict[str, Any]:

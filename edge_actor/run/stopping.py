@@ -1,4 +1,4 @@
-"""Whether the actor is to end."""
+"""A request that the actor end."""
 
 from __future__ import annotations
 

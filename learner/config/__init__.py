@@ -24,7 +24,7 @@ ENV_PREFIX = "ACTORQ_LEARNER_"
 PRECISIONS = ("int8", "float32", "float16", "dynamic")
 """Precisions of a policy as .tflite; quantize/tflite/convert.py says what each is."""
 WEIGHT_BYTES = {"int8": 1, "float32": 4, "float16": 2, "dynamic": 1}
-"""Of a weight, by precision."""
+"""Bytes of a weight, by precision."""
 NETWORKS = ("auto", "nature", "impala-small", "minatar", "mlp")
 """Convolutions in front of an image's dense layers; networks/convolutions.py says what each is."""
 
@@ -268,7 +268,7 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
 }
 """Settings by the name of the algorithm."""
 AUTO = "auto"
-"""In the place of an algorithm: whichever learns such actions."""
+"""A word in the place of an algorithm: whichever learns such actions."""
 _BY_ACTIONS = {"discrete": "dqn", "continuous": "d4pg"}
 
 

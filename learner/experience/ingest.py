@@ -57,12 +57,12 @@ class Ingest:
 
     @property
     def pending(self) -> bool:
-        """Whether something was received and is not yet in replay."""
+        """Returns whether something was received and is not yet in replay."""
         return bool(self._waiting or self._under_way)
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be received before the commit under way has ended."""
+        """Returns whether nothing more should be received before the commit under way has ended."""
         return self._waiting_bytes > LIMIT_BYTES
 
     @property

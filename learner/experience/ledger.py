@@ -282,7 +282,7 @@ class Ledger:
 
     @property
     def busy(self) -> bool:
-        """Whether a commit is under way."""
+        """Returns whether a commit is under way."""
         return self._commit is not None and not self._commit.done()
 
     def begin(self, entries: Sequence[Entry], forget_before: int) -> range:

@@ -44,7 +44,7 @@ class Brokers:
 
     @property
     def is_local(self) -> bool:
-        """Whether they serve this machine only: they are spoken to without TLS."""
+        """Returns whether they serve this machine only: they are spoken to without TLS."""
         return not any(address.Address.parse(where).tls for where in self._links)
 
     @property

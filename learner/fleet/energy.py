@@ -15,9 +15,9 @@ from broker.contract import messages
 POWER_MAX_W = 5000.0
 """The most that a board draws; who says more says nothing."""
 _LATE_S = 30.0
-"""How much longer than between their arrivals two heartbeats may be apart by their actor's clock, which may jump."""
+"""The most by which two heartbeats may be further apart by their actor's clock, which may jump, than their arrivals."""
 _SHARED_S = 1.0
-"""How much more than the time between two heartbeats a reading may be of: those in quick succession share one."""
+"""The most by which a reading may be of more than the time between two heartbeats: quick ones share a reading."""
 _BOARDS_MAX = 4096
 
 
@@ -33,7 +33,7 @@ class Drawn:
 
 @dataclass(slots=True)
 class _Meter:
-    """What one actor has told: of its process, and since the session began."""
+    """The words of one actor: of its process, and since the session began."""
 
     process: tuple[int, str]
     vitals: messages.Vitals
@@ -99,7 +99,7 @@ class Energy:
 
     @property
     def drawn(self) -> list[Drawn]:
-        """What each board drew, by what told it."""
+        """The energy that each board drew, by what told it."""
         return [Drawn(*key, joules) for key, joules in self._drawn.items()]
 
     @property

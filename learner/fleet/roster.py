@@ -119,7 +119,7 @@ class Roster:
 
     @property
     def decided(self) -> bool:
-        """Whether the fleet has a spec."""
+        """Returns whether the fleet has a spec."""
         return self._spec is not None
 
     @property
@@ -332,7 +332,7 @@ class Roster:
                 yield actor.actor_id, assignment
 
     def _is_early(self, actor: actors.Actor, lockstep_version: int, now_s: float) -> bool:
-        """Whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""
+        """Returns whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""
         return self._is_paced(actor, lockstep_version) and (self._allowance < 1 or now_s < actor.due_at)
 
     @staticmethod

@@ -210,7 +210,7 @@ class Session:
 
     @property
     def is_local(self) -> bool:
-        """Whether the brokers serve this machine only: they are spoken to without TLS."""
+        """Returns whether the brokers serve this machine only: they are spoken to without TLS."""
         return self.brokers.is_local
 
     def retain(self, topic: str, message: messages.Message) -> int:

@@ -1,4 +1,4 @@
-"""What the actors of a fleet spend their time on, all together: added up from what each says with its heartbeat.
+"""The time of all actors of a fleet together, by stage: added up from what each says with its heartbeat.
 
 A process counts from its start. What it says first is where counting begins, because it may have idled for days before
 this session; an actor that reboots is another process, and begins anew. What it spent after its newest heartbeat is not

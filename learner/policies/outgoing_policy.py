@@ -63,7 +63,7 @@ class OutgoingPolicy:
 
     @property
     def went_ahead(self) -> bool:
-        """Whether the policy's bytes went ahead in pieces."""
+        """Returns whether the policy's bytes went ahead in pieces."""
         return self._send_piece is not None
 
     def add(self, piece: bytes | memoryview) -> None:

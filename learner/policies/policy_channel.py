@@ -1,4 +1,4 @@
-"""How policies get to actors in few bytes: whole ones, patches on those, and pieces from one policy to the next.
+"""Gets policies to actors in few bytes: whole ones, patches on those, and pieces from one policy to the next.
 
     retained      W0 ──────────── p4 ──────────── p8 ─ ...        W: whole policy, p: patch on it
     streamed       └ s1 ─ s2 ─ s3    └ s5 ─ s6 ─ s7 └ ...         s: pieces on the policy just before
@@ -50,7 +50,7 @@ class Sender(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing that is sent leaves this machine."""
+        """Returns whether nothing that is sent leaves this machine."""
 
     def retain(self, topic: str, message: messages.Message) -> int:
         """Sends a retained message; returns its size in bytes."""
@@ -64,7 +64,7 @@ class Sender(Protocol):
 
 @dataclass(slots=True)
 class Traffic:
-    """What was sent: whole policies as keyframes, patches and steps as deltas. Bytes are payloads, seals included."""
+    """Counts of what was sent: whole policies as keyframes, patches and steps as deltas. Bytes include seals."""
 
     policies: int = 0
     keyframes: int = 0
@@ -161,7 +161,7 @@ class PolicyChannel:
 
     @property
     def is_due(self) -> bool:
-        """Whether the newest policy should be retained: no other has followed it for a while."""
+        """Returns whether the newest policy should be retained: no other has followed it for a while."""
         has_waited = self._clock() - self._retained_at > RETAIN_PERIOD_S
         return has_waited and self._manifest is not None and not self._is_retained
 
@@ -178,7 +178,7 @@ class PolicyChannel:
             self._send_patch(manifest, model, outgoing_policy.difference(base, model, self._word))
 
     def _is_patched(self, size: int) -> bool:
-        """Whether a retained policy of this size may be a patch."""
+        """Returns whether a retained policy of this size may be a patch."""
         return self._word == 1 or size < AHEAD_BYTES or not self._sender.is_local
 
     def _send_whole(self, manifest: messages.Manifest, model: bytes) -> None:
@@ -227,5 +227,5 @@ class PolicyChannel:
 
 
 def _changes(manifest: messages.Manifest) -> messages.ManifestChanges:
-    """What a policy's message says of its manifest; its base says the rest."""
+    """Returns what a policy's message says of its manifest; its base says the rest."""
     return messages.ManifestChanges(manifest.sha256 or None, manifest.created_s, manifest.expires_s)

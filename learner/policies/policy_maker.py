@@ -73,12 +73,12 @@ class PolicyMaker:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether ranges were made ahead, with the policy before."""
+        """Returns whether ranges were made ahead, with the policy before."""
         return self._calibration is not None
 
     @property
     def keeps_ranges(self) -> bool:
-        """Whether ranges of one policy serve the next."""
+        """Returns whether ranges of one policy serve the next."""
         return self._refines and self._keeps_calibration
 
     def make(

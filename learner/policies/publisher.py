@@ -23,7 +23,7 @@ from learner.quantize import bits, gate
 from learner.quantize.tflite import convert
 
 PATIENCE_S = 0.25
-"""What can wait until an actor acts on the newest policy waits no longer than this: there may be no actor."""
+"""The longest wait of what can wait until an actor acts on the newest policy: there may be no actor."""
 
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property needs a dict
@@ -319,6 +319,6 @@ class Publisher:
 
 
 def _same(policy: layers.PolicyLayers, other: layers.PolicyLayers) -> bool:
-    """Whether nothing has changed; the first layer that differs decides."""
+    """Returns whether nothing has changed; the first layer that differs decides."""
     pairs = zip(layers.arrays(policy).values(), layers.arrays(other).values(), strict=True)
     return all(np.array_equal(one, another) for one, another in sorted(pairs, key=lambda pair: pair[0].size))

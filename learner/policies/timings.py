@@ -1,4 +1,4 @@
-"""How long the stages of publishing took, of the newest publishes."""
+"""Times of the stages of publishing, of the newest publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker.program import stopwatch
 REMEMBERED = 4096
 """Publishes whose times are kept: a run may make millions."""
 STAGES = ("calibrate_ms", "quantize_ms", "gate_ms", "delta_ms", "send_ms")
-"""What is done one after the other, each time."""
+"""Stages that are done one after the other, each time."""
 _SUMS = {"calibrate_ms": "calibrate", "quantize_ms": "quantize", "gate_ms": "gate", "delta_ms": "publish"}
 """The stage of the whole run that each is added up in; what `send_ms` has, the session counts as it signs and sends."""
 

@@ -30,7 +30,7 @@ ENDS = (-1.0, 127 / 128)
 STEP = 1 / 128
 """The distance between two levels of a scaled feature."""
 LO_GAIN = 16
-"""What rounding took away, at most half a step, then has 16 levels; so have the weights, which are a 16th as large."""
+"""The factor that gives what rounding took away, at most half a step, 16 levels; its weights are a 16th as large."""
 _HALF_RANGE_FLOOR = 1e-3
 """Relative to its size, how far a feature that stood still during calibration may later move unclipped."""
 

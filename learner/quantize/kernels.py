@@ -259,4 +259,4 @@ def sort(old: NDArray[np.uint8], new: NDArray[np.uint8], planes: NDArray[np.uint
 
 
 LOOPS = policy_patch.Loops(pack, sort)
-"""What makes patches, compiled."""
+"""The loops that make patches, compiled."""

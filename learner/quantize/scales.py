@@ -26,7 +26,7 @@ Range = tuple[float, float]
 """Lowest and highest value of a tensor."""
 
 SLACK, _HEADROOM = 1.25, 1.06
-"""How much too wide a kept range may be, and how much wider than needed at least a new one is made."""
+"""The most by which a kept range may be too wide, and the least by which a new one is made wider than needed."""
 _GRAIN = 0.125
 """Step of biases, as a share of a level of the output. Rounding the output costs eight times as much."""
 _NEAR_ZERO = 1e-6

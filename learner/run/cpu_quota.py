@@ -28,7 +28,7 @@ _V1_QUOTA, _V1_PERIOD, _V2_QUOTA = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What became of a quota.
+    """The fate of a quota.
 
     Attributes:
         share: Of a core, for each process; None where the kernel could not be told.

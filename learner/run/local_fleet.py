@@ -36,7 +36,7 @@ _STOP_S = 1.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ActorOptions:
-    """How the actors of a fleet run.
+    """Options of the actors of a fleet.
 
     Attributes:
         envs: Environments in each.
@@ -133,7 +133,7 @@ class LocalFleet:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the brokers are."""
+        """The addresses of the brokers."""
         return tuple(str(address.Address(one["host"], one["port"], self._tls)) for one in self.brokers)
 
     @property

@@ -1,4 +1,4 @@
-"""What energies can tell: joules that a model made from times say no more than the times."""
+"""Judges what energies can tell: joules that a model made from times say no more than the times."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ CHOICES = (
     replace(_PER_FEATURE, name="dynamic", precision="dynamic"),
     replace(_PER_FEATURE, name="float16", precision="float16"),
 )
-"""For policies whose largest output is the choice. From `aware` on, rows are to be compared with `+ per-feature
+"""Recipes for policies whose largest output is the choice. From `aware` on, compare rows with `+ per-feature
 input`."""
 
 _SCALED = replace(_PLAIN, name="+ per-feature input", per_feature=True)
@@ -95,7 +95,7 @@ ACTIONS = (
     replace(_SCALED, name="dynamic", precision="dynamic"),
     replace(_SCALED, name="float16", precision="float16"),
 )
-"""For policies whose outputs are the action. From `percentile ranges` on, rows are to be compared with `+ per-feature
+"""Recipes for policies whose outputs are the action. From `percentile ranges` on, compare rows with `+ per-feature
 input`."""
 
 

@@ -14,7 +14,7 @@ from broker.serve.mosquitto import process
 
 
 def kind() -> str:
-    """What `actorq-broker up` and the demo take on this machine."""
+    """Returns the kind of broker that `actorq-broker up` and the demo take on this machine."""
     return "mosquitto" if process.find() else "embedded"
 
 

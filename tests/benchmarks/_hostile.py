@@ -24,7 +24,7 @@ from broker.fleet import identity
 from tests.fakes import light_connection
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
-"""Of the honest actors, so that there is nothing wrong with what is sent but that it is so much."""
+"""The spec of the honest actors: nothing is wrong with what is sent but that it is so much."""
 AT_ONCE = 20
 _PUBLISH, _SUBSCRIBE = 0x30, 0x82
 
@@ -77,7 +77,7 @@ def state(boot: int, heartbeat: int) -> messages.ActorState:
 
 
 def experience(seq: int, **changes: object) -> messages.Experience:
-    """Of one step."""
+    """Returns experience of one step."""
     ones = np.ones(1, np.float32)
     made = messages.Experience(
         boot=1,
@@ -106,7 +106,7 @@ def packet(kind: int, body: bytes) -> bytes:
 
 
 class Hostile:
-    """What it says is sealed with its own key, and goes out at QoS 0: nobody's answer is waited for."""
+    """An actor that floods: it seals with its own key and sends at QoS 0, so that it waits for nobody's answer."""
 
     def __init__(self, bundle: identity.Bundle) -> None:
         self.fleet, self._id = bundle.fleet, bundle.actor_id

@@ -92,7 +92,7 @@ class Site:
 
     @property
     def mosquitto_pid(self) -> int:
-        """Of the process that serves now: one that was exceeded is started anew."""
+        """Returns the id of the process that serves now: one that was exceeded is started anew."""
         return int(psutil.Process(self.broker.pid).children()[0].pid)
 
     def learner(self, *arguments: str) -> subprocess.Popen[str]:

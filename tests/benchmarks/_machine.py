@@ -1,4 +1,4 @@
-"""How fast the machine was while a row was measured: a shared one may be half as fast from one hour to the next.
+"""Measures how fast the machine was during a row: a shared one may be half as fast from one hour to the next.
 
 Processors differ in more than speed: one without AVX-512 but with instructions for SHA-256 hashes as fast as another
 one that multiplies matrices three times as fast.

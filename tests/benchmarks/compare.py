@@ -1,4 +1,4 @@
-"""What a precision gains in a whole fleet: `actorq-learner compare`, actor-bound, int8 over float32.
+"""Measures what a precision gains in a whole fleet: `actorq-learner compare`, actor-bound, int8 over float32.
 
 A small comparison, so that all benchmarks together do not take hours; ACTORQ_BENCH_COMPARE may hold other arguments of
 `actorq-learner compare`. Rows are that command's own: `interval` is by bootstrap, `spread` the range of ratios.

@@ -1,4 +1,4 @@
-"""Whether dueling earns its cost: time to a solved task with it and without, over seeds, on each task that is tuned.
+"""Measures whether dueling earns its cost: time to a solved task with and without it, over seeds, on tuned tasks.
 
 With dueling an update takes 1.9 times the operations (`ONLY=update`). Each seed is run both ways, one after the other
 in alternating order, as whole fleets on this machine. `value` is the median time to the threshold with dueling,

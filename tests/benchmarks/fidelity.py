@@ -1,4 +1,4 @@
-"""How far int8 policies act like fp32: `actorq-learner fidelity` for one trained run of each task.
+"""Measures how far int8 policies act like fp32: `actorq-learner fidelity` for one trained run of each task.
 
 `value` is the share of held-back replay states on which a policy chooses as fp32 does; of continuous actions their mean
 error, relative to their range. `reference` is that of plain int8.
@@ -27,7 +27,7 @@ EPISODES = {
     "MountainCarContinuous-v0": 100,
     "LunarLanderContinuous-v3": 400,
 }
-"""Of each policy, by task. 400 where a few episodes decide: one more swing costs MountainCar 80 of 110, Acrobot may
+"""Episodes of a policy, by task. 400 where a few decide: one more swing costs MountainCar 80 of 110, Acrobot may
 swing on until it is cut off, and landings are chaotic: one other choice in 500 (float16) moves a return by 40. After
 100 the interval is as wide as what is asked of it, whatever the policy."""
 PUBLISHED, SHIPPED = "as published", "all together (ships)"
@@ -97,7 +97,7 @@ def _explain(study: dict[str, Any], row: dict[str, Any]) -> str:
 
 
 def _verdict(row: dict[str, Any]) -> str:
-    """What is required of the policies that ship, and whether they show it."""
+    """Returns what is required of the policies that ship, and whether they show it."""
     if "error_mean" in row:
         wanted = [
             ("mean error at most 0.01", row["error_mean"] <= 0.01),

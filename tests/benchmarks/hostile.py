@@ -28,7 +28,7 @@ from tests.benchmarks import _hostile, _load
 
 HONEST = 4
 RATE_HZ, ENVS = 250, 8
-"""Of each: 2000 steps/s."""
+"""The control rate and the environments of each honest actor: 2000 steps/s."""
 BATCH, SAMPLES_PER_INSERT = 128, 4.0
 PHASE_S = float(os.environ.get("HOSTILE_PHASE_S", "12"))
 TURNS = int(os.environ.get("HOSTILE_TURNS", "2"))
@@ -127,7 +127,7 @@ def _together() -> Iterator[dict[str, Any]]:
 
 
 def _memory(site: _load.Site, learner: subprocess.Popen[str]) -> tuple[int, int]:
-    """Of learner and broker, MB; of a broker that is being started anew, 0."""
+    """Returns the memory of learner and broker, MB; 0 of a broker that is being started anew."""
     broker = 0.0
     with contextlib.suppress(IndexError, psutil.NoSuchProcess):
         broker = _load.rss_mb(site.mosquitto_pid)

@@ -1,4 +1,4 @@
-"""How much experience a learner takes in, each message decoded, checked and committed to disk before its receipt.
+"""Measures how much experience a learner takes in: decoded, checked and committed to disk before its receipt.
 
 Mosquitto with TLS, a real `actorq-learner train`, and simulated actors (tests/fakes/swarm.py) that act as fast as
 receipts come: segments of 256 steps with observations of 24 floats, 27.6 KB a message. They begin when the learner has

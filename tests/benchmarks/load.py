@@ -25,7 +25,7 @@ ACTORS = 500
 SIZES = (60, 120, 240, 480, 960)
 PHASE_S, WARM_S = 15.0, 6.0
 TURNS = 6
-"""Of the fleet; one actor has one more."""
+"""Measurements of the fleet; one actor has one more."""
 ONE = ("--first", "0", "--count", "1", "--message-steps", "512")
 """The swarm that the fleet is compared with."""
 OFFERED = 1.4
@@ -34,7 +34,7 @@ BATCH = 128
 PLENTY = 1000.0
 """Samples per step that keep a learner busy whatever comes."""
 PUBLISH_PERIOD_UPDATES = 2000
-"""As often as 500 actors are sent policies at most: publishing costs the same, however many receive them."""
+"""Updates between policies, as 500 actors are sent them at most: publishing costs the same, whoever receives them."""
 
 
 def run() -> Iterator[dict[str, Any]]:

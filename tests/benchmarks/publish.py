@@ -1,4 +1,4 @@
-"""What it takes to turn weights into a policy on the wire, stage by stage; requantizing against TFLiteConverter.
+"""Measures what turns weights into a policy on the wire, stage by stage; requantizing against TFLiteConverter.
 
 One process; converter and requantizer alternate on the same policies and the same observations. The converter is called
 in the quickest way we know (constants in the graph, one calibration batch): from a Keras model it takes twice as long.
@@ -140,7 +140,7 @@ def _ms(work: Callable[[Any], object], argument: Any) -> float:
 
 
 def _float(case: str, hidden: tuple[int, ...], precision: str, *, rounds: int) -> dict[str, Any]:
-    """Of a model whose activations are floats: written over a converted one, and converted, in turn."""
+    """Returns the row of a model whose activations are floats: written over a converted one, and converted, in turn."""
     rng = np.random.default_rng(0)
     policy = _initial(hidden, rng)
     calibration = rng.standard_normal((64, *SPEC.observation.shape), np.float32)
@@ -228,6 +228,6 @@ def _initial(hidden: tuple[int, ...], rng: np.random.Generator) -> layers.Policy
 
 
 def _change(policy: layers.PolicyLayers, rng: np.random.Generator) -> None:
-    """Where the weights lie, as training does."""
+    """Changes the weights where they lie, as training does."""
     for array in layers.arrays(policy).values():
         array += STEP * rng.standard_normal(array.shape, np.float32)

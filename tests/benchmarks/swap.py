@@ -43,10 +43,10 @@ LEVELS = 2.0
 TRAINING_S = (0.02, 0.06)
 """Between two publishes, drawn anew each time, so that they fall anywhere in the actor's turn."""
 UPDATE_S = 0.005
-"""Of an update, after each of which TrainingLoop does what can wait (`Publisher.tidy`)."""
+"""Seconds of an update, after each of which TrainingLoop does what can wait (`Publisher.tidy`)."""
 TIMEOUT_S = 10.0
 RATE_HZ = 200.0
-"""Of the actor that holds a control rate."""
+"""The rate of the actor that holds a control rate."""
 
 
 def run() -> Iterator[dict[str, Any]]:
@@ -131,7 +131,7 @@ class _Bench:
         self.windows.append((began, time.monotonic()))
 
     def _serve(self, wait_s: float) -> None:
-        """What TrainingLoop does with what arrives, but for learning from it."""
+        """Does what TrainingLoop does with what arrives, but for learning from it."""
         boot = seq = 0
         for arrival in self.here.drain(wait_s):
             message = arrival.message

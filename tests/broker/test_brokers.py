@@ -1,4 +1,4 @@
-"""What the contract asks of any broker, asked of both: retained, wills, QoS 1, 40 MB, and stopping in time."""
+"""Both brokers do what the contract asks of any: retained, wills, QoS 1, 40 MB, and stopping in time."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def step(base: bytes, model: bytes, fingerprint: str, *, base_version: int, **ch
 
 
 def manifest_changes(about: messages.Manifest) -> messages.ManifestChanges:
-    """What a patch or a last piece says of its policy's manifest."""
+    """Returns what a patch or a last piece says of its policy's manifest."""
     return messages.ManifestChanges(about.sha256, about.created_s, about.expires_s)
 
 

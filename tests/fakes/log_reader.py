@@ -41,5 +41,5 @@ class LogReader:
         return self.lines[self._read - 1]
 
     def empty(self) -> bool:
-        """Whether all lines were read."""
+        """Returns whether all lines were read."""
         return len(self.lines) <= self._read

@@ -12,7 +12,7 @@ from tests.fakes import log_reader
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[log_reader.LogReader]:
-    """What the learner logs, as people are shown it: a line that is said once is there once."""
+    """Yields what the learner logs, as people are shown it: a line that is said once is there once."""
     once = logs.Once()
     caplog.handler.addFilter(once)
     yield log_reader.LogReader(caplog, "learner")

@@ -1,4 +1,4 @@
-"""What policies answer here: a digest of the outputs' bytes per model, to be compared between machines.
+"""Prints what policies answer here: a digest of the outputs' bytes per model, to be compared between machines.
 
 `make DIRECTORY` adds int8 models (needs TensorFlow), `give [DIRECTORY]` prints answers to the same 500 observations,
 `compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels. `give --reference` asks

@@ -27,7 +27,7 @@ from tests.pi import images
 from tests.system.conftest import QUICK
 
 _HOST = "10.0.2.2"
-"""What a machine in qemu's user network calls the host's loopback."""
+"""The address by which a machine in qemu's user network calls the host's loopback."""
 _BOOT_BYTES = 256 << 20
 _ROOT_BYTES = 2 << 30
 _PULLS = {"bookworm": 2, "trixie": 1}
@@ -35,7 +35,7 @@ _SET_UP_S = 2400.0
 _ACTOR = "pi-boot"
 _RSS_BYTES = 80_000_000
 _WORDS = ("console=ttyAMA0", "panic=-1", "net.ifnames=0", "systemd.journald.forward_to_console=1")
-"""For every boot: eth0 has that name on a board too, and what services say is in the console's log."""
+"""Kernel arguments of every boot: eth0 has its name as on a board, and what services say is in the console's log."""
 
 
 def image(path: Path, root: Path) -> None:
@@ -161,7 +161,7 @@ def _assert_scrubbed(card: Path, directory: Path, secrets: Sequence[str]) -> Non
 
 
 def _log_in(machine: Machine, key: Path) -> None:
-    """As the user that flash.sh makes, by key alone, and as root from there, without a password."""
+    """Logs in as the user that flash.sh makes, by key alone, and as root from there, without a password."""
     command = ["ssh", "-i", str(key), "-p", str(machine.ssh_port), "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"]
     command += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "pi@127.0.0.1"]
     command += ["hostname && sudo -n cloud-init status --wait --long"]

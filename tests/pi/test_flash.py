@@ -19,7 +19,7 @@ FLASH = Path(__file__).parents[2] / "firmware_notes" / "flash.sh"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJt0HCnkUmPb lab@desktop"
 SECRETS = {"ACTORQ_WIFI_PASSWORD": "ThisIsAPassword"}
 PSK = "0dc0d6eb90555ed6419756b9a15ec3e3209b63df707dd508d14581f8982721af"
-"""Of network `ThisIsASSID` and the password above, as IEEE 802.11i-2004 says (H.4.3)."""
+"""The key of network `ThisIsASSID` and the password above, as IEEE 802.11i-2004 says (H.4.3)."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def mtools() -> None:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """What a user has: a bundle, a key, and a wheel."""
+    """Returns a directory with what a user has: a bundle, a key, and a wheel."""
     identity.Fleet.open("lab", tmp_path / "fleet").enroll("pi_kitchen").write(tmp_path / "pi.bundle")
     (tmp_path / "key.pub").write_text(f"{KEY}\n")
     (tmp_path / "actorq_fleet-0.1.0-py3-none-any.whl").write_bytes(b"not looked at here")

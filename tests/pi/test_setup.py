@@ -29,7 +29,7 @@ PRINTS = (
 
 @pytest.mark.fault(22)
 def test_the_command_for_people_runs_nothing_that_a_setting_says(tmp_path: Path) -> None:
-    """As root, which `id` says here; `setpriv` steps aside."""
+    """It runs as root, which `id` says here; `setpriv` steps aside."""
     program, settings, bin_ = tmp_path / "opt", tmp_path / "etc", tmp_path / "bin"
     for file, text in (
         (program / "venv/bin/actorq-actor", PRINTS),

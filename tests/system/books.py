@@ -1,4 +1,4 @@
-"""What numbered steps became: the books that environments keep (`counting.py`), and what the learner's ledger has."""
+"""Compares numbered steps: the books that environments keep (`counting.py`), and what the learner's ledger has."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Books:
         return {life: np.concatenate(parts) for life, parts in found.items()}
 
     def missing(self, accepted: dict[Life, Numbers]) -> int:
-        """How many of these steps the ledger does not have."""
+        """Returns how many of these steps the ledger does not have."""
         return _missing(accepted, self.in_ledger())
 
     def balance(self, *lives: Life) -> Balance:

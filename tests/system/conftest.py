@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,18 @@ def run_root() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield Path(name)
+
+
+@contextlib.contextmanager
+def started(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Starts a command, which is killed at the end of the block if it lives then."""
+    child = subprocess.Popen(words, text=True, **options)
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""What the training loop is made of: a file for each thing that it decides."""
+"""Parts of the training loop: a file for each thing that it decides."""

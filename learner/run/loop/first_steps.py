@@ -28,7 +28,7 @@ class FirstSteps:
 
     @property
     def are_complete(self) -> bool:
-        """Whether enough steps came for learning to begin."""
+        """Returns whether enough steps came for learning to begin."""
         return self._limiter.inserted >= self._limiter.min_size
 
     def begin_early(self, now_s: float) -> None:

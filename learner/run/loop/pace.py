@@ -56,7 +56,7 @@ class Pace:
 
     @property
     def budget_spent(self) -> bool:
-        """Whether the steps of the budget were recorded."""
+        """Returns whether the steps of the budget were recorded."""
         if self._settings.deterministic:
             return self.lockstep_goal > self._settings.max_env_steps
         return self.env_steps >= self._settings.max_env_steps

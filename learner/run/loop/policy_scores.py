@@ -52,7 +52,7 @@ class PolicyScores:
 
     @property
     def busy(self) -> bool:
-        """Whether a policy is being scored."""
+        """Returns whether a policy is being scored."""
         return self._scoring.busy
 
     @property

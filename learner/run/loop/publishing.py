@@ -49,7 +49,7 @@ class Publishing:
 
     @property
     def is_due(self) -> bool:
-        """Whether a policy is to be made now."""
+        """Returns whether a policy is to be made now."""
         if self._publisher.newest is None:
             return True
         due = self._algorithm.updates - self._updates >= self._period_updates

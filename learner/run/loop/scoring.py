@@ -105,7 +105,7 @@ class Scoring:
 
     @property
     def busy(self) -> bool:
-        """Whether a policy is being scored."""
+        """Returns whether a policy is being scored."""
         return self._current is not None
 
     def begin(self, policy: publisher.Published, *, confirm: bool = False) -> None:

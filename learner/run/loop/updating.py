@@ -56,12 +56,12 @@ class Updater(Generic[_B]):
 
     @property
     def may_update(self) -> bool:
-        """Whether there is a batch for a call of updates now."""
+        """Returns whether there is a batch for a call of updates now."""
         raise NotImplementedError
 
     @property
     def awaits_policy(self) -> bool:
-        """Whether a policy has to act before there is anything to learn from, and none of this session does."""
+        """Returns whether a policy has to act before there is anything to learn from, and none of this session does."""
         return False
 
     def begin(self) -> None:
@@ -135,7 +135,7 @@ class ReplayUpdater(Updater[replay.Batch]):
 
     @property
     def may_update(self) -> bool:
-        """Whether there are transitions, and samples may be drawn now."""
+        """Returns whether there are transitions, and samples may be drawn now."""
         return len(self._replay) > 0 and self._limiter.may_sample(self._samples)
 
     def draw(self) -> replay.Batch:
@@ -179,13 +179,13 @@ class PhaseUpdater(Updater[rollouts.Phase]):
 
     @property
     def may_update(self) -> bool:
-        """Whether enough steps of policies that are new enough wait."""
+        """Returns whether enough steps of policies that are new enough wait."""
         newest = self._newest()
         return newest is not None and self._rollouts.usable(newest) >= self._settings.rollout_steps
 
     @property
     def awaits_policy(self) -> bool:
-        """Whether none went out, and there are observations to make one with."""
+        """Returns whether none went out, and there are observations to make one with."""
         return self._newest() is None and len(self._rollouts) > 0
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a run went: the learner's stages, those of its actors, and ActorQ's four categories.
+"""The time of a run, divided: the learner's stages, those of its actors, and ActorQ's four categories.
 
 Stages of the learner that stand on different threads overlap, so their shares need not add up to the whole: the loop's
 own (receive, decode, replay_insert, sample, wait) go on while another thread computes an update or makes a policy

@@ -21,7 +21,7 @@ _J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What the learner used, and what a kWh costs.
+    """The energy that the learner used, and the CO2 of a kWh.
 
     Attributes:
         joules: Of its process, or where the processor is measured, of its machine's processor.

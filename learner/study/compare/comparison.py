@@ -17,11 +17,11 @@ from learner.study.compare import directory, figures, fleet_run, headroom, plan,
 
 _log = logging.getLogger(__name__)
 _START_S = 12.0
-"""What a fleet takes until it trains and to end, about."""
+"""Seconds, about, that a fleet takes until it trains and to end."""
 _PILOT_S = 8.0
 _PILOT_LIMIT_S = 120.0
 _SLOWER = 2.5
-"""How much longer than the fastest arm an arm may take, for the first estimate."""
+"""The factor by which an arm may take longer than the fastest one, for the first estimate."""
 _LIMIT = 8.0
 """Times `run_s`, after which a run for throughput is ended: its rate tells as much."""
 
@@ -86,7 +86,7 @@ class Comparison:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all runs have ended."""
+        """Returns whether all runs have ended."""
         runs = plan.runs(self._request)
         return not self._stop.is_set() or all(run.name in self._done for run in runs)
 

@@ -25,7 +25,7 @@ _FOREVER_S = "1000000"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a fleet ended.
+    """The end of a fleet.
 
     Attributes:
         summary: What it printed; empty if nothing.

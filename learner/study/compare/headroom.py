@@ -1,4 +1,4 @@
-"""How long runs shall be, and how often steps are sampled where actors shall be what is waited for.
+"""Decides how long runs shall be, and how often steps are sampled where actors shall be what is waited for.
 
 Decided once for a regime and size, by a first short run of the fastest arm that counts for nothing: all arms then have
 the same settings, and so the same work for the learner per step.
@@ -16,7 +16,7 @@ from learner.study.compare import figures
 IDLE_MIN = 0.3
 """The least share of the time for which the learner must wait where actors are what is waited for."""
 _BUSY = 0.45
-"""What the learner may be busy for in the fastest arm: all the others leave it more time, and the first short run may
+"""The share of time for which the fastest arm may keep the learner busy: others leave it more, and the first run may
 have met a quiet moment."""
 _STARVED = 0.15
 _CALL_S, _PUBLISH_S = 0.2, 1.0

@@ -17,7 +17,7 @@ KINDS = (THROUGHPUT, THRESHOLD)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for; it is what `plan.json` holds.
+    """A comparison as it is asked for; it is what `plan.json` holds.
 
     Attributes:
         env: The task.
@@ -63,7 +63,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arm:
-    """What is compared with others of the same regime and widths."""
+    """One side of a comparison with others of the same regime and widths."""
 
     regime: str
     hidden: tuple[int, ...]

@@ -17,7 +17,7 @@ _EXPLAINED_US = 0.05
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measure:
-    """What is compared.
+    """A figure that is compared.
 
     Attributes:
         key: In the figures of a run.

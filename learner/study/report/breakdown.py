@@ -1,4 +1,4 @@
-"""Where the time goes: ours beside what ActorQ published, and every stage of learner and actors."""
+"""Draws where the time goes: ours beside what ActorQ published, and every stage of learner and actors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs cost: bytes of policies and experience, joules and CO2, each with its source."""
+"""Draws what runs cost: bytes of policies and experience, joules and CO2, each with its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs were: the fleets, the settings, the versions, and the commands that make them again."""
+"""Tells what the runs were: the fleets, the settings, the versions, and the commands that make them again."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Arm:
 
     @property
     def seeds(self) -> str:
-        """How many runs, and their seeds, for people."""
+        """The number of runs, and their seeds, for people."""
         seeds = sorted({run.seed for run in self.runs if run.seed is not None})
         named = f", seed{'' if len(seeds) == 1 else 's'} {tables.listed(seeds)}" if seeds else ""
         return f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}{named}"

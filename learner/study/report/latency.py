@@ -1,4 +1,4 @@
-"""How long it takes: from an observation to an action, from an update to the actor that acts on it; and policy lag."""
+"""Draws how long it takes from an observation to an action, and from an update to an actor's acting; and policy lag."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from learner.study.report import (
 )
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What a browser may load for the page, whatever a fleet wrote into it: nothing."""
+"""The list of what a browser may load for the page, whatever a fleet wrote into it: nothing."""
 _CAPTION_CHARS = 4000
 _STYLE = """
 *{box-sizing:border-box}

@@ -18,7 +18,7 @@ SERIES = (
     *("wall_s", "env_steps", "updates", "return_mean", "published_return_mean", "policy_lag_mean"),
     *("publish_to_acting_ms", "env_steps_per_s"),
 )
-"""What is read of the rows of metrics."""
+"""Figures that are read of the rows of metrics."""
 ROWS_MAX = 4000
 """Rows of one run that are kept, evenly spread: no picture shows more."""
 Object = dict[str, Any]
@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run left behind; whatever it did not write is empty.
+    """The remains of one run; whatever it did not write is empty.
 
     Attributes:
         path: Of its directory.
@@ -96,7 +96,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `compare` left behind: one row per ratio, and the runs that they come from."""
+    """The remains of a comparison: one row per ratio, and the runs that they come from."""
 
     path: Path
     rows: Sequence[Object]

@@ -1,4 +1,4 @@
-"""What others offer for the same work: runtimes for a policy, and a library that learns. `make peers` installs them.
+"""Offers of others for the same work: runtimes for a policy, and a library that learns. `make peers` installs them.
 
 They live in an environment of their own, `.venv/peers`, and this one never imports them. `make bench ONLY=peers`
 measures what a runtime takes for an action; `make bench-peers` how soon Stable-Baselines3 has learnt a task.
@@ -20,7 +20,7 @@ RUNTIMES = {
     "onnx-float32": f"{__name__}.on_onnx:Float32",
     "onnx-int8": f"{__name__}.on_onnx:Int8",
 }
-"""For `actorq-actor run --runtime`, by name. All of them read the .tflite files of `--precision float32`, and quantize
+"""Values of `actorq-actor run --runtime`, by name. All read the .tflite files of `--precision float32`, and quantize
 those themselves where they are int8. A process that uses one starts in `REPOSITORY`, where they are found."""
 
 

@@ -34,7 +34,7 @@ UPDATES = "updates"
 ROUNDS, UPDATES_PER_ROUND = 9, 1024
 _MODEL = {"hidden": (256, 256), "batch_size": 64, "features": models.FEATURES, "actions": models.ACTIONS}
 _GRACE_S = 600.0
-"""For evaluations and starts, beside the time limit of a run."""
+"""Seconds for evaluations and starts, beside the time limit of a run."""
 _RESAMPLES = 10_000
 
 

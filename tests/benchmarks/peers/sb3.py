@@ -56,7 +56,7 @@ class Scoring(callbacks.BaseCallback):
         return not self.solved and self.train_s < self.timeout_s
 
     def _reached(self, returns: list[float]) -> bool:
-        """Whether they reach the target, or may once there are as many as there should be."""
+        """Returns whether they reach the target, or may once there are as many as there should be."""
         return bool(sum(returns) + (EPISODES - len(returns)) * self.best >= EPISODES * self.target)
 
     def _play(self, seed: int) -> list[float]:

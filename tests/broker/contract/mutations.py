@@ -1,4 +1,4 @@
-"""What fuzzing sends: random bytes, genuine ones that were damaged, and genuine ones with odd values in the header."""
+"""Payloads of fuzzing: random bytes, genuine ones that were damaged, and genuine ones with odd values in the header."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def difference(base: policy_patch.Buffer, model: policy_patch.Buffer, *, word: i
 
 PATCH = difference(BASE, MODEL)
 NEAR = difference(BASE, BASE)
-"""In halves of bytes."""
+"""A patch in halves of bytes."""
 SORTED = difference(BASE, BASE, word=4)
 WHOLE = difference(BASE, np.random.default_rng(0).bytes(len(BASE)), word=4)
 

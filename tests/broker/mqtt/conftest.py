@@ -17,7 +17,7 @@ MakeLink = Callable[..., link.Link]
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> log_reader.LogReader:
-    """What links log."""
+    """Returns what links log."""
     return log_reader.LogReader(caplog, "broker.mqtt")
 
 
@@ -39,7 +39,7 @@ def make_link() -> Iterator[MakeLink]:
 
 
 def listen(made: link.Link, topic_filter: str) -> Messages:
-    """What comes by a filter, as (topic, payload, retained)."""
+    """Returns what comes by a filter, as (topic, payload, retained)."""
     received: Messages = queue.Queue()
     made.subscribe(topic_filter, lambda *message: received.put(message))
     return received

@@ -60,7 +60,7 @@ def broker(fleet: identity.Fleet, open_tmpdir: str) -> Iterator[conftest.BrokerP
 
 
 def rss_bytes(broker: conftest.BrokerProcess) -> int:
-    """Of the Mosquitto that serves now; 0 while there is none."""
+    """Returns the memory of the Mosquitto that serves now; 0 while there is none."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return sum(int(child.memory_info().rss) for child in psutil.Process(broker.process.pid).children())
     return 0

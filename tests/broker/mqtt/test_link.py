@@ -69,7 +69,7 @@ def test_topics_are_followed_and_no_longer(broker_address: str, make_link: links
     rounds = iter(range(1000))
 
     def heard() -> set[str]:
-        """Of a and b, what is sent now."""
+        """Returns which of a and b are heard of in what is sent now."""
         mark = str(next(rounds)).encode()
         for name in ("a", "b", "last"):
             topic = f"actorq/t/actor/{name}/state"

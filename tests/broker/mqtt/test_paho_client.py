@@ -1,4 +1,4 @@
-"""What paho would make of a packet, our client makes too, of odd ones as well."""
+"""Our client makes of a packet what paho would make of it, of an odd one too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVERRIDDEN = ("_handle_publish", "_packet_write", "_sock_recv")
 
 
 def heard(client: mqtt.Client, command: int, packet: bytes) -> tuple[Any, ...]:
-    """What a packet's callback gets, or how it is refused."""
+    """Returns what a packet's callback gets, or how it is refused."""
     messages: list[Any] = []
     client.on_message = lambda _, __, message: messages.append(
         (message.topic, message.payload, message.qos, message.retain, message.dup, message.mid)
@@ -64,7 +64,7 @@ def test_only_whole_messages_are_heard() -> None:
 
 
 def test_paho_is_one_whose_private_methods_are_known() -> None:
-    """What is overridden is not part of its interface: a new release may call it otherwise, or not at all."""
+    """Overridden methods are not part of its interface: a new release may call them otherwise, or not at all."""
     installed = importlib.metadata.version("paho-mqtt")
     assert installed.startswith(paho.KNOWN_PAHO), (
         f"paho-mqtt {installed} is not known: read its {', '.join(OVERRIDDEN)}, compare with {paho.__file__}, "

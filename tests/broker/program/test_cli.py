@@ -1,4 +1,4 @@
-"""How commands end: each error with its own code, three lines on stderr, a traceback only when asked for."""
+"""Commands end in one way: each error with its own code, three lines on stderr, a traceback only when asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people are shown: where, in which words, and how often."""
+"""People are shown what is logged: where, in which words, and how often."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logging.getLogger("tensorflow").info("another library")
 
 @pytest.fixture
 def shown() -> io.StringIO:
-    """What our packages show."""
+    """Returns what our packages show."""
     stream = io.StringIO()
     logs.configure(logging.StreamHandler(stream))
     return stream
@@ -40,7 +40,7 @@ def test_lines_go_to_stderr_as_they_are() -> None:
 
 
 def test_a_library_that_sets_up_logging_has_nothing_said_twice() -> None:
-    """As those do that call `logging.warning`, some of them in the middle of a run."""
+    """Some libraries call `logging.warning`, and so set it up, in the middle of a run."""
     program = f"import logging; logging.basicConfig(); {_SAYS}"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stderr.count("good to know") == 1

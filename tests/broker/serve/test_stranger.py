@@ -26,7 +26,7 @@ SAID = {
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> log_reader.LogReader:
-    """What links log."""
+    """Returns what links log."""
     return log_reader.LogReader(caplog, "broker.mqtt")
 
 
@@ -57,7 +57,7 @@ def start(fleet: identity.Fleet, links: list[link.Link], *addresses: str) -> lin
 def test_a_stranger_is_no_reason_to_end_for_good(
     fleet: identity.Fleet, links: list[link.Link], tmp_path: Path, log: log_reader.LogReader, manner: str
 ) -> None:
-    """Of the codes only 13 is one that a service manager starts again (firmware_notes/setup_pi.sh)."""
+    """Code 13 is the only one with which a service manager starts it again (firmware_notes/setup_pi.sh)."""
     with stranger.Stranger(fleet, tmp_path, manner) as other:
         actor = start(fleet, links, other.address)
         line = log.get(20)

@@ -1,4 +1,4 @@
-"""What is counted of Mosquitto's log, line by line, and that nobody is shut out for another."""
+"""Mosquitto's log is counted line by line, and nobody is shut out for another."""
 
 from __future__ import annotations
 

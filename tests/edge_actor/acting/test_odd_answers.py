@@ -1,4 +1,4 @@
-"""What an environment should not answer: found, said, counted; the steps before it are kept, and the actor goes on."""
+"""Odd answers of an environment are found, said and counted; the steps before are kept, and the actor goes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Site = test_acting_loop.Site
 HERE = toys.__file__
 SPEC = specs.EnvSpec(specs.ObservationSpec((2,)), specs.ActionSpec("discrete", n=2))
 OF_THE_VECTOR = ("observation nan", "observation inf", "reward nan", "reward 2e9", "reward 1e39", "observation long")
-"""What SyncVectorEnv lets through, or fails at."""
+"""Answers that SyncVectorEnv lets through, or fails at."""
 
 
 def begun(environment: env.Environment, capacity: int = 64) -> trajectory.Trajectory:

@@ -1,4 +1,4 @@
-"""Where the time of steps goes, told by a clock that only environment and policy move."""
+"""The time of steps is divided as a clock says that only environment and policy move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What boards say of themselves, on recorded trees."""
+"""Boards tell of themselves, on recorded trees."""
 
 from __future__ import annotations
 

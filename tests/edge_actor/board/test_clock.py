@@ -1,4 +1,4 @@
-"""Whether the date can be trusted, as systemd and the kernel say it."""
+"""The date can be trusted when systemd and the kernel say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the actor tells systemd, on a socket like systemd's."""
+"""The actor tells systemd how it is, on a socket like systemd's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for an acting loop that is busy."""
+"""Messages wait for an acting loop that is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker can do with the learner's genuine words: repeat them, and hold them back."""
+"""A broker can repeat the learner's genuine words, and hold them back."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_both_runtimes_agree_to_a_quantization_step() -> None:
 @pytest.mark.isolated
 @pytest.mark.parametrize("runtime", ["ai-edge-litert", "tflite-runtime"])
 def test_junk_is_refused(runtime: str) -> None:
-    """By tflite-runtime too, which left to itself ends the process on most of the files that were cut."""
+    """Even tflite-runtime refuses it, which left to itself ends the process on most of the files that were cut."""
     sound = files.INT8.read_bytes()
     cuts = [sound[:length] for length in (16, 64, 700, len(sound) // 2, len(sound) - 100, len(sound) - 4)]
     for junk in (b"", b"junk", bytes(4096), b"\0\0\0\0TFL3" + b"\xff" * 200, *cuts):

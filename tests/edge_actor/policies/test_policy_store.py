@@ -1,4 +1,4 @@
-"""What of a swap is on disk: the last good policy, and the order below which nothing may act again."""
+"""A swap leaves on disk the last good policy, and the order below which nothing may act again."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_what_nobody_has_time_to_open_is_bounded(received: offers.Receiver) -> N
 
 @pytest.mark.fault(11)
 def test_only_news_keeps_a_policy_from_being_too_old(received: offers.Receiver) -> None:
-    """What `--max-policy-age-s` looks at; replays of the learner's states end before (test_replay_guard.py)."""
+    """This is what `--max-policy-age-s` looks at; replays of the learner's states end before (test_replay_guard.py)."""
 
     def is_heard(act: Callable[[], object]) -> bool:
         received.heard_at = -1.0

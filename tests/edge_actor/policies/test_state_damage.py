@@ -1,4 +1,4 @@
-"""What a power cut, a bad card or a stranger may leave of an actor's state: it is said, and the actor starts."""
+"""A power cut, a bad card or a stranger may damage an actor's state: that is said, and the actor starts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ODD_VALUES = [
 
 
 def odd_orders() -> Iterator[bytes]:
-    """As a crafted `newest.json` might be."""
+    """Yields orders as a crafted `newest.json` might hold them."""
     key = offers.VERIFIER.public_key.hex()
     for value in ODD_VALUES:
         for epoch, version in ((value, "9"), ("1", value)):
@@ -89,7 +89,7 @@ def damaged(sound: bytes, count: int) -> Iterator[bytes]:
 
 
 def outside(path: Path) -> Path:
-    """Where a link leads to: a file that is none of the actor's."""
+    """Makes the file that a link leads to, which is none of the actor's."""
     return path.parent.parent / f"outside-{path.name}"
 
 
@@ -233,7 +233,7 @@ def test_a_spool(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("node", [node for node in NODES if node != "a gigabyte"])
 def test_no_file_of_a_spool(tmp_path: Path, node: str) -> None:
-    """What a link leads to is neither cut off nor deleted."""
+    """The file that a link leads to is neither cut off nor deleted."""
     precious = tmp_path / "outside-x.segment"
     precious.write_bytes(b"precious")
     (tmp_path / "spool").mkdir()

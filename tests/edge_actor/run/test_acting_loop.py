@@ -233,7 +233,7 @@ def test_a_control_rate_is_held_and_what_is_not_granted_is_not_recorded(site: Si
 
 
 def test_looking_for_a_broker_misses_no_deadline(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was due before the loop began is forgotten, not counted."""
+    """Deadlines before the loop began are forgotten, not counted."""
     now_s = 100.0
     monkeypatch.setattr(pace.Metronome.__init__, "__defaults__", (lambda: now_s,))
     running = site.start(rate_hz=50.0)

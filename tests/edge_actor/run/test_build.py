@@ -1,4 +1,4 @@
-"""What `build` makes is whole, and has not begun to work."""
+"""Parts that `build` makes are whole, and have not begun to work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was committed is there, once; what cannot be read is named and set aside."""
+"""The ledger has once what was committed; what cannot be read is named and set aside."""
 
 from __future__ import annotations
 

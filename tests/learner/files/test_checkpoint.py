@@ -85,7 +85,7 @@ def test_never_unpickles(tmp_path: Path) -> None:
 
 
 def damaged(data: bytes, others: bytes, rng: np.random.Generator) -> bytes:
-    """What a disk, a crash or a careless copy makes of a file."""
+    """Returns what a disk, a crash or a careless copy makes of a file."""
     changed = bytearray(data)
     at, size = int(rng.integers(len(data))), int(rng.choice([1, 4, 16, 64, 512]))
     match rng.integers(9):

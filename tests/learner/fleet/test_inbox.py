@@ -52,7 +52,7 @@ class Tap:
         self.inbox = inbox.Inbox(lambda topic: (topic, "experience"), clock=lambda: self.now_s)
 
     def offer(self, topic: str, count: int, size_bytes: int = 100) -> int:
-        """How many of so many messages were let in."""
+        """Returns how many of so many messages were let in."""
         for _ in range(count):
             self.inbox.put(topic, bytes(size_bytes), False)
         taken = 0

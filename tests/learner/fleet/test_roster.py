@@ -358,7 +358,7 @@ def test_experience_counts_for_the_process_that_sent_it() -> None:
 
 
 def grant(found: roster.Roster, actor_id: str, steps_left: int, now_s: float) -> int:
-    """What this actor has been granted in its boot after another look."""
+    """Returns what this actor has been granted in its boot after another look."""
     assign = found.assign(
         found.actors[actor_id],
         steps_left=steps_left,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,29 +41,34 @@ def arrivals(of: session.Session, count: int) -> list[session.Arrival]:
     raise AssertionError(f"{len(found)} of {count} arrived")
 
 
+@contextlib.contextmanager
+def living(made: session.Session) -> Iterator[None]:
+    """Has a session beat meanwhile, as the loop of a learner that lives does."""
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.wait(0.05):
+            made.beat()
+
+    heart = threading.Thread(target=live)
+    heart.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        heart.join()
+
+
 def test_a_second_learner_is_refused_while_the_first_lives(
     broker_address: str, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "HEARTBEAT_S", 0.2)
     first = session.Session.open(settings(broker_address))
     first.join()
-    stop = threading.Event()
-
-    def live() -> None:
-        while not stop.wait(0.05):
-            first.beat()
-
-    heart = threading.Thread(target=live)
-    heart.start()
     second = session.Session.open(settings(broker_address))
-    try:
-        with pytest.raises(errors.FleetBusy, match="another learner is live"):
-            second.join()
-    finally:
-        stop.set()
-        heart.join()
-        second.close()
-        first.close()
+    busy = pytest.raises(errors.FleetBusy, match="another learner is live")
+    with contextlib.closing(first), contextlib.closing(second), living(first), busy:
+        second.join()
     assert second.epoch == first.epoch + 1
 
 
@@ -125,7 +132,7 @@ def test_follows_who_is_enrolled_renewed_and_revoked(mosquitto: BrokerProcess, f
     with plain_client.PlainClient(mosquitto.port, "pi") as client:
 
         def verdict(mac: signing.ActorMac) -> str:
-            """What becomes of a message under this key: taken, or the reason why it was refused."""
+            """Returns what becomes of a message under this key: taken, or the reason why it was refused."""
             before = found.refused.copy()
             client.publish(topic, mac.seal(topic, body))
             for _ in range(100):
@@ -202,7 +209,7 @@ def said_before(port: int, fleet: identity.Fleet, *, retain: bool = True, **chan
 
 
 def said_at(fleet: identity.Fleet, client: plain_client.PlainClient) -> messages.LearnerState:
-    """What a learner says next, or said last."""
+    """Returns what a learner says next, or said last."""
     opened = signing.LearnerVerifier(fleet.sealer.public_key).open(TOPICS.learner_state, client.next()[1])
     return codec.decode(messages.LearnerState, opened)
 
@@ -256,22 +263,10 @@ def test_a_live_learner_has_the_fleet_though_the_epoch_was_lost(
     first = session.Session.open(settings(broker_address))
     first.join()
     (fleet.directory / "epoch").unlink()
-    stop = threading.Event()
-
-    def live() -> None:
-        while not stop.wait(0.05):
-            first.beat()
-
-    heart = threading.Thread(target=live)
-    heart.start()
     second = session.Session.open(settings(broker_address))
-    try:
-        with pytest.raises(errors.FleetBusy, match="another learner is live"):
-            second.join()
-    finally:
-        stop.set()
-        heart.join()
-        second.close()
+    busy = pytest.raises(errors.FleetBusy, match="another learner is live")
+    with contextlib.closing(second), living(first), busy:
+        second.join()
     third = session.Session.open(settings(broker_address), take_over=True)
     third.join()
     assert third.epoch > first.epoch == 42, "what was heard is remembered"
@@ -318,7 +313,7 @@ def test_an_actor_that_is_ahead_is_named_once_and_not_believed(
 def test_who_floods_is_not_listened_to_for_a_while(
     fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
 ) -> None:
-    """Where the broker vouches for topics; each time for longer, and whoever is enrolled meanwhile is listened to."""
+    """The broker vouches for topics. Each time is longer, and whoever is enrolled meanwhile is listened to."""
     monkeypatch.setattr(floods, "_DEAF_S", 0.2)
     found = session.Session.open(settings("mqtts://127.0.0.1:1"))
     followed: list[set[str]] = []

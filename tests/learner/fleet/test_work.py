@@ -1,4 +1,4 @@
-"""What the actors of a fleet spend, through reboots and first words."""
+"""The actors of a fleet tell what they spend, through reboots and first words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes out as what, what it costs, and that an actor makes the same bytes of it, whatever it misses."""
+"""Policies go out whole, as patches or in pieces; an actor makes the same bytes of them, whatever it misses."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ X = np.random.default_rng(0).uniform(-1, 1, (500, 2)).astype(np.float32)
 
 
 def linear(kernel: list[list[float]], bias: list[float]) -> layers.PolicyLayers:
-    """Of a kernel [inputs, outputs]."""
+    """Returns a layer of a kernel [inputs, outputs]."""
     return (layers.Dense(np.array(kernel, np.float32).T, np.array(bias, np.float32), "none"),)
 
 
@@ -107,7 +107,7 @@ def test_q_values_far_above_their_gaps_are_refused_and_their_advantages_pass() -
 
 
 def test_ranges_that_do_not_hold_what_is_seen_later_are_refused() -> None:
-    """Where the best two both grow beyond the range, int8 cannot tell them apart."""
+    """Once the best two both grow beyond the range, int8 cannot tell them apart."""
     growing = linear([[1.0, 0.7, -1.7], [0.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
     verdict = judge(clipped(growing, 0.2), model(growing), X, SETTINGS)
     assert (verdict.passed, verdict.reason) == (False, "saturated")

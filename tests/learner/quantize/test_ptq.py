@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float32]
 
 
 def dense(kernel: object, bias: object, activation: layers.Activation = "none") -> layers.Dense:
-    """Of a kernel [inputs, outputs]."""
+    """Returns a layer of a kernel [inputs, outputs]."""
     return layers.Dense(np.array(kernel, np.float32).T, np.array(bias, np.float32), activation)
 
 

@@ -1,4 +1,4 @@
-"""What a ratio of energies can tell."""
+"""A ratio of energies tells no more than what made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chaos befalls: a whole fleet of processes on one machine, in which anything may be killed and started again."""
+"""The victim of chaos: a whole fleet of processes on one machine, in which anything may be killed and started again."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Fleet:
         self._spawn(name, [*command, "--spool-bytes", str(self._spool_bytes)])
 
     def counter(self, name: str) -> Path:
-        """Where an actor or a card counts its boots."""
+        """Returns the file in which an actor or a card counts its boots."""
         return self.root / "home" / name / "boot"
 
     def copy_card(self, actor: str) -> str:

@@ -37,7 +37,7 @@ CARDS = 3
 YOUNG_S = 10.0
 _CLONE_NEWNS = 0x20000
 _signals: list[int] = []
-"""That told this process to end. An exception in a handler may come where Python drops it (a hook of fork), or between
+"""Signals that told this process to end. An exception may come where Python drops it (a hook of fork), or between
 a child's start and the note that there is one."""
 
 
@@ -51,7 +51,7 @@ def rest(seconds: float) -> None:
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float) -> None:
-    """As in conftest, but for `rest`."""
+    """Waits as in conftest, but for `rest`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"

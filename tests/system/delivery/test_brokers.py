@@ -22,7 +22,7 @@ ACTORS = ("one", "two")
 
 
 def learner_is_on(fleet: local_fleet.LocalFleet, index: int) -> bool:
-    """Whether a broker has a live learner's state and a policy, retained."""
+    """Returns whether a broker has a live learner's state and a policy, retained."""
     keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
     names = topics.Topics(fleet.name)
     tls = keys.tls() if fleet.brokers[index]["tls"] else None

@@ -46,7 +46,7 @@ class Actor:
         )
 
     def kill(self) -> None:
-        """What a kernel does for a process that is gone: its lock is released."""
+        """Does what a kernel does for a process that is gone: its lock is released."""
         self._dropped_before += self.spool.steps_dropped
         os.close(self._files._lock)
 
@@ -105,7 +105,7 @@ class Learner:
         self._book.close()
 
     def numbers(self) -> Counter[int]:
-        """How often each step is in the ledger."""
+        """Returns how often each step is in the ledger."""
         found: Counter[int] = Counter()
         for _, body in ledger.bodies(self._directory / run_directory.LEDGER):
             found.update(int(number) for number in codec.decode(messages.Experience, body).reward)

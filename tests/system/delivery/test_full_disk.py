@@ -29,7 +29,7 @@ pytestmark = pytest.mark.fault(19)
 
 
 def without_room() -> None:
-    """In a child: no file may grow, as on a disk that has no byte left."""
+    """Runs in a child, in which no file may grow, as on a disk that has no byte left."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 

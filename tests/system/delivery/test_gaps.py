@@ -23,7 +23,7 @@ SPOOL_BYTES = 2_000_000
 
 
 def steps_dropped(fleet: local_fleet.LocalFleet) -> int:
-    """As the actor's newest heartbeat says."""
+    """Returns the steps that it dropped, as the actor's newest heartbeat says."""
     keys = identity.Fleet.open(fleet.name, fleet.directory / "home" / "fleets" / fleet.name)
     topic = topics.Topics(fleet.name).actor_state("robot")
     with plain_client.PlainClient(int(fleet.broker["port"]), "reader") as client:

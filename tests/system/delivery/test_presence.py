@@ -42,7 +42,7 @@ class Site:
 
 
 class Actor:
-    """What this test does to an actor; it lives or does not, in one boot after the other.
+    """An actor as this test treats it; it lives or does not, in one boot after the other.
 
     Attributes:
         lives: Whether it should be online.
@@ -93,7 +93,7 @@ class Simulated(Actor):
         self.lives = True
 
     def kill(self) -> None:
-        """As kill -9 does: not a word more, and the connection is reset."""
+        """Ends it as kill -9 does: not a word more, and the connection is reset."""
         self._link.mute()
         late_s = self._late_s()
         for relay in self.relays:

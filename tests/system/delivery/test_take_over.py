@@ -32,7 +32,7 @@ FLAGS = [
 
 
 class Listener:
-    """What learners say, told apart by the epoch under their signature."""
+    """Hears what learners say, told apart by the epoch under their signature."""
 
     def __init__(self, fleet: local_fleet.LocalFleet) -> None:
         self._names = topics.Topics(fleet.name)
@@ -57,7 +57,7 @@ class Listener:
         return found
 
     def epochs(self) -> set[int]:
-        """Of all that came since the last call, but for goodbyes."""
+        """Returns the epochs of all that came since the last call, but for goodbyes."""
         found = []
         while not self._client.received.empty():
             topic, payload, _ = self._client.next()

@@ -1,1 +1,1 @@
-"""What strangers, hostile members and malformed bytes can do."""
+"""Strangers, hostile members and malformed bytes can do no harm."""

@@ -74,12 +74,12 @@ class Stage:
 
     @property
     def vitals(self) -> messages.Vitals:
-        """As the actor last told them."""
+        """Returns the vitals that the actor last told."""
         assert self.learner.state is not None
         return self.learner.state.vitals
 
     def sealed(self, topic: str, message: messages.Message) -> bytes:
-        """As only the learner can."""
+        """Returns a message sealed as only the learner can."""
         return self.fleet.sealer.seal(topic, codec.encode(message))
 
     def policy(self, version: int, **changes: object) -> messages.Policy:
@@ -112,7 +112,7 @@ class Stage:
 
 
 def forgeries(stage: Stage, topic: str, genuine: bytes) -> list[bytes]:
-    """What a broker can make of a genuine payload, or invent, without the learner's key: each must be refused."""
+    """Returns what a broker can make of a genuine payload, or invent, without the learner's key: all to be refused."""
     body = codec.encode(messages.Receipt("x", 1, 1))
     stranger = identity.Fleet.open("lab", stage.directory / "another-fleet").sealer
     flipped = [bytes(byte ^ (i == at) for i, byte in enumerate(genuine)) for at in (0, 2, 3, 5, 70, len(genuine) - 1)]

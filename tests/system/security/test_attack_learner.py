@@ -35,7 +35,7 @@ def training(start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path)
 
 
 def forgeries(genuine: bytes, topic: str, mac: signing.ActorMac, others: signing.ActorMac) -> list[bytes]:
-    """What can be made of a genuine payload without its actor's key."""
+    """Returns what can be made of a genuine payload without its actor's key."""
     body = bytes(mac.open(topic, genuine))
     flipped = [bytes(byte ^ (i == at) for i, byte in enumerate(genuine)) for at in (0, 2, 3, 9, 40, len(genuine) - 1)]
     return [*flipped, genuine[:-1], genuine + b"\0", b"", b"AQ", body, others.seal(topic, body)]

@@ -1,4 +1,4 @@
-"""What a fleet shows to others without being asked: no open port, no readable file."""
+"""A fleet shows nothing to others without being asked: no open port, no readable file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def listening(pid: int) -> list[str]:
 
 
 def open_to_others(root: Path) -> list[str]:
-    """What anyone but its owner may read, write or look into."""
+    """Returns what anyone but its owner may read, write or look into."""
     return [str(path) for path in (root, *root.rglob("*")) if stat.S_IMODE(path.lstat().st_mode) & 0o077]
 
 
@@ -74,5 +74,5 @@ def test_init_enroll_and_rotate_leave_nothing_open(tmp_path: Path, careless: Non
 
 
 def test_where_nothing_is_said_the_address_is_this_machines() -> None:
-    """What `up` wants before it takes another one is in tests/broker/test_broker_main.py."""
+    """Conditions under which `up` takes another one are in tests/broker/test_broker_main.py."""
     assert addresses.is_loopback(command._parser().parse_args(["up"]).bind)

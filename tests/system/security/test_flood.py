@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.mosquitto]
 
 
 def connected(port: int, bundle: identity.Bundle) -> plain_client.PlainClient:
-    """As soon as the broker has heard of it."""
+    """Returns a client that is connected as soon as the broker has heard of it."""
     made: list[plain_client.PlainClient] = []
 
     def is_let_in() -> bool:

@@ -16,7 +16,7 @@ _EVALUATED = range(10_000, 10_000_000)
 
 
 class Tally:
-    """Of one test, over all environments that it made.
+    """The counts of one test, over all environments that it made.
 
     Attributes:
         answers: Those of environments that acted and had not failed yet.
@@ -161,12 +161,12 @@ class OddWorld(gymnasium.Env[Any, Any]):
 
 
 class Choices(OddWorld):
-    """For DQN."""
+    """An odd world for DQN."""
 
     action_space = spaces.Discrete(3)
 
 
 class Levers(OddWorld):
-    """For D4PG."""
+    """An odd world for D4PG."""
 
     action_space = spaces.Box(-1, 1, (2,), np.float32)

@@ -18,7 +18,7 @@ import pytest
 from broker.contract import errors
 from learner.run import local_fleet
 from tests import conftest
-from tests.system.conftest import STICK
+from tests.system.conftest import STICK, started
 
 pytestmark = pytest.mark.system
 SMALL = [
@@ -111,15 +111,10 @@ def test_runs_that_fail_are_kept_and_named(run_root: Path) -> None:
     directory, environment = run_root / "failing", run_root / "here_and_gone.py"
     environment.write_text(STICK.read_text())
     words = compare(*SMALL, "--env", f"{environment}:Stick", "--steps", "2000", "-o", str(directory))
-    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    try:
+    with started(words, stderr=subprocess.PIPE) as child:
         conftest.wait_until((directory / "plan.json").exists, "the settings were found good", timeout_s=60.0)
         environment.unlink()
         _, stderr = child.communicate(timeout=120.0)
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
     assert child.returncode == errors.RunError.exit_code
     assert stderr.count("failed, and is left out: ") == 2
     assert (
@@ -165,15 +160,10 @@ def test_actors_that_are_there_go_through_all_runs_and_past_an_interruption(
         ),
         *("--set", "energy=false", "--set", "learning_starts=200", "--set", "algorithm=dqn"),
     )
-    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
+    with started(words, stderr=subprocess.PIPE, env=environment) as child:
         conftest.wait_until(lambda: len(lines(directory / "runs.jsonl")) == 1, "one run has ended", timeout_s=120.0)
         child.send_signal(signal.SIGINT)
         _, stderr = child.communicate(timeout=60.0)
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
     assert child.returncode == errors.EXIT_INTERRUPTED, stderr
     assert f"go on with: actorq-learner compare --resume {directory}" in stderr
     assert len(lines(directory / "runs.jsonl")) == 1

@@ -17,6 +17,7 @@ import pytest
 from broker.contract import errors, messages
 from learner.study import report
 from tests import conftest
+from tests.system.conftest import started
 
 pytestmark = pytest.mark.system
 
@@ -64,7 +65,7 @@ def test_a_demo_for_people_ends_by_naming_its_page(run_root: Path) -> None:
 
 
 def _check_breakdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Where the time of a fleet on one machine went: each stage ran, and no more than there was."""
+    """Checks where the time of a fleet on one machine went: each stage ran, and no more than there was."""
     learner, actors = summary["breakdown"]["learner"], summary["breakdown"]["actors"]
     wall_s = summary["learner_wall_s"]
     assert set(actors) == set(messages.ACTOR_STAGES)
@@ -87,10 +88,7 @@ def _check_breakdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> Non
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_stops_in_order_within_five_seconds(signum: int, run_root: Path) -> None:
     run = run_root / "run"
-    child = subprocess.Popen(
-        demo("--run-dir", str(run), "--no-energy", "--solved-return", "inf"), stderr=subprocess.PIPE
-    )
-    try:
+    with started(demo("--run-dir", str(run), "--no-energy", "--solved-return", "inf"), stderr=subprocess.PIPE) as child:
         conftest.wait_until(
             lambda: list(run.glob("policies/*.tflite")) or child.poll() is not None,
             "a policy is published",
@@ -105,25 +103,16 @@ def test_stops_in_order_within_five_seconds(signum: int, run_root: Path) -> None
         assert child.returncode == 130, stderr
         assert not psutil.wait_procs(children, timeout=0.5)[1], "no process may be left"
         assert list(run.glob("checkpoints/*.npz"))
-        assert b"--resume" in stderr and f"with ACTORQ_HOME={run}/home, by `actorq-broker up" in stderr.decode()
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
+        assert "--resume" in stderr and f"with ACTORQ_HOME={run}/home, by `actorq-broker up" in stderr
 
 
 def test_says_that_its_learner_was_killed(run_root: Path) -> None:
     run = run_root / "run"
-    child = subprocess.Popen(demo("--run-dir", str(run), "--no-energy"), stderr=subprocess.PIPE, text=True)
-    try:
+    with started(demo("--run-dir", str(run), "--no-energy"), stderr=subprocess.PIPE) as child:
         conftest.wait_until((run / "logs" / "actor-1.log").exists, "the fleet is up", timeout_s=60.0)
-        (learner,) = (one for one in psutil.Process(child.pid).children() if "learner" in one.cmdline())
+        (learner,) = (one for one in psutil.Process(child.pid).children() if "train" in one.cmdline())
         learner.kill()
         _, stderr = child.communicate(timeout=30.0)
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
     assert child.returncode == errors.RunError.exit_code
     assert "error: the learner was killed by signal 9 (Killed)\n" in stderr
 
@@ -131,17 +120,12 @@ def test_says_that_its_learner_was_killed(run_root: Path) -> None:
 def test_a_learner_that_is_too_busy_to_stop_is_killed_and_the_demo_ends_as_interrupted(run_root: Path) -> None:
     run = run_root / "run"
     words = demo("--run-dir", str(run), "--no-energy", "--solved-return", "inf")
-    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    try:
+    with started(words, stderr=subprocess.PIPE) as child:
         conftest.wait_until((run / "logs" / "actor-1.log").exists, "the fleet is up", timeout_s=60.0)
-        (learner,) = (one for one in psutil.Process(child.pid).children() if "learner" in one.cmdline())
+        (learner,) = (one for one in psutil.Process(child.pid).children() if "train" in one.cmdline())
         learner.suspend()
         child.send_signal(signal.SIGINT)
         _, stderr = child.communicate(timeout=30.0)
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
     assert child.returncode == errors.EXIT_INTERRUPTED
     assert stderr.endswith("interrupted; the learner was busy, and could not save\n")
 

@@ -1,4 +1,4 @@
-"""What a person sees who tries an environment of their own: never silence, and always an end."""
+"""A person who tries an environment of their own sees never silence, and always an end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.system.conftest import command
 pytestmark = pytest.mark.system
 ODD = Path(__file__).with_name("odd.py")
 LAST_S = 110.0
-"""For whatever would wait for two minutes, or for ever."""
+"""Seconds for whatever would wait for two minutes, or for ever."""
 
 
 def demo(env: str, run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

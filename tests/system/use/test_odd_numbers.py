@@ -63,7 +63,7 @@ def tally() -> Iterator[odd_numbers.Tally]:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What people are told, without what is said once and was said already."""
+    """Yields what people are told, without what is said once and was said already."""
     caplog.set_level(logging.INFO, "edge_actor")
     with caplog.filtering(logs.Once()):
         yield caplog

@@ -1,4 +1,4 @@
-"""Where the committed models are."""
+"""Paths of the committed models."""
 
 from __future__ import annotations
 

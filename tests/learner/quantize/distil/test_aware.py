@@ -130,7 +130,7 @@ def random_policy(seed: int, outputs: layers.Activation = "none", value: float =
 
 
 def agreement(policy: layers.PolicyLayers, original: layers.PolicyLayers, x: FloatArray, bits: int = 8) -> float:
-    """Of a policy's int8 model with the fp32 original, on fresh observations."""
+    """Returns the agreement of a policy's int8 model with the fp32 original, on fresh observations."""
     fresh = observations(10)
     answer, _, _ = interpreter.run(convert.convert(policy, x, "int8", weight_bits=bits), fresh)
     return float((answer.argmax(1) == reference.outputs(original, fresh).argmax(1)).mean())

@@ -67,7 +67,7 @@ def _observations(spec: specs.EnvSpec, rng: np.random.Generator, rows: int) -> N
 def _reference(
     policy: layers.PolicyLayers, observations: NDArray[Any], per_channel: bool = True, hi_lo: bool = False
 ) -> tuple[bytes, calibrate.QuantParams]:
-    """What TFLiteConverter makes, and the ranges that its calibration handed to its quantization."""
+    """Returns what TFLiteConverter makes, and the ranges that its calibration handed to its quantization."""
     handed_on: list[bytes] = []
 
     def watched(calibrated: bytes, *args: Any, **kwargs: Any) -> bytes:

@@ -304,7 +304,7 @@ def test_observations_that_do_not_do(
 def test_what_a_file_would_become_is_known_before_it_is_read(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], lies: str
 ) -> None:
-    """That it is 3 GB says the array's header, or the archive's; or the two contradict each other."""
+    """The array's header says that it is 3 GB, or the archive's; or the two contradict each other."""
     path = tmp_path / "observations.npz"
     claimed = {"short": (65, 8), "member": (64, 8)}.get(lies, (100_000_000, 8))
     header = io.BytesIO()

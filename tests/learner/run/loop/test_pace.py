@@ -1,4 +1,4 @@
-"""What may be recorded, and when a run is over."""
+"""The pace says what may be recorded, and when a run is over."""
 
 from __future__ import annotations
 

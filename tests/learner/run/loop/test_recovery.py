@@ -174,7 +174,7 @@ ALGORITHMS = [
 
 @pytest.mark.parametrize(("algorithm", "settings"), ALGORITHMS, ids=["dqn", "ddpg", "d4pg"])
 def test_numbers_at_the_bound_leave_all_finite(algorithm: Any, settings: Any) -> None:
-    """Where the normaliser has not seen them, and with the sum of as many rewards as n-step returns have."""
+    """The normaliser has not seen them, and as many rewards are summed as n-step returns have."""
     rng, shape = np.random.default_rng(0), (2, 16)
     action = specs.ActionSpec("continuous", shape=(1,), low=(-float(MAX),), high=(float(MAX),))
     discrete = algorithm is dqn.Dqn

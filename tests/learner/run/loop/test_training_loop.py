@@ -61,7 +61,7 @@ class Actor:
         self._client.publish(topic, self._mac.seal(topic, codec.encode(message)))
 
     def _has_receipt(self, seq: int) -> bool:
-        """Whether it comes soon; a learner that is not there yet gives none."""
+        """Returns whether it comes soon; a learner that is not there yet gives none."""
         try:
             topic, payload, _ = self._client.received.get(timeout=0.5)
         except queue.Empty:

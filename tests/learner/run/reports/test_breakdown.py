@@ -1,4 +1,4 @@
-"""Where the time of a run went, in rows, in the summary and in its table."""
+"""The time of a run is divided in rows, in the summary and in its table."""
 
 from __future__ import annotations
 

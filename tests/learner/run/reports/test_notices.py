@@ -1,4 +1,4 @@
-"""What people hear of environments that fail: at once, then seldom; all of it counted, whatever an actor says."""
+"""People hear of environments that fail: at once, then seldom; all of it is counted, whatever an actor says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for, what of it there is, and the directory that remembers it."""
+"""Arguments of a comparison, what of them cannot be met, and the directory that remembers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's files say: rates from the rows in which actors act by policies, and what follows for later runs."""
+"""A run's files tell its rates, by the rows in which actors act by policies; later runs are paced by them."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def make_comparison(path: Path) -> Path:
 
 
 class Page(html.parser.HTMLParser):
-    """What a browser would find: elements by name, and the text."""
+    """A page as a browser would find it: elements by name, and the text."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
