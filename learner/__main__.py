@@ -237,7 +237,8 @@ def _train(args: argparse.Namespace) -> int:
     """
     saved = [_saved_settings(args.resume)] if args.resume else []
     initial = config.effective(args, "", *saved)
-    if settings.dump_if_asked(args, *_known(config.effective(args, initial.train.env, *saved))):
+    # A run that goes on has its own settings, whatever is tuned for its task
+    if settings.dump_if_asked(args, *_known(initial if saved else config.effective(args, initial.train.env))):
         return errors.EXIT_OK
     stop = threading.Event()
     cli.on_stop_signal(stop.set)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.contract import errors
+from broker.program import settings
+from learner import __main__ as command_line
 from learner import config
 from learner.config import tasks
 
@@ -25,7 +29,7 @@ def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None, *
         ("Acrobot-v1", ["dqn", "ppo"], -100.0),
         ("MountainCar-v0", ["dqn"], -110.0),
         ("LunarLander-v3", ["dqn"], 200.0),
-        ("Pendulum-v1", ["d4pg", "ddpg", "ppo"], -170.0),
+        ("Pendulum-v1", ["d4pg", "ddpg", "sac", "ppo"], -170.0),
         ("MountainCarContinuous-v0", ["ddpg"], 90.0),
         ("LunarLanderContinuous-v3", ["d4pg"], 200.0),
         ("dm_control/cartpole-balance-v0", ["d4pg"], 950.0),
@@ -105,6 +109,18 @@ def test_a_named_algorithm_must_fit_the_actions() -> None:
     with pytest.raises(errors.ConfigError, match="dqn learns discrete actions, and It-v0 takes continuous") as caught:
         effective("It-v0", "--algorithm", "dqn", actions="continuous")
     assert caught.value.todo == "leave it out, or name ddpg, d4pg, sac, ppo or a2c"
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+def test_a_run_that_goes_on_keeps_its_algorithm_where_another_is_tuned(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = effective("Pendulum-v1", "--algorithm", name, "--env", "Pendulum-v1", "--hidden", "8")
+    (tmp_path / "config.toml").write_text(settings.dump(*chosen))
+    assert command_line.main(["train", "--resume", str(tmp_path), "--dump-config", "--seed", "5"]) == errors.EXIT_OK
+    resumed = tomllib.loads(capsys.readouterr().out)
+    assert (resumed["algorithm"], resumed["hidden"], resumed["seed"]) == (name, [8], 5)
+    assert resumed["target_rate"] == 0.005
 
 
 @pytest.mark.fault(28)
