@@ -43,6 +43,7 @@ class FrameStack:
         self._reset = reset if spec.dtype == "uint8" else answers.clipped(reset)
         self._shape = (n_envs, *spec.frame_shape) if n_envs else spec.frame_shape
         self._dtype = spec.dtype
+        self._resets_itself = n_envs > 0
         self._ended = np.zeros(max(1, n_envs), bool)
         self.seen: NDArray[Any] = np.zeros((max(1, n_envs), *spec.shape), spec.dtype)
         self._one_by_one = self.seen.reshape(max(1, n_envs), *spec.shape[:-1], spec.stack, -1)
@@ -56,7 +57,7 @@ class FrameStack:
         stacked[..., -1, :] = frame
         if self._ended.any():  # these were reset
             self._fill(frame, self._ended)
-        if len(self._shape) == stacked.ndim - 1:  # a vector
+        if self._resets_itself:
             self._ended = np.logical_or(terminated, truncated)
         return frame, reward, terminated, truncated, info
 

@@ -221,7 +221,9 @@ class Trajectory:
         returns = np.add.reduceat(reward, starts, dtype=np.float64) if len(starts) else np.zeros(0)
         lengths = length.copy()
         goes_on = begin == 0  # in row 0 a segment continues the episode of the flush before
-        first = np.where(goes_on, -np.minimum(self._length[env], self._before), begin)  # row of its earliest frame here
+        first = begin  # rows of the earliest frames that are here of each one's episode
+        if self._before:
+            first = np.where(goes_on, -np.minimum(self._length[env], self._before), begin)
         returns[goes_on] += self._return[env[goes_on]]
         lengths[goes_on] += self._length[env[goes_on]]
         terminated = self.terminated[end - 1, env]
@@ -266,12 +268,12 @@ class Trajectory:
             length: Its steps [S].
             first: The row before which there is no frame of its episode [S].
         """
-        count = length + self.spec.observation.stack
-        row = np.arange(int(count.sum())) + np.repeat(begin - self._before - (np.cumsum(count) - count), count)
+        count, n = length + self.spec.observation.stack, self.n_envs
+        end = np.cumsum(count)
+        at = np.arange(0, n * int(count.sum()), n) + np.repeat((begin - end + count) * n + env, count)
         if self._before:
-            row = np.maximum(row, np.repeat(first, count)) + self._before
-        flat = self._frames.reshape(-1, *self.spec.observation.frame_shape)
-        found: NDArray[Any] = flat.take(row * self.n_envs + np.repeat(env, count), axis=0)
+            at = np.maximum(at, np.repeat((first + self._before) * n + env, count))
+        found: NDArray[Any] = self._frames.reshape(-1, *self.spec.observation.frame_shape).take(at, axis=0)
         return found
 
     def _recorded_segments(self, env: NDArray[np.intp], begin: NDArray[np.intp]) -> NDArray[np.bool_]:

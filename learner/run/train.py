@@ -115,8 +115,10 @@ def run(
 def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
     """Returns why an actor's environment cannot be trained on here; empty if it can. A lie about it ends nothing."""
     spec, hidden = birth.spec, settings.algorithm.hidden
-    is_image = spec.observation.dtype == "uint8" and len(spec.observation.shape) == 3  # as in networks.py
-    weights = hidden[-1] * spec.action.size + (0 if is_image else hidden[0] * spec.observation.size)
+    is_image = spec.observation.dtype == "uint8" and len(spec.observation.shape) == 3  # as in convolutions.py
+    weights = hidden[-1] * spec.action.size + (
+        0 if is_image and settings.algorithm.network != "mlp" else hidden[0] * spec.observation.size
+    )
     size = weights * config.WEIGHT_BYTES[settings.train.precision] + config.hidden_bytes(settings)
     if size > messages.MAX_POLICY_BYTES:
         return (

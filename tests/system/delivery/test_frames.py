@@ -122,14 +122,14 @@ def test_samples_are_what_the_policy_saw(n_envs: int, cuts: list[int], dtype: st
     steps = sum(part.steps for part in parts)
     assert len(buffer) == steps
     batch = buffer.sample(40, 50, np.random.default_rng(0))
-    found = {check(stack, channels) for stack in batch.observation.reshape(-1, *spec.observation.shape)}
+    _, each = np.unique(batch.ids.reshape(-1), return_index=True)
+    observed, bootstrap = (
+        array.reshape(-1, *spec.observation.shape)[each] for array in (batch.observation, batch.bootstrap)
+    )
+    found = {check(stack, channels) for stack in observed}
     assert len(found) == steps  # all of them
     assert shown - found <= {(e, n, s + 1) for e, n, s in found}  # but for last observations, in front of a reset
-    for one, following in zip(
-        batch.observation.reshape(-1, *spec.observation.shape),
-        batch.bootstrap.reshape(-1, *spec.observation.shape),
-        strict=True,
-    ):
+    for one, following in zip(observed, bootstrap, strict=True):
         before, after = check(one, channels), check(following, channels)
         assert after == (*before[:2], before[2] + 1)
     sample = buffer.observations(steps, np.random.default_rng(0))
@@ -171,6 +171,26 @@ def test_a_new_episode_begins_with_its_first_frame_alone() -> None:
         check(environment.seen[0])
         environment.step(np.int64(0))
         check(environment.seen[0])
+
+
+def test_what_was_cut_off_is_in_front_of_nothing() -> None:
+    """The environment broke, or somebody else used it: the next message has no frame of the episode before."""
+    environment = env.make(f"{HERE}:Numbered", 1, frame_stack=STACK)
+    record = trajectory.Trajectory(environment.spec, 1, 40)
+    record.start(environment.reset(seed=0)[0])
+    parts = []
+    for _ in range(4):
+        rollout.run(environment, [np.int64(0)] * 2, record)
+        record.cut()
+        parts.append(record.flush())
+        record.start(environment.reset()[0])
+    buffer = replay.Replay(environment.spec, 100, 1, 0.9)
+    for part in parts:
+        if part.steps:
+            buffer.insert(experience(environment.spec, part))
+    batch = buffer.sample(1, 100, np.random.default_rng(0))
+    found = {check(stack) for stack in (*batch.observation[0], *batch.bootstrap[0])}
+    assert len({episode for _, episode, _ in found}) == len(parts)
 
 
 def test_scores_are_played_on_stacks() -> None:
