@@ -16,6 +16,8 @@ from broker.contract import errors
 
 Head = Literal["q_values", "deterministic", "categorical", "gaussian"]
 HEADS: tuple[Head, ...] = ("q_values", "deterministic", "categorical", "gaussian")
+SAMPLED_HEADS: tuple[Head, ...] = ("categorical", "gaussian")
+"""Heads whose actions are sampled, and come with their log-probability."""
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
 MAX_ACTION_ELEMENTS = 1024

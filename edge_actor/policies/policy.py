@@ -64,7 +64,7 @@ class Policy:
         self.spec = spec
         self.batch = batch
         self.order = order
-        self.stochastic = self.head in ("categorical", "gaussian")
+        self.stochastic = self.head in specs.SAMPLED_HEADS
         self.interpreter = runtimes.build(
             model, batch, runtime=runtime, threads=threads, delegated=delegated, limit_bytes=limit_bytes
         )

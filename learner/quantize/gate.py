@@ -114,7 +114,7 @@ def judge_policy(
     head: specs.Head = "q_values",
 ) -> Verdict:
     """Calls `judge_distribution` for heads that sample, else `judge` for choices and `judge_actions` for the rest."""
-    if head in ("categorical", "gaussian"):
+    if head in specs.SAMPLED_HEADS:
         return judge_distribution(int8, exact, observations, action, settings, previous)
     if action.kind == "discrete":
         return judge(int8, exact, observations, settings, previous)

@@ -91,7 +91,7 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
 def _comparison(
     action: specs.ActionSpec, head: specs.Head
 ) -> Callable[[Any, Any], compare.States | compare.Actions | compare.Distributions]:
-    if head in ("categorical", "gaussian"):
+    if head in specs.SAMPLED_HEADS:
         return lambda exact, other: compare.distributions(exact, other, action)
     if action.kind == "discrete":
         return compare.states
