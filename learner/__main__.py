@@ -237,8 +237,9 @@ def _train(args: argparse.Namespace) -> int:
     """
     saved = [_saved_settings(args.resume)] if args.resume else []
     initial = config.effective(args, "", *saved)
-    # A run that goes on has its own settings, whatever is tuned for its task
-    if settings.dump_if_asked(args, *_known(initial if saved else config.effective(args, initial.train.env))):
+    # What is tuned for the task is in a run's settings already, and weaker than they are
+    in_force = initial if saved else config.effective(args, initial.train.env)
+    if settings.dump_if_asked(args, *_known(in_force)):
         return errors.EXIT_OK
     stop = threading.Event()
     cli.on_stop_signal(stop.set)

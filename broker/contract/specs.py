@@ -22,6 +22,8 @@ Eight bits then hold the middle well, and the distribution of fp32 is the one th
 SQUASHED_LOG_STD = -5.0, 2.0
 """The range of the log of a squashed Gaussian's standard deviation. A tanh of its own brings the model's outputs to it,
 so that they, too, are needed from about -3 to 3: both halves share the one scale of an int8 tensor."""
+SAMPLED_HEADS: tuple[Head, ...] = ("categorical", "gaussian", "squashed_gaussian")
+"""Heads whose actions are sampled, and come with their log-probability."""
 OBSERVATION_DTYPES = ("float32", "uint8")
 _MAX_ELEMENTS = 1 << 24
 MAX_STACK = 16

@@ -33,7 +33,6 @@ Action = Any
 Act = Callable[[Row], Action]
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _MEAN_ENDS = np.float32(-specs.SQUASHED_MEAN_MAX), np.float32(specs.SQUASHED_MEAN_MAX)
-_STOCHASTIC = ("categorical", "gaussian", "squashed_gaussian")
 _UNPUBLISHED = messages.Order(0, 0)
 
 
@@ -69,7 +68,7 @@ class Policy:
         self.spec = spec
         self.batch = batch
         self.order = order
-        self.stochastic = self.head in _STOCHASTIC
+        self.stochastic = self.head in specs.SAMPLED_HEADS
         self.interpreter = runtimes.build(
             model, batch, runtime=runtime, threads=threads, delegated=delegated, limit_bytes=limit_bytes
         )

@@ -37,7 +37,7 @@ class Minibatch(NamedTuple):
     action: Tensor  # [B] int32, or [B, *shape] float32
     log_mu: Tensor  # [B], by the policy that acted
     advantage: Tensor  # [B]
-    target: Tensor  # [B], of the value, in units of value_scale
+    target: Tensor  # [B], of the value, in units of `_value_scale`
     value: Tensor  # [B], at the phase's start, in the same units
 
 
@@ -73,13 +73,9 @@ class OnPolicy(compiled.Compiled):
         zeros = {name: np.zeros_like(array) for name, array in initial.items()}
         super().__init__(spec, {"weights": initial, "adam_m": zeros, "adam_v": zeros}, settings.normalizer_floor)
         width = 1 if networks.is_image(spec.observation) else spec.observation.size
-        self._seen = [  # of observations: count, mean, mean square distance; of value targets: count, mean square
-            tf.Variable(np.zeros(shape), trainable=False, name=f"seen/{name}")
-            for name, shape in (
-                ("count", ()), ("mean", width), ("variance", width), ("targets", ()), ("target_square", ()),
-            )
-        ]  # fmt: skip
-        self._value_scale = tf.Variable(np.float32(1.0), trainable=False, name="value_scale")
+        # Count, means and variances of observations; count and mean square of value targets
+        self._observed = tf.Variable(np.zeros(1 + 2 * width), trainable=False, name="seen/observations")
+        self._targeted = tf.Variable(np.zeros(2), trainable=False, name="seen/targets")
         observation, action = spec.observation, spec.action
         self._looked = tf.function(  # not by XLA, which compiles each number of pieces anew
             self._look,
@@ -95,24 +91,26 @@ class OnPolicy(compiled.Compiled):
         """Sets the input normaliser by the first observations [N, *shape]; each phase's are added to them."""
         if self._spec.observation.dtype == "uint8":
             return
-        count, mean, variance = (v.numpy() for v in self._seen[:3])
+        seen = self._observed.numpy()
+        count, mean, variance = seen[0], *np.split(seen[1:], 2)
         flat = observations.reshape(len(observations), -1).astype(np.float64)
         total, shift = count + len(flat), flat.mean(0) - mean
         variance = (count * variance + len(flat) * flat.var(0) + count * len(flat) / total * shift**2) / total
-        for variable, value in zip(self._seen, (total, mean + shift * len(flat) / total, variance), strict=False):
-            variable.assign(value)
+        mean = mean + shift * len(flat) / total
+        self._observed.assign(np.concatenate([[total], mean, variance]))
         gain = 1 / np.maximum(np.sqrt(variance), self._normalizer_floor)
         self._gain.assign(gain.astype(np.float32))
-        self._offset.assign((-self._seen[1].numpy() * gain).astype(np.float32))
+        self._offset.assign((-mean * gain).astype(np.float32))
 
     def update(self, batch: rollouts.Phase) -> algorithms.Update:
         """Takes the gradient steps of a phase."""
         self.normalize(batch.observation)
-        values, log_pi = (a.numpy() for a in self._looked(batch.observation, batch.at, batch.action))
+        outputs, log_pi = (a.numpy() for a in self._looked(batch.observation, batch.at, batch.action))
+        values = outputs * self._value_scale
         v_tm1, v_t = values[batch.at], values[batch.at + 1]
         found = self._estimates(batch, v_tm1, v_t, log_pi - batch.log_prob)
         scale = self._rescale_values(found.target)
-        advantage = policy_gradient.normalized(found.advantage, self._settings.advantage_floor * scale)
+        advantage = policy_gradient.normalized(found.advantage, float(self._settings.advantage_floor * scale))
         steps = batch.minibatches
         return self._take_steps(
             batch.observation[batch.at[steps]],
@@ -195,28 +193,32 @@ class OnPolicy(compiled.Compiled):
         return batch._replace(observation=self._normalized(batch.observation))
 
     def _look(self, observation: Tensor, at: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the values of observations [N + P, ...], and log pi of the actions [N] that were taken at some."""
+        """Returns the value network's outputs [N + P] for observations, and log pi [N] of the actions taken at some."""
         policy, value = self._network.split([w.read_value() for w in self._groups["weights"]])
         x = self._normalized(observation)
         log_pi, _ = self._network.log_prob_and_entropy(policy, tf.gather(x, at), action)
-        return self._network.values(value, x) * self._value_scale, log_pi
+        return self._network.values(value, x), log_pi
 
-    def _rescale_values(self, target: NDArray[np.float32]) -> float:
+    @property
+    def _value_scale(self) -> np.float32:
+        """The unit of the value network's outputs."""
+        count, square = self._targeted.numpy()
+        return np.float32(max(np.sqrt(square), 1e-4) if count else 1.0)
+
+    def _rescale_values(self, target: NDArray[np.float32]) -> np.float32:
         """Takes new targets into their root mean square, which becomes the unit of values; returns that."""
-        count, square = (float(v.numpy()) for v in self._seen[3:])
+        before, (count, square) = self._value_scale, self._targeted.numpy()
         total = count + len(target)
         square += (float(np.mean(np.square(target, dtype=np.float64))) - square) * len(target) / total
-        before, scale = float(self._value_scale.numpy()), max(np.sqrt(square), 1e-4)
-        for variable, value in zip(self._seen[3:], (total, square), strict=True):
-            variable.assign(value)
-        self._value_scale.assign(np.float32(scale))
+        self._targeted.assign(np.array([total, square]))
+        scale = self._value_scale
         for variable in self._groups["weights"][-2:]:  # the value network's last kernel and bias
-            variable.assign(variable * np.float32(before / scale))
-        return float(self._value_scale.numpy())
+            variable.assign(variable.numpy() * (before / scale))
+        return scale
 
     def policy_layers(self) -> layers.PolicyLayers:
         """Returns the policy from raw observations to logits, or to mean and log deviation."""
         return self._network.policy_layers([w.numpy() for w in self._groups["weights"]], self.normalizer)
 
     def _all(self) -> list[Any]:
-        return [*super()._all(), *self._seen, self._value_scale]
+        return [*super()._all(), self._observed, self._targeted]

@@ -198,9 +198,8 @@ class OnPolicyConfig(AlgorithmConfig):
     """Settings of algorithms that learn from what their newest policies did, once, and then forget it."""
 
     actions: ClassVar[str] = ""
-    without: ClassVar[frozenset[str]] = frozenset(
-        {"learning_starts_s", "publish_period_updates", "samples_per_insert"}  # each phase has its steps, and a policy
-    )
+    # Each phase has its steps, and a policy follows on it
+    without: ClassVar[frozenset[str]] = frozenset({"publish_period_updates", "samples_per_insert"})
     hidden: tuple[int, ...] = setting((64, 64), "widths of the policy's hidden layers, after convolutions for images")
     learning_rate: float = setting(3e-4, "Adam's step size")
     max_grad_norm: float = setting(0.5, "gradients of a larger global norm are scaled down to it")

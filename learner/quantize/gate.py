@@ -133,12 +133,13 @@ def judge_policy(
     head: specs.Head = "q_values",
 ) -> Verdict:
     """Calls `judge_distribution` for heads that sample, else `judge` for choices and `judge_actions` for the rest."""
-    if head in ("categorical", "gaussian"):
+    if head == "squashed_gaussian":
+        return judge_actions(int8, exact, observations, action, settings, previous, compare.squashed)
+    if head in specs.SAMPLED_HEADS:
         return judge_distribution(int8, exact, observations, action, settings, previous)
     if action.kind == "discrete":
         return judge(int8, exact, observations, settings, previous)
-    compared = compare.squashed if head == "squashed_gaussian" else compare.actions
-    return judge_actions(int8, exact, observations, action, settings, previous, compared)
+    return judge_actions(int8, exact, observations, action, settings, previous)
 
 
 def judge_faithful(exact: FloatArray, head: specs.Head) -> Verdict:

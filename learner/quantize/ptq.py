@@ -54,8 +54,8 @@ STEPS_BY_HEAD: dict[specs.Head, tuple[Step, ...]] = {
 HYSTERESIS_HEADS: tuple[specs.Head, ...] = ("q_values",)
 """Heads whose scales have hysteresis, for the sake of small patches, and whose ranges serve the next policy. A choice
 hardly changes by it; an action's error grows by a third to a half (two LunarLanderContinuous runs). A sampled policy
-goes out once a phase, after up to hundreds of updates: by ranges of the one before, its KL divergence from fp32 was
-0.01 nats, and 0.00001 by its own (CartPole)."""
+goes out once a phase, after hundreds of updates: by ranges of the one before, its KL divergence from fp32 was 0.01
+nats, and 0.00001 by its own (CartPole)."""
 
 _TANH_END = math.atanh(127.5 / 128)
 """Input from which on tanh in int8, whose scale is 1/128, has only its last level."""

@@ -91,12 +91,13 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
 def _comparison(
     action: specs.ActionSpec, head: specs.Head
 ) -> Callable[[Any, Any], compare.States | compare.Actions | compare.Distributions]:
-    if head in ("categorical", "gaussian"):
+    if head == "squashed_gaussian":
+        return lambda exact, other: compare.squashed(exact, other, action)
+    if head in specs.SAMPLED_HEADS:
         return lambda exact, other: compare.distributions(exact, other, action)
     if action.kind == "discrete":
         return compare.states
-    actions = compare.squashed if head == "squashed_gaussian" else compare.actions
-    return lambda exact, other: actions(exact, other, action)
+    return lambda exact, other: compare.actions(exact, other, action)
 
 
 def _choose(names: Sequence[str], offered: Sequence[recipes.Recipe]) -> list[recipes.Recipe]:

@@ -130,7 +130,7 @@ def of(run: trained.Trained) -> tuple[Recipe, ...]:
     """Returns the rows that make sense for a run; fp32 comes first."""
     if run.head == "squashed_gaussian":
         return SQUASHED
-    if run.head in ("categorical", "gaussian"):
+    if run.head in specs.SAMPLED_HEADS:
         return sampled(run.head)
     if run.action.kind == "continuous":
         return ACTIONS

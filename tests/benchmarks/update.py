@@ -1,8 +1,9 @@
-"""Updates of DQN, D4PG and SAC per second with everything around them, against the bare compiled update.
+"""Updates of every algorithm per second with everything around them, against the bare compiled update.
 
 `value` counts gradient steps of: sample from replay, hand to TensorFlow, K compiled steps, and with prioritised
-replay the new priorities. `reference` runs the same compiled function over and over on one batch that TensorFlow holds
-already. The two alternate within one process, so that a machine that slows down slows both.
+replay the new priorities; of PPO and A2C, a whole phase, from taking its steps on. `reference` runs the same compiled
+function over and over on one batch that TensorFlow holds already. The two alternate within one process, so that a
+machine that slows down slows both.
 
 A second row of each has the limit as its reference: what the core does on a product of 64x256x256, over the operations
 of the products of one update (`_flops`). That is measured in the same turns, and updates are counted per second of CPU,
@@ -21,10 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import specs
+from broker.contract import messages, specs
 from learner import config
-from learner.experience import replay
+from learner.experience import replay, rollouts
 from tests.benchmarks import _flops, _pixels
+from tests.fakes import fleet_examples
 
 ALTERNATIONS = 9
 CALLS = 8  # of K updates each, per timing
@@ -54,7 +56,7 @@ class _Segments:
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yields two rows per case; of frames the first one."""
+    """Yields two rows per case; one of PPO and A2C, and of frames."""
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # another benchmark has started TensorFlow already
@@ -70,6 +72,64 @@ def run() -> Iterator[dict[str, Any]]:
     nature = config.DqnConfig(hidden=_pixels.HIDDEN, batch_size=32, dueling=False, updates_per_call=4)
     case = "DQN, uniform replay, Nature CNN, frames 84x84 stacked by 4, batch 32"
     yield from itertools.islice(_rows(case, "dqn", _pixels.SPEC, nature, transitions=4000, calls=2), 1)
+    wide: dict[str, Any] = {"hidden": (256, 256), "value_hidden": (256, 256), "kept_steps": 1_000_000}
+    for spec, actions in ((DISCRETE, "choices"), (CONTINUOUS, "Gaussian")):
+        ppo = config.PpoConfig(**wide)
+        yield _phase_row(f"PPO, {actions}, two MLPs 256x2, 10 epochs of 2048 steps, batch 64", "ppo", spec, ppo)
+        a2c = config.A2cConfig(**wide)
+        yield _phase_row(f"A2C, {actions}, two MLPs 256x2, 256 steps at once", "a2c", spec, a2c)
+
+
+def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPolicyConfig) -> dict[str, Any]:
+    from learner.algorithms import on_policy, registry
+
+    rng, newest, phases = np.random.default_rng(0), messages.Order(1, 1), ALTERNATIONS * CALLS + 2
+    memory, steps = rollouts.of(spec, settings), settings.rollout_steps
+    made = _Segments(spec, rng, 1000)
+    names = ("length", "observation", "action", "reward")
+    message = fleet_examples.experience(
+        made.length.tolist(), log_prob=np.full(1000, -1.8, np.float32), **{name: getattr(made, name) for name in names}
+    )
+    memory.insert(*[message] * (phases * steps // 1000 + 1))
+    agent = registry.make(config.Settings(config.TrainConfig(algorithm=name), settings, config.GateConfig()), spec)
+    assert isinstance(agent, on_policy.OnPolicy)
+    handed: list[Any] = []
+    take_steps = agent._take_steps
+
+    def keep(*minibatches: Any) -> Any:
+        handed[:] = minibatches
+        return take_steps(*minibatches)
+
+    def whole() -> None:
+        agent.update(memory.take(steps, settings.epochs, settings.batch_size, newest, rng))
+
+    agent._take_steps = keep  # type: ignore[method-assign]
+    whole()
+    agent._take_steps = take_steps  # type: ignore[method-assign]
+    import tensorflow as tf
+
+    prepared = [tf.constant(array) for array in handed]
+    rates: dict[Callable[[], object], list[float]] = {lambda: agent._steps(*prepared): [], whole: []}
+    for _ in range(ALTERNATIONS):
+        for side, seen in rates.items():
+            started = time.perf_counter()
+            for _ in range(CALLS):
+                side()
+            seen.append(CALLS * settings.updates_per_phase / (time.perf_counter() - started))
+    bare_rates, whole_rates = rates.values()
+    ratios = [w / r for w, r in zip(whole_rates, bare_rates, strict=True)]
+    return {
+        "benchmark": "update",
+        "case": case,
+        "value": round(statistics.median(whole_rates), 1),
+        "unit": "updates/s",
+        "runs": ALTERNATIONS,
+        "reference": round(statistics.median(bare_rates), 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "spread": round(max(ratios) - min(ratios), 3),
+        "explain": f"{settings.updates_per_phase} updates a phase; around them: joining segments, one more pass for "
+        "values and log-probabilities, advantages, and a gather of each array into minibatches",
+    }
 
 
 def _rows(

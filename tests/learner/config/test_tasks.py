@@ -131,3 +131,19 @@ def test_who_names_the_first_steps_means_them() -> None:
     assert effective("SomeoneElses-v3", *named, actions="discrete").train.learning_starts_s == 0
     assert effective("SomeoneElses-v3", *named).train.learning_starts_s == 0
     assert effective("CartPole-v1", *named, "--learning-starts-s", "9").train.learning_starts_s == 9
+
+
+@pytest.mark.parametrize("actions", ["discrete", "continuous"])
+def test_what_learns_any_actions_is_taken_where_it_is_named_alone(actions: str) -> None:
+    assert effective("It-v0", "--algorithm", "ppo", actions=actions).algorithm == config.PpoConfig()
+    assert effective("It-v0", "--algorithm", "a2c", "--rho-bar", "2", actions=actions).train.algorithm == "a2c"
+    assert effective("CartPole-v1", "--algorithm", "ppo").train.solved_return == 475.0
+    with pytest.raises(errors.ConfigError, match="ppo has no --epsilon-start, --samples-per-insert"):
+        effective("It-v0", "--algorithm", "ppo", "--samples-per-insert", "2", "--epsilon-start", "1", actions=actions)
+
+
+def test_phases_that_cannot_be_are_refused() -> None:
+    with pytest.raises(errors.ConfigError, match=r"rollout_steps 100 is no multiple.*kept_steps 1100 is less than"):
+        effective("It-v0", "--algorithm", "ppo", "--rollout-steps", "100", "--kept-steps", "1100")
+    with pytest.raises(errors.ConfigError, match="epochs must be positive"):
+        effective("It-v0", "--algorithm", "a2c", "--epochs", "0")

@@ -379,3 +379,18 @@ def test_checks_continuous_actions_against_their_bounds() -> None:
     validate.checked(fleet_examples.experience(action=inside), spec)
     with pytest.raises(errors.DecodeError, match="out of bounds"):
         validate.checked(fleet_examples.experience(action=inside * np.float32(1.01)), spec)
+
+
+def test_a_sampled_action_may_lie_beyond_the_bounds_and_has_its_probability() -> None:
+    spec = specs.EnvSpec(
+        fleet_examples.SPEC.observation, specs.ActionSpec("continuous", shape=(1,), low=(-1.0,), high=(1.0,))
+    )
+    beyond, said = np.full((3, 1), 7.0, np.float32), np.zeros(3, np.float32)
+    validate.checked(fleet_examples.experience(action=beyond, log_prob=said), spec, "gaussian")
+    with pytest.raises(errors.DecodeError, match="out of bounds"):
+        validate.checked(fleet_examples.experience(action=beyond, log_prob=said), spec, "deterministic")
+    with pytest.raises(errors.DecodeError, match="without its log-probability"):
+        validate.checked(fleet_examples.experience(action=beyond), spec, "gaussian")
+    validate.checked(fleet_examples.experience(action=beyond, version=0), spec, "gaussian")
+    with pytest.raises(errors.DecodeError, match="NaN"):
+        validate.checked(fleet_examples.experience(action=beyond * np.nan, log_prob=said), spec, "gaussian")

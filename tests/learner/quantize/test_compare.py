@@ -111,3 +111,26 @@ def test_where_fp32_is_no_better_than_chance_nothing_is_said() -> None:
     exact = np.array([10.0, 20.0])
     found = compare.returns(exact, exact, chance=np.array([15.0, 15.0]))
     assert (found.low_relative, found.non_inferior) == (None, None)
+
+
+def test_divergence_of_choices_by_hand() -> None:
+    exact, other = np.log([[0.5, 0.5], [0.2, 0.8]]), np.log([[0.25, 0.75], [0.2, 0.8]]) + 3.0
+    expected = 0.25 * np.log(0.25 / 0.5) + 0.75 * np.log(0.75 / 0.5)
+    assert compare.categorical_divergence(exact, other) == pytest.approx([expected, 0.0])
+
+
+def test_divergence_of_gaussians_by_hand() -> None:
+    exact = np.array([[0.0, 1.0, 0.0, np.log(2.0)]])  # means 0 and 1, deviations 1 and 2
+    other = np.array([[0.5, 1.0, 0.0, 0.0]])
+    shifted, narrower = 0.5**2 / 2, np.log(2.0) + 1 / 8 - 0.5
+    assert compare.gaussian_divergence(exact, other) == pytest.approx([shifted + narrower])
+
+
+def test_distributions_are_compared_with_their_modes() -> None:
+    choices = compare.distributions(np.eye(2), np.eye(2)[[0, 0]], specs.ActionSpec("discrete", n=2))
+    assert (choices.agreement, choices.action_error_mean) == (0.5, None)
+    action = specs.ActionSpec("continuous", shape=(1,), low=(-1.0,), high=(1.0,))
+    actions = compare.distributions(np.array([[0.5, 0.0], [9.0, 0.0]]), np.array([[0.6, 0.0], [5.0, 0.0]]), action)
+    assert actions.agreement is None
+    assert actions.action_error_mean == pytest.approx(0.025), "beyond the bounds all are one"
+    assert actions.kl_mean == pytest.approx((0.005 + 8.0) / 2)

@@ -225,3 +225,38 @@ def test_of_a_file_with_the_policys_numbers_only_the_policy_is_judged(
     verdict = gate.judge_faithful(np.array(exact, np.float32), head)
     assert (verdict.passed, verdict.reason) == (not reason, reason)
     assert verdict.measures == {}, "nothing was compared"
+
+
+DISCRETE = specs.ActionSpec("discrete", n=2)
+
+
+def test_a_sampled_policy_is_judged_by_its_distribution_and_not_by_ties() -> None:
+    nearly_even = linear([[1e-3, -1e-3], [0.0, 0.0]], [0.0, 0.0])
+    int8 = model(linear([[1e-9, -1e-9], [0.0, 0.0]], [1e-9, 0.0]))
+    exact, _, _ = interpreter.run(model(nearly_even), X)
+    assert gate.judge(int8, exact, X, SETTINGS).reason in ("dead", "disagrees", "ties", "saturated")
+    verdict = gate.judge_policy(int8, exact, X, DISCRETE, SETTINGS, head="categorical")
+    assert verdict.passed
+    assert verdict.measures["kl_mean"] < 1e-5
+    assert gate.judge_policy(int8, exact, X, DISCRETE, SETTINGS, int8, "categorical").reason == "identical"
+
+
+def test_a_sampled_policy_that_does_otherwise_is_held_back() -> None:
+    exact, _, _ = interpreter.run(model(SOUND), X)
+    other = model(linear([[3.0, -3.0], [0.5, -0.5]], [0.1, -0.1]))
+    verdict = gate.judge_policy(other, exact, X, DISCRETE, SETTINGS, head="categorical")
+    assert (verdict.passed, verdict.reason) == (False, "diverges")
+    loose = dataclasses.replace(SETTINGS, gate_kl_max=10.0, gate_kl_p99_max=10.0)
+    assert gate.judge_policy(other, exact, X, DISCRETE, loose, head="categorical").passed
+    nan = gate.judge_policy(other, exact * np.nan, X, DISCRETE, loose, head="categorical")
+    assert nan.reason == "not_finite"
+
+
+def test_a_gaussian_is_judged_in_units_of_its_deviation() -> None:
+    action = specs.ActionSpec("continuous", shape=(1,), low=(-1.0,), high=(1.0,))
+    passed = {}
+    for log_std in (0.0, -3.0):
+        exact, _, _ = interpreter.run(model(linear([[1.0, 0.0], [0.5, 0.0]], [0.0, log_std])), X)
+        other = model(linear([[1.0, 0.0], [0.5, 0.0]], [0.05, log_std]))
+        passed[log_std] = gate.judge_policy(other, exact, X, action, SETTINGS, head="gaussian").passed
+    assert passed == {0.0: True, -3.0: False}
