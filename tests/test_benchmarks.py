@@ -38,6 +38,7 @@ run = subprocess.run
 subprocess.run = lambda command, **options: (  # the actor's model is there already
     shutil.copy(model, command[-1]) if "tests.edge_actor.policies.models.make" in command else run(command, **options)
 )
+actor._frames = lambda directory: actor._latency(model)  # whose model takes TensorFlow
 sys.exit(__main__.main(sys.argv[1:]))
 """
 
@@ -55,7 +56,7 @@ def test_what_needs_no_mosquitto_is_measured_and_the_rest_listed() -> None:
         ("Mosquitto is not installed", "sudo apt install mosquitto")
     }
     measured = [row for row in rows if "left_out" not in row]
-    assert [row.get("broker") for row in measured] == ["embedded", "embedded", "embedded", None]
+    assert [row.get("broker") for row in measured] == ["embedded", "embedded", "embedded", None, None]
     assert all(row["benchmark"] == "actor" and row["value"] > 0 for row in measured)
     assert "sudo apt install mosquitto" in done.stderr
 

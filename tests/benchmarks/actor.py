@@ -50,11 +50,7 @@ def run() -> Iterator[dict[str, Any]]:
         yield _steps(directory, model, n_envs=1, epsilon=0.0, message_steps=8192)
         yield _steps(directory, model, n_envs=16, epsilon=0.05, message_steps=8192)
         yield _latency(model)
-        nature = directory / "nature.tflite"
-        subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks._pixels", "96", "96", "12", "5", str(nature)], check=True
-        )
-        yield _frames(directory, nature)
+        yield _frames(directory)
 
 
 def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message_steps: int) -> dict[str, Any]:
@@ -63,7 +59,9 @@ def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message
     return _compared(directory, model, ENV, _bare_env(n_envs), n_envs, epsilon, message_steps, case, network)
 
 
-def _frames(directory: Path, model: Path) -> dict[str, Any]:
+def _frames(directory: Path) -> dict[str, Any]:
+    model = directory / "nature.tflite"
+    subprocess.run([sys.executable, "-m", "tests.benchmarks._pixels", "96", "96", "12", "5", str(model)], check=True)
     case, name = "CarRacing-v3, four frames of 96x96x3, epsilon 0.05", f"{_pixels.__file__}:car_racing"
     return _compared(directory, model, name, _pixels.car_racing(), 1, 0.05, 64, case, "Nature CNN")
 
