@@ -31,7 +31,7 @@ def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None, *
         ("LunarLander-v3", ["dqn"], 200.0),
         ("Pendulum-v1", ["d4pg", "ddpg", "sac", "ppo"], -170.0),
         ("MountainCarContinuous-v0", ["ddpg"], 90.0),
-        ("LunarLanderContinuous-v3", ["d4pg"], 200.0),
+        ("LunarLanderContinuous-v3", ["d4pg", "sac"], 200.0),
         ("dm_control/cartpole-balance-v0", ["d4pg"], 950.0),
         ("dm_control/cartpole-swingup-v0", ["d4pg"], 800.0),
         ("dm_control/reacher-easy-v0", ["d4pg"], 900.0),
