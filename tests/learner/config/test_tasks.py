@@ -28,7 +28,7 @@ def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None, *
         ("CartPole-v1", ["dqn", "ppo", "a2c"], 475.0),
         ("Acrobot-v1", ["dqn", "ppo"], -100.0),
         ("MountainCar-v0", ["dqn"], -110.0),
-        ("LunarLander-v3", ["dqn"], 200.0),
+        ("LunarLander-v3", ["dqn", "ppo"], 200.0),
         ("Pendulum-v1", ["d4pg", "ddpg", "sac", "ppo"], -170.0),
         ("MountainCarContinuous-v0", ["ddpg"], 90.0),
         ("LunarLanderContinuous-v3", ["d4pg", "sac"], 200.0),
