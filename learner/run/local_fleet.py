@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -331,10 +332,11 @@ def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) 
         summary = {"train_wall_s": round(summary["finished_unix_s"] - started, 3), **summary}
         summary["actors_held"] = dataclasses.asdict(held) if held else None
     if learner.returncode in (errors.EXIT_INTERRUPTED, errors.NotSolved.exit_code):  # then it named --resume
+        named = [] if actors.of_environment == ActorOptions().of_environment else actors.of_environment
         print(
             f"its broker and actors have ended too: before --resume start them again, with ACTORQ_HOME={path}/home, by "
             f"`actorq-broker up --fleet {_NAME} --port {fleet.broker['port']}` and "
-            f"`actorq-actor run --bundle {path}/home/actor-0.json --env {train.env}`",
+            f"`actorq-actor run --bundle {path}/home/actor-0.json {shlex.join(['--env', train.env, *named])}`",
             file=sys.stderr,
         )
     return summary, learner.returncode
