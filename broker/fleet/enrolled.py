@@ -12,6 +12,8 @@ from broker.fleet import identity
 
 _TICK_S = 2.5
 """Longer than any file system's clock takes to tell two changes apart."""
+_SHARE = 0.1
+"""The most of its time that a follower spends on looks for a second change within a tick."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -31,7 +33,7 @@ class Enrolled(Generic[_T]):
     def __init__(self, fleet: identity.Fleet, wanted: Callable[[identity.Bundle], _T]) -> None:
         self._fleet, self._wanted = fleet, wanted
         self._files: dict[str, tuple[int, int]] = {}
-        self._enrolled_ns, self._changed_at, self._looked_at = -1, 0.0, 0.0
+        self._enrolled_ns, self._changed_at, self._looked_at, self._took_s = -1, 0.0, 0.0, 0.0
         self.found: dict[str, _T] = {}
 
     def follow(self) -> bool:
@@ -45,9 +47,10 @@ class Enrolled(Generic[_T]):
         now = time.monotonic()
         if (enrolled_ns := self._fleet.enrolled_ns) != self._enrolled_ns:
             self._enrolled_ns, self._changed_at = enrolled_ns, now
-        elif self._looked_at > self._changed_at + _TICK_S:  # of ten thousand actors, a look at each takes 40 ms
+        elif self._looked_at > self._changed_at + _TICK_S or now - self._looked_at < self._took_s / _SHARE:
             return False
         self._looked_at, files = now, self._fleet.enrolment
+        self._took_s = time.monotonic() - now  # of ten thousand actors, a look at each takes 40 ms
         new = [name for name, file in files.items() if self._files.get(name) != file]
         gone = self._files.keys() - files.keys()
         self._files = files

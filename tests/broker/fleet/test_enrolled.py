@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,27 @@ def test_only_what_changed_is_read(fleet: identity.Fleet) -> None:
 
 def test_a_change_within_a_tick_of_the_clock_is_seen(fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity.Fleet, "enrolled_ns", 7)  # what a slow clock says of both
+    monkeypatch.setattr(enrolled, "_SHARE", math.inf)
     follows, _ = follower(fleet)
     first = fleet.enroll("one")
     assert follows.follow() and follows.found == {"one": first.password}
     second = fleet.enroll("one")
     assert follows.follow() and follows.found == {"one": second.password}
+
+
+def test_looks_for_a_second_change_take_a_share_of_the_time(
+    fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolled, "_SHARE", 1e-9)  # so that any look took too long for another one
+    follows, read = follower(fleet)
+    fleet.enroll("one")
+    assert follows.follow()
+    before = fleet.enrolled_ns
+    monkeypatch.setattr(identity.Fleet, "enrolled_ns", before)
+    fleet.enroll("two")
+    assert not follows.follow() and read == ["one"]
+    monkeypatch.setattr(identity.Fleet, "enrolled_ns", before + 1)
+    assert follows.follow() and read == ["one", "two"], "what the directory tells is taken in at once"
 
 
 def test_nothing_is_looked_at_while_the_directory_is_as_it_was(
