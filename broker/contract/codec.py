@@ -15,6 +15,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ _KEPT_CHARS = 2048
 _MAX_ITEMS = 1 << 40
 _Place = tuple[str, np.dtype[Any], tuple[int, ...], int]
 """The name, dtype, shape and offset in bytes of an array."""
+_Reader = Callable[[str, Any], Any]
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "I32": np.dtype("<i4"),
@@ -72,7 +74,7 @@ _LEGAL = {
 
 
 def _fields_of(nested: Any) -> dict[str, Any]:
-    return {field.name: getattr(nested, field.name) for field in dataclasses.fields(nested)}
+    return {name: getattr(nested, name) for name in _HINTS[type(nested)]}
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False, default=_fields_of)
@@ -267,44 +269,54 @@ def _refuse_constant(text: str) -> float:
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """Returns `value` as parsed from JSON, if it is exactly what `hint` says."""
-    if _is_plain(value, hint):
-        return value
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in typing.get_args(hint):
-            return None
-        hint = next(h for h in typing.get_args(hint) if h is not type(None))
-        origin = typing.get_origin(hint)
+    return value if _is_plain(value, hint) else _reader(hint)(name, value)
+
+
+@functools.cache
+def _reader(hint: Any) -> _Reader:
+    """Returns what gives a value as parsed from JSON if it is exactly what `hint` says, with the field's name."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _nested(name, value, hint)
-    if origin is dict and isinstance(value, dict):
-        item = typing.get_args(hint)[1]
-        return {_typed(name, key, str): _typed(name, v, item) for key, v in value.items()}
-    if origin is tuple and isinstance(value, list):
-        item = typing.get_args(hint)[0]
-        return tuple(_typed(name, v, item) for v in value)
-    if hint is float and type(value) in (int, float):
-        return _finite(name, value)
-    if hint is str and type(value) is str:
-        return _printable(name, value)
-    if hint in (bool, int) and type(value) is hint and -(2**63) <= value < 2**63:
-        return value
-    raise errors.DecodeError(f"field {name} is not of type {hint}", reason="field")
+        return functools.partial(_nested, hint)
+    if origin in (typing.Union, types.UnionType):
+        read_some = _reader(next(one for one in inner if one is not type(None)))
+        return lambda name, value: None if value is None and type(None) in inner else read_some(name, value)
+    read_item = _reader(inner[1 if origin is dict else 0]) if inner else None
+
+    def read(name: str, value: Any) -> Any:
+        kind = type(value)
+        if hint is float and kind in (float, int):
+            return _finite(name, value)
+        if hint is str and kind is str:
+            return _printable(name, value)
+        if hint in (bool, int) and kind is hint and -(2**63) <= value < 2**63:
+            return value
+        if origin is dict and kind is dict and read_item is not None:
+            return {_printable(name, key): read_item(name, item) for key, item in value.items()}
+        if origin is tuple and kind is list and read_item is not None:
+            return tuple([read_item(name, item) for item in value])
+        raise errors.DecodeError(f"field {name} is not of type {hint}", reason="field")
+
+    return read
 
 
-def _nested(name: str, value: Any, cls: type[Any]) -> Any:
-    hints = _HINTS[cls]
-    if not isinstance(value, dict) or value.keys() != hints.keys():
+def _nested(cls: type[Any], name: str, value: Any) -> Any:
+    readers = _READERS[cls]
+    if not isinstance(value, dict) or value.keys() != readers.keys():
         raise errors.DecodeError(f"field {name} is not a {cls.__name__}", reason="field")
     try:
         return cls(
             **{
-                key: value[key] if _is_plain(value[key], hint) else _typed(f"{name}.{key}", value[key], hint)
-                for key, hint in hints.items()
+                key: value[key] if _is_plain(value[key], hint) else read(f"{name}.{key}", value[key])
+                for key, (hint, read) in readers.items()
             }
         )
     except errors.SpecError as error:
         raise errors.DecodeError(f"field {name}: {error.what}", reason="field") from error
+
+
+_READERS = {cls: {name: (hint, _reader(hint)) for name, hint in hints.items()} for cls, hints in _HINTS.items()}
+"""The type and the reader of each field: to find a reader by its type takes longer than to use it."""
 
 
 def _is_plain(value: Any, hint: Any) -> bool:

@@ -105,8 +105,8 @@ class ActingLoop:
     def run_once(self) -> None:
         """Looks at everything, then acts for one burst or waits."""
         self._dispatcher.dispatch()
-        if self.policies.replace_if_suitable(self.environment.running, self._allowed_rows):
-            self.status.heartbeat.beat()  # here: the thread would wait milliseconds for its turn
+        beat = self.status.heartbeat.beat  # here: the thread would wait milliseconds for its turn
+        self.policies.replace_if_suitable(self.environment.running, self._allowed_rows, beat)
         self._sender.send()
         if self._metronome is None:
             self._act_for_a_burst()

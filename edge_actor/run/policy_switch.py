@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from broker.contract import messages
 from edge_actor.acting import pace
 from edge_actor.experience import recorder
 from edge_actor.policies import policy, receiver
 from edge_actor.run import fleet_connection
 
 _log = logging.getLogger(__name__)
+_NONE = messages.Order(0, 0)
 _BUILD_MARGIN = 1.5  # slack that is wanted, by what the last swap took
 
 
@@ -46,7 +48,7 @@ class PolicySwitch:
     def start(self) -> None:
         """Acts with the stored policy, if there is a good one, and listens for others."""
         self.receiver.start(self._connection.verifier, self._connection.topics)
-        self._replace()
+        self._replace(lambda: None)
         self._subscribe()
         self._connection.on_announced = self.receiver.announce
 
@@ -61,17 +63,18 @@ class PolicySwitch:
             self.receiver.channel = channel
             self._subscribe()
 
-    def replace_if_suitable(self, is_running: bool, allowed_rows: Callable[[], int]) -> bool:
+    def replace_if_suitable(
+        self, is_running: bool, allowed_rows: Callable[[], int], on_replaced: Callable[[], None]
+    ) -> None:
         """Builds what waits for it, if this is a good moment.
 
         Args:
             is_running: Whether an episode is in progress.
             allowed_rows: Returns how many rows may be recorded now.
-
-        Returns:
-            Whether another policy acts now.
+            on_replaced: Called when another policy acts.
         """
-        return self.receiver.has_work and self._is_suitable(is_running, allowed_rows) and self._replace()
+        if self.receiver.has_work and self._is_suitable(is_running, allowed_rows):
+            self._replace(on_replaced)
 
     def is_older_than(self, limit_s: float) -> bool:
         """Returns whether for so long no newer policy came, nor word that there is none; never for 0."""
@@ -79,7 +82,7 @@ class PolicySwitch:
 
     def vitals(self) -> dict[str, Any]:
         """Returns what acts, and how far the newest policy has come, by fields of `messages.Vitals`."""
-        epoch, version = self._recorder.order
+        epoch, version = self.acting.order if self.acting else _NONE
         acts = {"policy_epoch": epoch, "policy_version": version, "delegate": self.delegate}
         return acts | self.receiver.vitals()
 
@@ -101,15 +104,16 @@ class PolicySwitch:
         ended = self._recorder.trajectory.ended
         return len(ended) > 1 or bool(ended[0]) or not allowed_rows()
 
-    def _replace(self) -> bool:
+    def _replace(self, on_replaced: Callable[[], None]) -> None:
         built = self.receiver.newest()
         if built is None:
-            return False
-        self._recorder.flush()
+            return
         if self.acting is None:
             _log.info("policy %s acts on %s", built.order, built.delegate)
-        self.acting, self._recorder.order = built, built.order
-        return True
+        self.acting = built
+        on_replaced()  # first: to make a message of the steps before takes as long as building
+        self._recorder.flush()
+        self._recorder.order = built.order
 
     def _subscribe(self) -> None:
         connection = self._connection
