@@ -44,7 +44,7 @@ def run() -> Iterator[dict[str, Any]]:
         ("up_s", "actorq-broker up serves after", "s"),
         ("out_ms", "a revoked actor is out after, the slowest", "ms"),
         ("ack_ms", "another actor waits for an acknowledgement meanwhile, the longest", "ms"),
-        ("follow_ms", "the learner takes in a revocation, the slowest", "ms"),
+        ("follow_ms", "a revocation holds up the learner's loop, the longest", "ms"),
     ):
         value, reference = max(many[key]), max(few[key])
         yield {
@@ -68,7 +68,7 @@ def _measured(enrolled: int) -> dict[str, list[float]]:
         bundles = [fleet.enroll(f"real-{n}") for n in range(REVOKED + 1)]
         _fill(fleet, bundles[0], enrolled - len(bundles))
         followed = enrolment.Enrolment(fleet)
-        followed.follow()
+        followed.read()
         began = time.monotonic()
         with _up(name) as port:
             found: dict[str, list[float]] = {"up_s": [time.monotonic() - began], "out_ms": [], "follow_ms": []}
@@ -80,11 +80,20 @@ def _measured(enrolled: int) -> dict[str, list[float]]:
                         fleet.revoke(bundle.actor_id)
                         assert revoked.disconnected.wait(_OUT_S), f"{bundle.actor_id} stays connected"
                         found["out_ms"].append(1e3 * (time.monotonic() - began))
-                    began = time.monotonic()
-                    followed._enrolled.follow()
-                    found["follow_ms"].append(1e3 * (time.monotonic() - began))
-                    assert bundle.actor_id not in followed.macs
+                    found["follow_ms"].append(_follow_ms(followed, bundle.actor_id))
             return found | {"ack_ms": speaking.waited_ms}
+
+
+def _follow_ms(followed: enrolment.Enrolment, revoked: str) -> float:
+    """How long following held up a loop that did so a thousand times a second, at most, until an actor was out."""
+    longest, deadline = 0.0, time.monotonic() + _OUT_S
+    while revoked in followed.macs:
+        assert time.monotonic() < deadline, f"{revoked} is still heard"
+        began = time.monotonic()
+        followed.follow()
+        longest = max(longest, time.monotonic() - began)
+        time.sleep(0.001)
+    return 1e3 * longest
 
 
 def _fill(fleet: identity.Fleet, like: identity.Bundle, count: int) -> None:
