@@ -53,7 +53,7 @@ BOOTS_KEPT = 128
 An actor sends one boot after the other, with 64 messages on their way at most: of an older one nothing comes again.
 One that lies can invent as many as it likes."""
 ROWS_KEPT = 1 << 18
-"""Rows of messages that outlive their payloads, 45 MB: a message that comes again is compared with its digest there."""
+"""Rows of messages that outlive their payloads, 20 MB: a message that comes again is compared with its digest there."""
 _PRUNED = 2, 64
 """Rows that a commit may prune: so many times those it brings, and so many more. It never waits for many at once."""
 _TOGETHER = 64, 16, 4, 1
