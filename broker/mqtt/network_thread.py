@@ -101,7 +101,7 @@ class NetworkThread:
 
     def _watch(self) -> None:
         """Replaces a thread that died or hangs, lest publishes be refused for ever; and looks whether home is back."""
-        while not self._stopping.wait(LOOK_S):
+        while not self._stopping.wait(min(LOOK_S, WATCHDOG_S / 6)):
             if not self.is_alive or time.monotonic() - self._turned_at_s > WATCHDOG_S:
                 _log.warning("the network thread stopped turning; starting another")
                 self._ready.clear()
