@@ -18,6 +18,7 @@ from broker.contract import errors
 from edge_actor import config
 from edge_actor.bench import models
 from edge_actor.policies import interpreter
+from learner.experience import ledger
 from learner.fleet import roster
 from learner.networks import layers
 from learner.quantize.tflite import convert
@@ -112,7 +113,7 @@ def test_scale_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     small |= {"MESSAGES": 20_000, "BOOTS": 10, "LEDGER_ACTORS": 20, "HELD": 100}
     for name, value in small.items():
         monkeypatch.setattr(scale, name, value)
-    monkeypatch.setattr(scale.ledger, "ROWS_KEPT", 1000)
+    monkeypatch.setattr(ledger, "ROWS_KEPT", 1000)
     rows = list(scale.run())
     shared, (opened, size), enrolled = rows[:5], rows[5:7], rows[7:]
     assert all(set(benchmarks.KEYS) <= row.keys() for row in rows)

@@ -11,6 +11,7 @@ from broker.contract import address
 from broker.mqtt import attempts, backoff, link, network_thread
 from tests import conftest
 from tests.broker.mqtt import conftest as links
+from tests.fakes import log_reader
 
 HOME, SECOND, THIRD = (address.Address("127.0.0.1", port) for port in (1, 2, 3))
 
@@ -28,6 +29,10 @@ def fail(tries: attempts.Attempts, *, was_connected: bool = False) -> address.Ad
     return where
 
 
+def _is_due(tries: attempts.Attempts) -> bool:
+    return tries.home == HOME
+
+
 def test_each_has_its_turn(tries: attempts.Attempts) -> None:
     assert [fail(tries) for _ in range(4)] == [HOME, SECOND, THIRD, HOME]
 
@@ -39,7 +44,7 @@ def test_who_is_at_home_stays(tries: attempts.Attempts, monkeypatch: pytest.Monk
 
 
 def test_the_way_back_is_tried_once_and_then_later_each_time(
-    tries: attempts.Attempts, monkeypatch: pytest.MonkeyPatch, log: links.log_reader.LogReader
+    tries: attempts.Attempts, monkeypatch: pytest.MonkeyPatch, log: log_reader.LogReader
 ) -> None:
     asked: list[int] = []
 
@@ -49,10 +54,10 @@ def test_the_way_back_is_tried_once_and_then_later_each_time(
 
     monkeypatch.setattr(backoff, "return_s", return_s)
     assert fail(tries, was_connected=True) == HOME
-    assert tries.next() == SECOND and tries.home is None
+    assert tries.next() == SECOND and not _is_due(tries)
     tries.made(SECOND)
-    assert tries.home == HOME and not tries.go_home(is_there=False)
-    assert tries.home == HOME and tries.go_home(is_there=True)
+    assert _is_due(tries) and not tries.go_home(is_there=False)
+    assert _is_due(tries) and tries.go_home(is_there=True)
     told = len(log.lines)
     tries.ended(SECOND, "", was_connected=True, is_wanted=True)
     assert fail(tries) == HOME, "it listens, and lets nobody in"
@@ -62,7 +67,7 @@ def test_the_way_back_is_tried_once_and_then_later_each_time(
     assert tries.go_home(is_there=True) and asked == [0, 0, 1, 2]
     tries.ended(SECOND, "", was_connected=True, is_wanted=True)
     tries.made(tries.next())
-    assert tries.home is None, "at home"
+    assert not _is_due(tries), "at home"
     assert fail(tries) == SECOND
     tries.made(tries.next())
     assert asked[4:] == [0], "who was at home again begins anew"

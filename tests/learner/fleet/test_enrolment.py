@@ -18,14 +18,13 @@ def test_a_loop_does_not_wait_for_a_look(tmp_path: Path, monkeypatch: pytest.Mon
     fleet.enroll("one")
     follows = enrolment.Enrolment(fleet)
     follows.read()
-    assert follows.mac("one") and follows.version == 1
-    may_look, look = threading.Event(), identity.Fleet.enrolment.fget
-    assert look is not None
+    assert follows.mac("one") is follows.macs["one"] and follows.version == 1
+    may_look, looks = threading.Event(), vars(identity.Fleet)["enrolment"]
 
     def slow(self: identity.Fleet) -> object:
         assert threading.current_thread() is not threading.main_thread()
         assert may_look.wait(60.0)
-        return look(self)
+        return looks.fget(self)
 
     monkeypatch.setattr(identity.Fleet, "enrolment", property(slow))
     monkeypatch.setattr(enrolment, "_PERIOD_S", 0.0)
