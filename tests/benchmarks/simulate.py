@@ -240,7 +240,7 @@ def _real(size: int) -> dict[str, float]:
         swarm = site.swarm("--rate", str(RATE))
         site.line(swarm)
         site.newest_metrics()
-        time.sleep(WARM_S + size / 100)
+        time.sleep(WARM_S + 3 * size / roster.MESSAGES_PER_S)  # until each has sent, and been granted more, twice
         first = site.newest_metrics()
         time.sleep(REAL_S)
         last = site.newest_metrics()
