@@ -14,7 +14,7 @@ SHELL_SCRIPTS = .ci/run .ci/constraints $(shell find . \( -name .git -o -name .v
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench peers bench-peers chaos fuzz test-trixie test-setup test-pi test-pi-all test-boot constraints clean
+.PHONY: help demo test check bench peers bench-peers chaos fuzz test-brokers test-trixie test-setup test-pi test-pi-all test-boot constraints clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.11] [ARGS="..."] [ONLY=name]'
@@ -48,6 +48,9 @@ chaos: .venv/.dev ## kill, cut and fill everything for DURATION_S seconds, and s
 
 fuzz: .venv/.dev ## 100 000 mutated payloads at each topic of learner and actor (FUZZ_PAYLOADS=n); about 20 minutes
 	FUZZ_PAYLOADS=$${FUZZ_PAYLOADS:-100000} $(BIN)/python -m pytest tests/system/security/test_fuzz.py $(ARGS)
+
+test-brokers: .venv/.dev ## what the contract needs of a broker, asked of all that are installed, or of yours (ARGS=HOST:PORT)
+	@$(BIN)/python -m tests.broker.conformance $(ARGS)
 
 test-trixie: ## as root: the actor's tests on Python 3.13, in a Debian Trixie root made by debootstrap
 	tests/trixie/run.sh $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -55,7 +56,17 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="mosquitto serves a site, embedded (pure Python) this machine; auto takes mosquitto where it is installed",
     )
-    up.add_argument("--json", action="store_true", help="print one JSON object on stdout once it serves")
+    up.add_argument(
+        "--brokers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run so many, on ports that follow each other, where one takes all of a core; name them all to init, and "
+        "actors enrolled after that share them (default: 1)",
+    )
+    up.add_argument(
+        "--json", action="store_true", help="print a JSON object on stdout for each broker, once all of them serve"
+    )
 
     init = commands.add_parser("init", allow_abbrev=False, help="make a fleet's keys and certificates")
     init.add_argument(
@@ -105,13 +116,17 @@ def _up(args: argparse.Namespace) -> int:
     if args.port is None:
         args.port = address.TLS_PORT if args.tls else address.PLAIN_PORT
     if kind == "auto":
-        kind = "mosquitto" if process.find() or args.tls else "embedded"
+        kind = "mosquitto" if process.find() or args.tls or args.brokers > 1 else "embedded"
+    if args.brokers < 1:
+        raise errors.ConfigError(f"--brokers {args.brokers}", todo="start one at least")
     if kind == "embedded":
         if args.tls and address.is_loopback(args.bind):
             raise errors.ConfigError("the embedded broker has no TLS", todo="install mosquitto, or leave out --tls")
+        if args.brokers > 1:
+            raise errors.ConfigError("there is one embedded broker to a process", todo="leave out --brokers")
         from broker.serve import embedded  # here, because amqtt is an optional part
 
-        embedded.run(args.bind, args.port, lambda port: _announce(args, "embedded broker", kind, port, os.getpid()))
+        embedded.run(args.bind, args.port, lambda port: _announce(args, "embedded broker", kind, [(port, os.getpid())]))
     else:
         _up_mosquitto(args)
     _log.info("broker stopped")
@@ -119,18 +134,23 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _up_mosquitto(args: argparse.Namespace) -> None:
-    events: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+    events: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()
     cli.on_stop_signal(lambda: events.put(None))
     gate = _Gate(args) if args.tls else None
-    admission = gate.admission if gate else None
-    with process.Mosquitto(
-        args.bind,
-        args.port,
-        fleet=args.fleet,
-        admission=admission,
-        on_excess=lambda user, what: events.put((user, what)),
-    ) as mosquitto:
-        _announce(args, "Mosquitto", "mosquitto", mosquitto.port, mosquitto.pid)
+    with contextlib.ExitStack() as running:
+        brokers = [
+            running.enter_context(
+                process.Mosquitto(
+                    args.bind,
+                    args.port + index if args.port else 0,
+                    fleet=args.fleet,
+                    admission=gate.admission if gate else None,
+                    on_excess=lambda user, what, index=index: events.put((index, user, what)),  # type: ignore[misc]
+                )
+            )
+            for index in range(args.brokers)
+        ]
+        _announce(args, "Mosquitto", "mosquitto", [(one.port, one.pid) for one in brokers])
         while True:
             try:
                 excess = events.get(timeout=_CHECK_PERIOD_S)
@@ -139,14 +159,35 @@ def _up_mosquitto(args: argparse.Namespace) -> None:
             else:
                 if excess is None:
                     return
-                if gate is not None and (not excess[0] or gate.shut_out(excess[0])):
+                index, user, what = excess
+                if gate is not None and (not user or gate.shut_out(user)):
                     # Not a reload: Mosquitto may be at work for minutes on what it was sent, and would keep the rest.
-                    mosquitto.restart(gate.admission)
-                    _log_excess(*excess)
-            mosquitto.check()
+                    brokers[index].restart(gate.admission)
+                    for other in brokers:
+                        if other is not brokers[index]:
+                            other.reload(gate.admission)
+                    _log_excess(user, what)
+            for one in brokers:
+                _keep_up(one, gate, is_alone=len(brokers) == 1)
             if gate is not None and gate.changed():
-                mosquitto.reload(gate.admission)
+                for one in brokers:
+                    one.reload(gate.admission)
                 _log.info("%d actors enrolled", len(gate.admission.users) - 1)
+
+
+def _keep_up(broker: process.Mosquitto, gate: _Gate | None, *, is_alone: bool) -> None:
+    """Starts a broker that has ended again, where others serve its clients meanwhile.
+
+    Raises:
+        BrokerUnreachable: It was the only one: whoever supervises this shall know.
+    """
+    try:
+        broker.check()
+    except errors.BrokerUnreachable as error:
+        if is_alone:
+            raise
+        broker.restart(gate.admission if gate else None)
+        _log.warning("%s (%s); started it again", error.what, error.where)
 
 
 def _log_excess(user: str, what: str) -> None:
@@ -215,16 +256,17 @@ def _fleet(args: argparse.Namespace) -> identity.Fleet:
     return fleet
 
 
-def _announce(args: argparse.Namespace, name: str, kind: str, port: int, pid: int) -> None:
+def _announce(args: argparse.Namespace, name: str, kind: str, serving: Sequence[tuple[int, int]]) -> None:
+    """Says where brokers serve: ports and process ids."""
     open_to = "this machine only" if address.is_loopback(args.bind) else "the network"
-    where = address.Address(args.bind, port)
+    where = ", ".join(str(address.Address(args.bind, port)) for port, _ in serving)
     _log.info("%s serves %s (%s%s)", name, where, open_to, ", TLS" if args.tls else "")
     fleet = "" if args.fleet == identity.DEFAULT_FLEET else f"--fleet {args.fleet} "
-    local = address.Address(_local(args.bind), port, args.tls)
+    local = ",".join(str(address.Address(_local(args.bind), port, args.tls)) for port, _ in serving)
     _log.info("a learner here joins with: actorq-learner train %s--broker %s", fleet, local)
     if args.tls:
         _log.info("an actor joins with the bundle of `actorq-broker enroll NAME`: actorq-actor run --bundle NAME.json")
-    if args.json:
+    for port, pid in serving if args.json else ():
         print(json.dumps({"kind": kind, "host": args.bind, "port": port, "pid": pid, "tls": args.tls}), flush=True)
 
 

@@ -18,11 +18,13 @@ from broker.contract import errors
 from edge_actor import config
 from edge_actor.bench import models
 from edge_actor.policies import interpreter
+from learner.experience import ledger
+from learner.fleet import roster
 from learner.networks import layers
 from learner.quantize.tflite import convert
 from tests import conftest
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import peers, scale
+from tests.benchmarks import peers, scale, simulate
 from tests.benchmarks.peers import __main__ as bench_peers
 from tests.benchmarks.peers import arms, mlp
 
@@ -107,12 +109,30 @@ def test_peers_refuse_a_file_that_was_cut() -> None:
 @pytest.mark.mosquitto
 def test_scale_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     conftest.require("mosquitto")
-    monkeypatch.setattr(scale, "ENROLLED", 40)
-    monkeypatch.setattr(scale, "REVOKED", 2)
+    small = {"ENROLLED": 40, "REVOKED": 2, "ACTORS": 12, "RETURN_S": 0.5}
+    small |= {"MESSAGES": 20_000, "BOOTS": 10, "LEDGER_ACTORS": 20, "HELD": 100}
+    for name, value in small.items():
+        monkeypatch.setattr(scale, name, value)
+    monkeypatch.setattr(ledger, "ROWS_KEPT", 1000)
     rows = list(scale.run())
-    assert [row["case"].split(":")[0] for row in rows] == ["40 enrolled"] * 4
-    assert [row["runs"] for row in rows if "acknowledgement" not in row["case"]] == [1, 2, 2]
-    assert all(key in row and row["value"] > 0 for key in benchmarks.KEYS[:3] for row in rows)
+    shared, (opened, size), enrolled = rows[:5], rows[5:7], rows[7:]
+    assert all(set(benchmarks.KEYS) <= row.keys() for row in rows)
+    assert {row["case"].split(":")[0] for row in shared} == {"12 TLS actors on 3 brokers"}
+    assert [row["value"] for row in shared if "lost" in row["case"]] == [0], "three kills, and all is in the ledger"
+    assert opened["value"] > 0 and size["ratio"] < 1.5, "ten boots take no more room than three"
+    assert [row["case"].split(":")[0] for row in enrolled] == ["40 enrolled"] * 4
+    assert [row["runs"] for row in enrolled if "acknowledgement" not in row["case"]] == [1, 2, 2]
+    assert all(row["value"] > 0 for row in enrolled)
+
+
+@pytest.mark.parametrize("size", [50, 400])
+def test_a_simulated_fleet_keeps_the_budgets(size: int) -> None:
+    told = simulate.Simulation(size).run(30.0, 60.0)
+    assert told.steps == pytest.approx(size * simulate.RATE * 60.0, rel=0.1), "all is taken"
+    assert 0.8 * roster.MESSAGES_PER_S * 60 < told.messages < 1.2 * roster.MESSAGES_PER_S * 60
+    assert told.receipts <= told.messages and not told.silent
+    period_s = size / roster.MESSAGES_PER_S
+    assert 0.4 * period_s < told.age_s / told.steps < 0.6 * period_s + 0.1, "half a period, and the way"
 
 
 def test_every_peer_is_there() -> None:

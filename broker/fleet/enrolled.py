@@ -17,6 +17,8 @@ _SHARE = 0.1
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+Changes = dict[str, _T | None]
+"""What is kept of each actor that was enrolled, or enrolled anew; None for one that was revoked."""
 
 
 class Enrolled(Generic[_T]):
@@ -44,21 +46,49 @@ class Enrolled(Generic[_T]):
         Raises:
             OSError: The directory cannot be read.
         """
+        changes = self.look()
+        self.take(changes)
+        return bool(changes)
+
+    @property
+    def is_due(self) -> bool:
+        """Returns whether a look may find something; that takes one of the directory's own.
+
+        Raises:
+            OSError: The directory cannot be read.
+        """
+        if self._fleet.enrolled_ns != self._enrolled_ns:
+            return True
+        is_settled = self._looked_at > self._changed_at + _TICK_S
+        return not is_settled and time.monotonic() - self._looked_at >= self._took_s / _SHARE
+
+    def look(self) -> Changes[_T]:
+        """Returns what changed since the last look, and leaves `found` alone: it may go on in a thread of its own.
+
+        Raises:
+            OSError: The directory cannot be read.
+        """
+        if not self.is_due:
+            return {}
         now = time.monotonic()
         if (enrolled_ns := self._fleet.enrolled_ns) != self._enrolled_ns:
             self._enrolled_ns, self._changed_at = enrolled_ns, now
-        elif self._looked_at > self._changed_at + _TICK_S or now - self._looked_at < self._took_s / _SHARE:
-            return False
         self._looked_at, files = now, self._fleet.enrolment
         self._took_s = time.monotonic() - now  # of ten thousand actors, a look at each takes 40 ms
         new = [name for name, file in files.items() if self._files.get(name) != file]
-        gone = self._files.keys() - files.keys()
+        changes: Changes[_T] = dict.fromkeys(self._files.keys() - files.keys())
         self._files = files
-        for name in gone:
-            self.found.pop(name, None)
         for name in new:
             try:
-                self.found[name] = self._wanted(self._fleet.bundle(name))
+                changes[name] = self._wanted(self._fleet.bundle(name))
             except errors.IdentityError as error:
                 _log.warning("%s %s: %s", "keeping" if name in self.found else "leaving out", name, error)
-        return bool(new or gone)
+        return changes
+
+    def take(self, changes: Changes[_T]) -> None:
+        """Takes in what `look` has seen."""
+        for name, kept in changes.items():
+            if kept is None:
+                self.found.pop(name, None)
+            else:
+                self.found[name] = kept

@@ -9,6 +9,7 @@ BUNDLE (actor, 0600)                 fleet, id, MAC key, learner's public key, b
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -167,7 +168,7 @@ class Fleet:
 
         Args:
             actor_id: Its name.
-            brokers: Where it finds the fleet; the fleet's own list by default.
+            brokers: Where it finds the fleet, in the order of trying; by default the fleet's list, `spread`.
 
         Raises:
             ConfigError: The name cannot be part of a topic, or is the learner's own.
@@ -180,7 +181,7 @@ class Fleet:
             actor_id=actor_id,
             mac_key=secrets.token_bytes(32),
             learner_key=self.sealer.public_key,
-            brokers=tuple(brokers or self.brokers),
+            brokers=tuple(brokers) or spread(self.brokers, actor_id),
             password=secrets.token_urlsafe(24),
             authority=self.authority.certificate.decode(),
             credential=self.authority.client(self.name, actor_id, certificates.ACTOR_DAYS).decode(),
@@ -210,7 +211,7 @@ class Fleet:
         Who has the old ones is shut out at once; the fleet's authority and its epoch stay. If it was interrupted, it
         has to be done again.
         """
-        brokers = {name: self.bundle(name).brokers for name in self.actors()}
+        brokers = {name: self.bundle(name).brokers for name in self.actors()}  # as they are: some were named
         storage.write_atomic(self.directory / "learner.pem", _new_key())
         storage.write_atomic(self.directory / "mqtt_password", _new_password())
         renewed = Fleet.open(self.name, self.directory, create=False)
@@ -323,6 +324,20 @@ class Fleet:
 
     def _actor_file(self, actor_id: str) -> Path:
         return self.directory / "actors" / f"{actor_id}.json"
+
+
+def spread(brokers: Sequence[str], actor_id: str) -> tuple[str, ...]:
+    """Returns brokers in the order in which an actor tries them, so that each has its share of a fleet.
+
+    By rendezvous hashing of the actor's name and the place of each in the list (Thaler and Ravishankar, 1998): the
+    second choices of those who share a broker are spread over the others as well, and a broker that is added at the end
+    takes its share from all, and moves nobody else.
+    """
+
+    def rank(place: int) -> bytes:
+        return hashlib.blake2b(f"{actor_id} {place}".encode(), digest_size=8).digest()
+
+    return tuple(brokers[place] for place in sorted(range(len(brokers)), key=rank))
 
 
 def _new_key() -> bytes:

@@ -14,6 +14,9 @@ from broker.mqtt import attempts, handshake, outbox, paho_client, socket_loop, s
 
 KEEPALIVE_S = 10  # a will fires 1.5 of these after a machine vanished
 CONNECT_TIMEOUT_S = 5.0
+LOOK_S = 5.0
+"""Between two looks of the watchdog: at the thread, and whether it is time to go back to another broker."""
+_PROBE_TIMEOUT_S = 2.0
 WATCHDOG_S = 30.0  # a network thread that did not turn for so long is declared dead
 
 _log = logging.getLogger(__name__)
@@ -97,12 +100,25 @@ class NetworkThread:
         self._thread.start()
 
     def _watch(self) -> None:
-        """Replaces a thread that died or hangs; without this, publishes would be refused for ever."""
-        while not self._stopping.wait(WATCHDOG_S / 6):
+        """Replaces a thread that died or hangs, lest publishes be refused for ever; and looks whether home is back."""
+        while not self._stopping.wait(min(LOOK_S, WATCHDOG_S / 6)):
             if not self.is_alive or time.monotonic() - self._turned_at_s > WATCHDOG_S:
                 _log.warning("the network thread stopped turning; starting another")
                 self._ready.clear()
                 self._spawn()
+            elif (
+                self._ready.is_set()
+                and (home := self._tries.home) is not None
+                and self._tries.go_home(is_there=_answers(home))
+            ):
+                self._leave()
+
+    def _leave(self) -> None:
+        """Says goodbye to the broker, without the will; the thread connects anew."""
+        with self._lock:
+            if self.client is not None:
+                self.client.disconnect()
+                self.client.flush()
 
     def _run(self, generation: int) -> None:
         while not self._stopping.is_set() and generation == self._generation:
@@ -173,3 +189,12 @@ class NetworkThread:
         """Keeps what paho says of a failure, where that is why the connection ends."""
         if "SSL" in text or paho_client.TOO_LARGE in text:
             self._failure = text
+
+
+def _answers(where: address.Address) -> bool:
+    """Returns whether somebody listens there."""
+    try:
+        socket.create_connection((where.host, where.port), _PROBE_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True

@@ -3,22 +3,25 @@
 SQLite in WAL mode, synchronous=FULL: a commit that returned survives the loss of power. One transaction takes all that
 arrived since the one before; it runs on a thread of its own, because it waits for the disk, and training need not.
 
-    meta      id of this ledger, schema, and what was counted before it began
+    meta      id of this ledger, schema, and what readers need to know
+    totals    one row: what has reached replay over the whole run, and what was refused
     sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's
-    messages  one row for ever: (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok` or why it
-              was refused (of each boot's refused ones the newest REFUSED_KEPT; the others are one row, `N refused`)
+    marks     how far each boot is: of every actor the BOOTS_KEPT that were heard last, and all that have messages here
     conflicts the first number of a boot that came with two contents, if one did: from there on it gets no receipt
+    messages  (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok` or why it was refused; of
+              those that replay still holds and of the newest ROWS_KEPT; of all with --keep-experience
     payloads  the encoded messages that replay still holds; all of them with --keep-experience
 
-Rows have integer ids in order of arrival, which is the order of replay. With payloads in their own table, forgetting
-some touches no other row: 9.5 k messages of 27 KB a second were committed, 6.6 k with all in one table.
+So the file stops growing, and a session begins as fast after a year as after a day. Rows have integer ids in order of
+arrival, which is the order of replay. With payloads in their own table, forgetting some touches no other row: 9.5 k
+messages of 27 KB a second were committed, 6.6 k with all in one table.
 """
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import itertools
 import logging
@@ -40,21 +43,26 @@ pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 me
 OK = "ok"
 QUARANTINED = "quarantined"
 """Was in replay, and spoilt training: it counts as before, and replay does not see it again."""
-_SCHEMA_VERSION = "2"
+_SCHEMA_VERSION = "3"
 _DIGEST_BYTES = 8
 _OLDEST = re.compile(rb'"oldest":"[0-9]+"')
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """SQLite's codes which say that the file is no sound ledger; a full disk, say, is no fault of the file."""
-REFUSED_KEPT = 32
-BOOTS_KEPT = 64
-"""Boots of each actor of which nothing but refused messages came; an actor that lies can invent as many as it likes.
-What is forgotten of a boot was refused, and would be again."""
+BOOTS_KEPT = 128
+"""Boots of each actor whose marks are kept, those heard last: so many of which something was taken, and as many others.
+An actor sends one boot after the other, with 64 messages on their way at most: of an older one nothing comes again.
+One that lies can invent as many as it likes."""
+ROWS_KEPT = 1 << 18
+"""Rows of messages that outlive their payloads, 20 MB: a message that comes again is compared with its digest there."""
+_PRUNED = 2, 64
+"""Rows that a commit may prune: so many times those it brings, and so many more. It never waits for many at once."""
 _TOGETHER = 64, 16, 4, 1
 """Rows of one statement; few kinds, so that they stay prepared. After each one this thread waits for Python's lock:
 with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."""
 _OF_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 """Errors of SQLite that are the disk's: primary codes."""
 _NOTHING: Mapping[str, str] = {}
+_LAST_ID = "SELECT coalesce((SELECT max(id) FROM messages), 0), coalesce((SELECT max(last_id) FROM marks), 0)"
 _PRAGMAS = (
     "page_size = 16384",
     "journal_mode = WAL",
@@ -76,7 +84,30 @@ _SINCE_2 = """
 CREATE TABLE sessions (epoch INTEGER PRIMARY KEY);
 CREATE TABLE conflicts (actor TEXT NOT NULL, boot INTEGER NOT NULL, seq INTEGER NOT NULL, UNIQUE (actor, boot));
 """
-_FROM_1 = f"ALTER TABLE messages ADD COLUMN digest BLOB; {_SINCE_2} UPDATE meta SET value = '2' WHERE key = 'schema';"
+_SINCE_3 = """
+CREATE TABLE totals (steps INTEGER NOT NULL, episodes INTEGER NOT NULL, refused INTEGER NOT NULL);
+CREATE TABLE marks (
+    actor TEXT NOT NULL, boot INTEGER NOT NULL, seq INTEGER NOT NULL, steps INTEGER NOT NULL, last_id INTEGER NOT NULL,
+    taken INTEGER NOT NULL, PRIMARY KEY (actor, boot)
+) WITHOUT ROWID;
+"""
+_FROM_1 = f"ALTER TABLE messages ADD COLUMN digest BLOB; {_SINCE_2}"
+_FROM_2 = f"""
+{_SINCE_3}
+INSERT INTO marks SELECT actor, boot, max(seq), step + steps, id, 0 FROM messages GROUP BY actor, boot;
+UPDATE marks SET taken = EXISTS (
+    SELECT 1 FROM messages m WHERE m.actor = marks.actor AND m.boot = marks.boot AND verdict IN ('ok', 'quarantined')
+);
+INSERT INTO totals
+    SELECT coalesce(sum(steps) FILTER (WHERE verdict IN ('ok', 'quarantined')), 0)
+               + (SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'steps_before'),
+           coalesce(sum(ended) FILTER (WHERE verdict IN ('ok', 'quarantined')), 0)
+               + (SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'episodes_before'),
+           coalesce(sum(CASE WHEN verdict LIKE '% refused' THEN CAST(verdict AS INTEGER) ELSE 1 END)
+                        FILTER (WHERE verdict NOT IN ('ok', 'quarantined')), 0)
+    FROM messages;
+UPDATE meta SET value = '{_SCHEMA_VERSION}' WHERE key = 'schema';
+"""
 
 
 class Broken(errors.RunError):
@@ -118,13 +149,33 @@ class Mark(NamedTuple):
     steps: int = 0
 
 
-class _Refused:
-    """Rows of one boot's refused messages, as of this session: ids, steps and bytes, and of those that became one."""
+class _Boots:
+    """Boots of one actor, each with whether something of it was taken; the one that was heard last is the last."""
 
-    def __init__(self, *, is_known: bool) -> None:
-        self.is_known = is_known  # something of its boot was taken
-        self.rows: collections.deque[tuple[int, int, int]] = collections.deque()
-        self.merged = (0, 0, 0, 0)  # the same, and how many they are
+    def __init__(self, known: Iterable[tuple[int, int]]) -> None:
+        self._taken: dict[int, None] = {}
+        self._refused: dict[int, None] = {}
+        for boot, is_taken in known:
+            self.hear(boot, is_taken=bool(is_taken))
+
+    def hear(self, boot: int, *, is_taken: bool) -> None:
+        """Takes note of messages of a boot."""
+        was_taken = boot in self._taken
+        for boots in (self._taken, self._refused):
+            boots.pop(boot, None)
+        (self._taken if is_taken or was_taken else self._refused)[boot] = None
+
+    def pop_old(self, is_held: Callable[[int], bool]) -> Iterator[int]:
+        """Yields boots of which nothing can come again, each once; not yet those of which replay may hold something."""
+        while len(self._refused) > BOOTS_KEPT:
+            yield self._pop(self._refused)
+        while len(self._taken) > BOOTS_KEPT and not is_held(next(iter(self._taken))):
+            yield self._pop(self._taken)
+
+    def _pop(self, boots: dict[int, None]) -> int:
+        boot = next(iter(boots))
+        del boots[boot]
+        return boot
 
 
 class Ledger:
@@ -167,10 +218,10 @@ class Ledger:
             for pragma in _PRAGMAS:
                 database.execute(f"PRAGMA {pragma}")
             if fresh:
-                _make(database, {**about, "steps_before": str(before[0]), "episodes_before": str(before[1])})
+                _make(database, about, before)
             _check(database, path)
             kept = dict(database.execute("SELECT key, value FROM meta"))
-            (last_id,) = database.execute("SELECT coalesce(max(id), 0) FROM messages").fetchone()
+            last_id = max(*database.execute(_LAST_ID).fetchone())
         except sqlite3.Error as error:
             database.close()
             raise _failed(path, error, _OPENED) from error
@@ -187,11 +238,10 @@ class Ledger:
         self._keep = keep
         self.id = about["id"]
         self.last_id = last_id
-        self._before = int(about["steps_before"]), int(about["episodes_before"])
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
-        self._refused: dict[str, dict[int, _Refused]] = {}  # by actor and boot, the one that was heard last at the end
+        self._boots: dict[str, _Boots] = {}  # of the actors heard in this session
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
         self.times = stopwatch.Stopwatch("ledger")
@@ -212,7 +262,7 @@ class Ledger:
     def marks(self) -> dict[tuple[str, int], Mark]:
         """Returns the last message of each boot, by actor and boot."""
         with _named(self._path):
-            rows = self._db.execute("SELECT actor, boot, max(seq), step + steps FROM messages GROUP BY actor, boot")
+            rows = self._db.execute("SELECT actor, boot, seq, steps FROM marks")
             return {(actor, boot): Mark(seq, steps) for actor, boot, seq, steps in rows}
 
     def conflicts(self) -> dict[tuple[str, int], int]:
@@ -247,12 +297,8 @@ class Ledger:
     def totals(self) -> tuple[int, int]:
         """Returns the steps that reached replay over the whole run, and the episodes that ended in them."""
         with _named(self._path):
-            row = self._db.execute(
-                "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict IN (?, ?)",
-                (OK, QUARANTINED),
-            )
-            steps, ended = row.fetchone()
-        return steps + self._before[0], ended + self._before[1]
+            steps, episodes = self._db.execute("SELECT steps, episodes FROM totals").fetchone()
+        return steps, episodes
 
     def newest(self, steps: int) -> Iterator[tuple[int, bytes]]:
         """Yields ids and bodies of the newest messages that hold that many steps, or of all; oldest first."""
@@ -343,50 +389,65 @@ class Ledger:
             _insert(db, "payloads", bodies)
             if not self._keep and forget_before > self._forgotten:
                 db.execute("DELETE FROM payloads WHERE id < ?", (forget_before,))
-            for id_, entry in zip(ids, entries, strict=True):
-                if entry.verdict != OK:
-                    self._merge(id_, entry)
-                elif self._refused and (boot := self._refused.get(entry.actor_id, {}).get(entry.boot)):
-                    boot.is_known = True
+            self._mark(ids, entries)
+            if not self._keep:
+                self._prune(len(entries))
             db.execute("COMMIT")
         except sqlite3.Error:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
+            self._boots.clear()
             raise
         self._forgotten = max(self._forgotten, forget_before)
 
-    def _merge(self, id_: int, entry: Entry) -> None:
-        """Keeps rows of refused messages few, however many come."""
-        db, boots = self._db, self._refused.setdefault(entry.actor_id, {})
-        boot = boots.pop(entry.boot, None)
-        if boot is None:
-            key = entry.actor_id, entry.boot, OK
-            known = db.execute("SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict = ? LIMIT 1", key)
-            boot = _Refused(is_known=known.fetchone() is not None)
-        boots[entry.boot] = boot
-        boot.rows.append((id_, entry.steps, entry.size_bytes))
-        if len(boot.rows) > REFUSED_KEPT:
-            old, (first, steps, size, count) = boot.rows.popleft(), boot.merged
-            boot.merged = (first or old[0], steps + old[1], size + old[2], count + 1)
-            if first:
-                db.execute("DELETE FROM messages WHERE id = ?", (old[0],))
-            first, steps, size, count = boot.merged
-            changed = steps, size, f"{count} refused", first
-            db.execute("UPDATE messages SET steps = ?, bytes = ?, verdict = ? WHERE id = ?", changed)
-        invented = [number for number, one in boots.items() if not one.is_known] if len(boots) > BOOTS_KEPT else []
-        for number in invented[:-BOOTS_KEPT]:
-            del boots[number]
-            db.execute("DELETE FROM messages WHERE actor = ? AND boot = ?", (entry.actor_id, number))
+    def _mark(self, ids: range, entries: Sequence[Entry]) -> None:
+        """Moves the marks, and forgets those of boots that cannot come again."""
+        newest = {(entry.actor_id, entry.boot): (entry, id_) for id_, entry in zip(ids, entries, strict=True)}
+        reached = [entry for entry in entries if entry.verdict == OK]
+        taken = {(entry.actor_id, entry.boot) for entry in reached}
+        self._db.executemany(
+            "INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seq = excluded.seq,"
+            " steps = excluded.steps, last_id = excluded.last_id, taken = max(taken, excluded.taken)",
+            [(*key, e.seq, e.step + e.steps, id_, key in taken) for key, (e, id_) in newest.items()],
+        )
+        self._db.execute(
+            "UPDATE totals SET steps = steps + ?, episodes = episodes + ?, refused = refused + ?",
+            (sum(e.steps for e in reached), sum(e.ended for e in reached), len(entries) - len(reached)),
+        )
+        for actor_id, boot in newest:
+            boots = self._boots.get(actor_id)
+            if boots is None:
+                query = "SELECT boot, taken FROM marks WHERE actor = ? ORDER BY last_id"
+                boots = self._boots[actor_id] = _Boots(self._db.execute(query, (actor_id,)))
+            boots.hear(boot, is_taken=(actor_id, boot) in taken)
+            for old in boots.pop_old(functools.partial(self._is_held, actor_id)):
+                for table in ("marks", "conflicts", "messages"):
+                    self._db.execute(f"DELETE FROM {table} WHERE actor = ? AND boot = ?", (actor_id, old))
+
+    def _is_held(self, actor_id: str, boot: int) -> bool:
+        """Returns whether a message of a boot that was taken has its row still."""
+        query = "SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict IN (?, ?) LIMIT 1"
+        return self._db.execute(query, (actor_id, boot, OK, QUARANTINED)).fetchone() is not None
+
+    def _prune(self, brought: int) -> None:
+        """Deletes rows of messages beyond those to keep; the oldest first, and never many at once."""
+        db, (times, more) = self._db, _PRUNED
+        (held,) = db.execute("SELECT min(id) FROM payloads").fetchone()
+        (first,) = db.execute("SELECT min(id) FROM messages").fetchone()
+        end = min(self.last_id - ROWS_KEPT + 1, self.last_id if held is None else held)
+        if first is not None and first < end:
+            db.execute("DELETE FROM messages WHERE id < ?", (min(end, first + times * brought + more),))
 
     def _tidy(self) -> None:
         with contextlib.suppress(sqlite3.Error):  # it stays in the log, which is as good, until the next time
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
-def _make(database: sqlite3.Connection, about: Mapping[str, str]) -> None:
+def _make(database: sqlite3.Connection, about: Mapping[str, str], before: tuple[int, int]) -> None:
     values = {**about, "id": secrets.token_hex(16), "schema": _SCHEMA_VERSION}
-    database.executescript(f"BEGIN; {_TABLES} {_SINCE_2}")
+    database.executescript(f"BEGIN; {_TABLES} {_SINCE_2} {_SINCE_3}")
     database.executemany("INSERT INTO meta VALUES (?, ?)", values.items())
+    database.execute("INSERT INTO totals VALUES (?, ?, 0)", before)
     database.execute("COMMIT")
 
 
@@ -397,8 +458,9 @@ def _check(database: sqlite3.Connection, path: Path) -> None:
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         raise _broken(path, "it has no tables")
     row = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-    if row == ("1",):
-        database.executescript(f"BEGIN; {_FROM_1} COMMIT;")
+    if row in (("1",), ("2",)):
+        _log.info("bringing the ledger of an earlier release up to date; with millions of messages that takes a minute")
+        database.executescript(f"BEGIN; {_FROM_1 if row == ('1',) else ''} {_FROM_2} COMMIT;")
     elif row != (_SCHEMA_VERSION,):  # sound for all that we know: whoever wrote it can go on
         raise errors.RunError(
             f"the ledger's schema is {row and row[0]}, and this release of actorq-fleet has {_SCHEMA_VERSION}",

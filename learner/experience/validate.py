@@ -199,7 +199,7 @@ class Validator:
                 position.steps,
                 extra=logs.once((actor_id, failure.reason)),
             )
-            if is_new:
+            if is_new or position.boot in self._refused_boots.get(actor_id, ()):
                 self._note_refused_boot(actor_id, position.boot)
         elif actor_id in self._refused_boots:
             self._refused_boots[actor_id].pop(position.boot, None)
@@ -244,8 +244,9 @@ class Validator:
         self._letters.add(topic, error.reason, error.what, payload)
 
     def _note_refused_boot(self, actor_id: str, boot: int) -> None:
-        """Notes a boot of which all was refused; of too many of an actor, forgets the first (as the ledger does)."""
+        """Notes a boot of which all was refused; of too many, forgets the one heard longest ago, as the ledger does."""
         boots = self._refused_boots.setdefault(actor_id, {})
+        boots.pop(boot, None)
         boots[boot] = None
         if len(boots) > ledger.BOOTS_KEPT:
             key = actor_id, next(iter(boots))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection
 
 _log = logging.getLogger(__name__)
 _EXCESS = 500
@@ -36,7 +35,7 @@ class Floods:
                 "actor %s sends more than it was asked for (`rate`): nobody listens to it for %g s", actor_id, deaf_s
             )
 
-    def listened_to(self, actor_ids: Collection[str]) -> frozenset[str]:
-        """Returns those actors that are to be listened to now."""
+    def unheard(self) -> frozenset[str]:
+        """Returns those actors that are not to be listened to now."""
         now = time.monotonic()
-        return frozenset(name for name in actor_ids if now >= self._deaf.get(name, (0.0, 0.0))[0])
+        return frozenset(name for name, (until, _) in self._deaf.items() if now < until)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 from collections import Counter
@@ -79,6 +80,8 @@ class Roster:
         self._earlier_steps: float = 0
         self._earlier: dict[str, float] = {}  # by actor: what may still come of sessions before this one
         self._working: list[actors.Actor] | None = None
+        self._queue: list[tuple[float, int, str]] = []  # due_at, slot, actor; void, if its actor is due at another time
+        self._due: dict[str, float] = {}  # of those to be looked at
         self._looked_at = self._expired_at = -math.inf
         self._somebody_waits = False
         self._allowance = math.inf  # assignments that change nothing but the pace; kept by `may_assign`
@@ -157,6 +160,7 @@ class Roster:
             if not self._names.take_name(actor, state, retained=retained, now_s=now_s, silence_s=silence_s):
                 return actor
             self._working = None
+            self._enqueue(actor)
         elif actor.state is not None and state.heartbeat <= actor.state.heartbeat:
             return actor
         is_new = state.boot != actor.boot
@@ -175,6 +179,7 @@ class Roster:
             self._working = None
         if actor.live and (is_new or not was_live):
             self._somebody_waits = True
+            self._enqueue(actor)
             self._admit(actor)
         elif was_live and not actor.live:
             _log.info("actor %s went offline", actor_id)
@@ -323,13 +328,35 @@ class Roster:
 
         Those who have waited for the longest come first, so that nobody is passed over for ever.
         """
-        live = sorted((actor for actor in self.actors.values() if actor.live), key=lambda actor: actor.due_at)
-        for actor in live:
-            if self._is_early(actor, lockstep_version, now_s):
-                return  # and so are all that follow
-            assignment = self.assign(actor, lockstep_version=lockstep_version, now_s=now_s, **rest)
-            if assignment is not None:
-                yield actor.actor_id, assignment
+        looked_at = []
+        try:
+            while self._queue:
+                due_at, _, actor_id = self._queue[0]
+                actor = self.actors[actor_id]
+                if due_at == self._due.get(actor_id) != actor.due_at:
+                    self._enqueue(actor)
+                is_void = self._due.get(actor_id) != due_at
+                if not is_void and actor.live and self._is_early(actor, lockstep_version, now_s):
+                    return  # and so are all that follow
+                heapq.heappop(self._queue)
+                if is_void:
+                    continue
+                del self._due[actor_id]
+                if not actor.live:
+                    continue  # until it is heard again
+                looked_at.append(actor)
+                assignment = self.assign(actor, lockstep_version=lockstep_version, now_s=now_s, **rest)
+                if assignment is not None:
+                    yield actor_id, assignment
+        finally:
+            for actor in looked_at:  # not before, lest one that is due at once is looked at for ever
+                self._enqueue(actor)
+
+    def _enqueue(self, actor: actors.Actor) -> None:
+        """Has an actor looked at when it is due; ten thousand that are not due cost nothing."""
+        if self._due.get(actor.actor_id) != actor.due_at:
+            self._due[actor.actor_id] = actor.due_at
+            heapq.heappush(self._queue, (actor.due_at, actor.slot, actor.actor_id))
 
     def _is_early(self, actor: actors.Actor, lockstep_version: int, now_s: float) -> bool:
         """Returns whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""

@@ -71,7 +71,7 @@ class Session:
         """
         fleet = identity.Fleet.open(settings.fleet)
         made = cls(settings, fleet, fleet.next_epoch(), take_over=take_over)
-        made._enrolment.follow()
+        made._enrolment.read()
         made._follow()
         return made
 
@@ -95,7 +95,7 @@ class Session:
         self._inbox = inbox.Inbox(self._bucket_of if vouched else None, min(64, settings.message_steps))
         self._vouched = vouched
         self._floods = floods.Floods()
-        self._followed: frozenset[str] = frozenset()
+        self._followed: tuple[int, frozenset[str]] = (-1, frozenset())  # of the enrolled, and whom of them not
         self._came = False  # a message, the last time we looked
         self._claimed = False
         self._take_over = take_over
@@ -160,7 +160,7 @@ class Session:
             self.epoch,
         )
         self.brokers.close()
-        self.brokers, self._followed = self._make_brokers(), frozenset()
+        self.brokers, self._followed = self._make_brokers(), (-1, frozenset())
         self._follow()
         self.brokers.start()
 
@@ -306,10 +306,11 @@ class Session:
         if not self._vouched:
             return
         self._enrolment.follow()  # nothing comes of who has just been enrolled, to look for its key
-        heard = self._floods.listened_to(self.macs)
-        if heard != self._followed:
-            self._followed = heard
-            self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in _LEAVES])
+        followed = self._enrolment.version, self._floods.unheard()
+        if followed != self._followed:
+            self._followed = followed
+            heard = self.macs.keys() - followed[1]
+            self.brokers.follow(frozenset(self.topics.actor(name, leaf) for name in heard for leaf in _LEAVES))
 
     def wake(self) -> None:
         """Ends the wait of `drain`, now or the next one. From any thread."""

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from broker.contract import address, errors
 from broker.fleet import identity
 from broker.serve import listener
 from learner.files import run_directory
@@ -29,13 +30,13 @@ ROOT = Path(__file__).parents[2]
 
 
 class Site:
-    """A broker with TLS on this machine, and as many enrolled actors as wanted; a context that ends all it started.
+    """Brokers with TLS on this machine, and as many enrolled actors as wanted; a context that ends all it started.
 
     Raises:
         RuntimeMissing: Mosquitto is not installed.
     """
 
-    def __init__(self, actors: int) -> None:
+    def __init__(self, actors: int, brokers: int = 1) -> None:
         _broker.require_mosquitto()
         self._temporary = tempfile.TemporaryDirectory(prefix="actorq-bench-")
         self.directory = Path(self._temporary.name)
@@ -44,13 +45,15 @@ class Site:
         self._run, self._commits = self.directory / "run", self.directory / "commits.log"
         self._fleet_directory = self.directory / "home" / "fleets" / FLEET
         fleet = identity.Fleet.open(FLEET, self._fleet_directory)
-        port = listener.reserve("127.0.0.1", 0)
-        self.address = f"mqtts://127.0.0.1:{port}"
+        port = _free_ports(brokers)
+        self.addresses = [address.Address("127.0.0.1", port + index, True) for index in range(brokers)]
+        self.address = ",".join(map(str, self.addresses))
+        fleet.name_brokers(self.addresses)
         for index in range(actors):
-            fleet.enroll(f"actor-{index:04}", [self.address])
+            fleet.enroll(f"actor-{index:04}")
         broker = ["broker", "up", "--fleet", FLEET, "--tls", "--port", str(port), "--kind", "mosquitto", "--json"]
-        self.broker = self.spawn(broker)
-        self.broker_pid = int(json.loads(self.line(self.broker))["pid"])
+        self.broker = self.spawn([*broker, "--brokers", str(brokers)])
+        self.broker_pid, *self.other_pids = (int(json.loads(self.line(self.broker))["pid"]) for _ in range(brokers))
 
     def __enter__(self) -> Site:
         return self
@@ -121,6 +124,14 @@ class Site:
             np.array([ended[ids[actor, seq]] - at_s for actor, seq, at_s in report["sent_s"] if at_s >= since_s]) * 1e3
         )
 
+    def counts(self, report: dict[str, Any]) -> dict[str, int]:
+        """Messages of a swarm that the ledger took, by its report, and how many different ones they are."""
+        ledger_file = f"{(self._run / run_directory.LEDGER).as_uri()}?mode=ro"
+        query = "SELECT count(*), count(DISTINCT actor || ' ' || seq) FROM messages WHERE verdict = 'ok' AND boot = ?"
+        with contextlib.closing(sqlite3.connect(ledger_file, uri=True)) as db:
+            messages, distinct = db.execute(query, (report["boot"],)).fetchone()
+        return {"messages": messages, "distinct": distinct}
+
     def line(self, child: subprocess.Popen[str]) -> str:
         """The next line that a child prints; says what it wrote on stderr if it ended instead."""
         assert child.stdout is not None
@@ -161,6 +172,16 @@ class Site:
         output, _ = learner.communicate(timeout=60.0)
         summary: dict[str, Any] = json.loads(output)
         return summary
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many ports that follow each other, all of them free."""
+    while True:
+        first = listener.reserve("127.0.0.1", 0)
+        with contextlib.suppress(errors.ConfigError):
+            for port in range(first + 1, first + count):
+                listener.reserve("127.0.0.1", port)
+            return first
 
 
 def rss_mb(pid: int) -> float:

@@ -73,6 +73,40 @@ def test_up_says_where_it_is_and_ends_cleanly(kind: str, signum: int) -> None:
     assert not conftest.answers(ready["port"])
 
 
+@pytest.mark.mosquitto
+def test_several_brokers_of_one_command_and_one_that_ends_is_started_again() -> None:
+    conftest.require("mosquitto")
+    with subprocess.Popen(
+        [sys.executable, "-m", "broker", "up", "--brokers", "3", "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=children.die_with_parent(),  # noqa: PLW1509
+    ) as up:
+        assert up.stdout is not None and up.stderr is not None
+        serving = [json.loads(up.stdout.readline()) for _ in range(3)]
+        ports = [one["port"] for one in serving]
+        assert len(set(ports)) == 3 and all(conftest.answers(port) for port in ports)
+        os.kill(serving[1]["pid"], signal.SIGKILL)
+        said = ""
+        while "started it again" not in said:
+            said += (line := up.stderr.readline())
+            assert line, said
+        assert all(conftest.answers(port) for port in ports)
+        assert f"--broker {','.join(f'127.0.0.1:{port}' for port in ports)}" in said
+        up.terminate()
+        assert up.wait(20) == 0 and not any(conftest.answers(port) for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["--brokers", "0"], "start one at least"), (["--brokers", "2", "--kind", "embedded"], "leave out --brokers")],
+)
+def test_as_many_brokers_as_there_can_be(arguments: list[str], says: str) -> None:
+    done = run("up", *arguments, "--port", "0")
+    assert done.returncode == errors.ConfigError.exit_code and says in done.stderr
+
+
 def test_without_json_stdout_stays_empty(start_broker: Callable[[str], conftest.BrokerProcess]) -> None:
     taken = start_broker("embedded")
     done = run("up", "--kind", "embedded", "--port", str(taken.port))

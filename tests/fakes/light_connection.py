@@ -135,7 +135,7 @@ class LightConnection:
             self._unsent += data
             return
         sent = 0
-        with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError):
+        with contextlib.suppress(BlockingIOError, ssl.SSLError, ConnectionError):  # of a lost one, whoever reads hears
             while sent < len(data):
                 sent += self.socket.send(memoryview(data)[sent:] if sent else data)
         self._unsent += memoryview(data)[sent:]

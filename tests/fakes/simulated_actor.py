@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from broker.contract import address, codec, errors, messages, signing, specs, topics
 from broker.fleet import identity
+from broker.mqtt import attempts
 from edge_actor.policies import assembly
 from tests.fakes import light_connection
 
@@ -33,7 +34,8 @@ _POLICY_LEAVES: dict[str, type[assembly.Message]] = {
 class Load:
     """The load that each actor makes. `rate` in steps/s, 0 for as fast as receipts come; `messages` 0 for no end.
 
-    Receipts of what is sent within `warm_s` of the last one's connecting do not count: the learner compiles then.
+    Receipts of what is sent within `warm_s` of the last one's connecting do not count: the learner compiles then. Whose
+    broker is lost goes to the next of its bundle, if it `fails_over`; else that is an error.
     """
 
     rate: float
@@ -41,6 +43,7 @@ class Load:
     window: int
     messages: int
     warm_s: float
+    fails_over: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -137,7 +140,7 @@ class Policies:
 
 
 class SimulatedActor:
-    """An actor on one connection. Everything runs on the swarm's thread."""
+    """An actor on one connection at a time. Everything runs on the swarm's thread."""
 
     def __init__(self, bundle: identity.Bundle, load: Load, tally: Tally, policies: Policies) -> None:
         self._load, self._tally, self._policies = load, tally, policies
@@ -146,21 +149,47 @@ class SimulatedActor:
         self._mac = signing.ActorMac(bundle.mac_key)
         self._verifier = signing.LearnerVerifier(bundle.learner_key)
         self._assignment: messages.Assignment | None = None
-        self._held: collections.deque[tuple[int, int, float]] = collections.deque()  # seq, steps, and when it was sent
+        self._held: collections.deque[tuple[int, int, float, int]] = collections.deque()  # seq, steps, sent, step
         self._told = False
         self._made = self._recorded = self._beats = 0
-        where = address.Address.parse(bundle.brokers[0])
-        self.connection = light_connection.LightConnection(
-            (where.host, where.port),
-            bundle.tls() if where.tls else None,
-            f"{self._id}-swarm",
-            (self._id, bundle.password),
-            (self._topics.actor_state(self._id), self._state(online=False)),
-        )
+        self._tls, self._password, self._is_new = bundle.tls(), bundle.password, True
+        self.tries = attempts.Attempts([address.Address.parse(where) for where in bundle.brokers], self._tls)
+        self.connection = self._connect()
+
+    def reconnect(self) -> None:
+        """Connects to the next broker; what has no receipt is sent again once that listens."""
+        self._is_new = True
+        self.connection = self._connect()
+
+    def _connect(self) -> light_connection.LightConnection:
+        while True:
+            self.where = self.tries.next()
+            try:
+                connection = light_connection.LightConnection(
+                    (self.where.host, self.where.port),
+                    self._tls if self.where.tls else None,
+                    f"{self._id}-swarm",
+                    (self._id, self._password),
+                    (self._topics.actor_state(self._id), self._state(online=False)),
+                )
+            except OSError as error:
+                if not self._load.fails_over:
+                    raise
+                self.tries.ended(self.where, str(error), was_connected=False, is_wanted=False)
+                time.sleep(self.tries.delay_s / 10)  # of a process with many, which all wait meanwhile
+                continue
+            self.tries.made(self.where)
+            break
         names, channel = self._topics, topics.MAIN_CHANNEL
         wanted = [names.assignment(self._id), names.receipt(self._id)]
         wanted += [names.policy(channel), names.policy_patch(channel), names.policy_piece(channel)]
-        self.connection.subscribe(wanted)
+        connection.subscribe(wanted)
+        return connection
+
+    @property
+    def is_back(self) -> bool:
+        """True if this connection is in use."""
+        return not self._is_new
 
     @property
     def done(self) -> bool:
@@ -186,6 +215,8 @@ class SimulatedActor:
 
     def beat(self) -> None:
         """Sends a heartbeat."""
+        if self._is_new:  # nobody would hear it
+            return
         if not self._beats:
             self._tally.connected += 1
         self._beats += 1
@@ -215,7 +246,7 @@ class SimulatedActor:
     def send(self) -> bool:
         """Sends the next message; returns false if window, grant or plan forbid it."""
         wanted, steps = self._assignment, self.message_steps
-        if wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
+        if self._is_new or wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
             return False
         if 0 < self._load.messages <= self._made:
             return False
@@ -227,8 +258,8 @@ class SimulatedActor:
         body = _pattern(steps).message(self._made, oldest, self._recorded, wanted.epoch)
         payload = self._mac.seal(topic, *body)
         now = time.monotonic()
+        self._held.append((self._made, steps, now, self._recorded))
         self._recorded += steps
-        self._held.append((self._made, steps, now))
         self._tally.first_sent_s = self._tally.first_sent_s or now
         self._tally.sent += 1
         if now >= self._tally.warm_until_s:
@@ -263,13 +294,23 @@ class SimulatedActor:
                 assignment = codec.decode(messages.Assignment, body)
                 if assignment.boot == BOOT:
                     self._assignment = assignment
-        if not self._beats and self.connection.subscribed:
+        if self._is_new and self.connection.subscribed:
+            self._is_new = False
             self.beat()
+            self._send_again()
+
+    def _send_again(self) -> None:
+        oldest = self._held[0][0] if self._held else 0
+        for seq, steps, _, step in self._held:
+            assert self._assignment is not None
+            topic = self._topics.experience(self._id)
+            body = _pattern(steps).message(seq, oldest, step, self._assignment.epoch)
+            self.connection.publish(topic, self._mac.seal(topic, *body))
 
     def _acknowledge(self, receipt: messages.Receipt) -> None:
         now = time.monotonic()
         while self._held and receipt.boot == BOOT and self._held[0][0] <= receipt.seq:
-            _, steps, sent_s = self._held.popleft()
+            _, steps, sent_s, _ = self._held.popleft()
             if sent_s >= self._tally.warm_until_s:
                 self._tally.receipt_s.append(now - sent_s)
             self._tally.receipted += 1

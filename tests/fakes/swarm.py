@@ -11,6 +11,7 @@ prints one JSON line when all are connected, and one after SIGTERM or when --mes
 from __future__ import annotations
 
 import argparse
+import collections
 import gc
 import heapq
 import json
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from broker.fleet import identity
+from broker.mqtt import backoff
 from tests.fakes import simulated_actor
 
 HEARTBEAT_S = 1.0
@@ -50,6 +52,7 @@ class Swarm:
         self._due: list[tuple[float, int, str]] = []
         self._starved: set[int] = set()  # of actors that wait to be granted more steps
         self._stop = False
+        self._away: dict[simulated_actor.SimulatedActor, float] = {}  # whose broker was lost, and when
 
     def stop(self) -> None:
         """Ends `run` soon; safe in a signal handler."""
@@ -65,9 +68,12 @@ class Swarm:
                 said = True
                 self.tally.warm_until_s = time.monotonic() + self._load.warm_s
                 gc.freeze()
-                print(json.dumps({"connected": self.tally.connected, "at_s": time.monotonic()}), flush=True)
+                shares = collections.Counter(str(actor.where) for actor in self._actors.values())
+                now = time.monotonic()
+                print(json.dumps({"connected": self.tally.connected, "at_s": now, "shares": shares}), flush=True)
             self._serve()
             self._run_due()
+            self._note_back()
         deadline = time.monotonic() + RECEIPTS_TIMEOUT_S
         while any(actor.held for actor in self._actors.values()) and time.monotonic() < deadline:
             self._serve()
@@ -78,21 +84,27 @@ class Swarm:
         if self._policies is None or not self._share:
             self._policies = simulated_actor.Policies(bundle.learner_key)
         actor = simulated_actor.SimulatedActor(bundle, self._load, self.tally, self._policies)
-        number = actor.connection.socket.fileno()
-        self._actors[number] = actor
-        self._poll.register(number, select.EPOLLIN)
+        number = self._register(actor)
         now = time.monotonic()
         heapq.heappush(self._due, (now + HEARTBEAT_S * random.uniform(0.5, 1.0), number, "beat"))
         heapq.heappush(self._due, (now + random.random(), number, "send"))
+
+    def _register(self, actor: simulated_actor.SimulatedActor) -> int:
+        number = actor.connection.socket.fileno()
+        self._actors[number] = actor
+        self._poll.register(number, select.EPOLLIN)
+        return number
 
     def _serve(self) -> None:
         wait_s = 0.0 if self._bundles else min(0.1, max(0.0, self._due[0][0] - time.monotonic()))
         events = self._poll.poll(wait_s)
         for number, event in events:
             if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-                self._read(self._actors[number])
+                self._read(number, self._actors[number])
         for number, event in events:  # in a real fleet, nobody waits for another one's answer
-            actor = self._actors[number]
+            actor = self._actors.get(number)  # none if it has just moved
+            if actor is None:
+                continue
             actor.connection.acknowledge()
             if event & select.EPOLLOUT:
                 actor.connection.flush()
@@ -104,12 +116,38 @@ class Swarm:
                 heapq.heappush(self._due, (time.monotonic() + steps / self._load.rate, number, "send"))
             self._watch(number, actor)
 
-    def _read(self, actor: simulated_actor.SimulatedActor) -> None:
+    def _read(self, number: int, actor: simulated_actor.SimulatedActor) -> None:
         try:
             actor.receive()
-        except ConnectionError:
+        except OSError as error:
             self.tally.lost += 1
-            raise
+            if not self._load.fails_over:
+                raise
+            actor.tries.ended(actor.where, str(error), was_connected=True, is_wanted=False)
+            self._move(number, actor)
+
+    def _move(self, number: int, actor: simulated_actor.SimulatedActor) -> int:
+        """Connects an actor to its next broker; returns the number of its new socket."""
+        self._away.setdefault(actor, time.monotonic())
+        actor.connection.socket.close()
+        actor.reconnect()
+        del self._actors[number]
+        self._writing.discard(number)
+        new = self._register(actor)
+        self._due = [(at, new if one == number else one, what) for at, one, what in self._due]
+        heapq.heapify(self._due)
+        if number in self._starved:
+            self._starved.discard(number)
+            self._starved.add(new)
+        return new
+
+    def _note_back(self) -> None:
+        """Says so, once all are back whose broker was lost."""
+        if self._away and all(actor.is_back for actor in self._away):
+            shares = collections.Counter(str(actor.where) for actor in self._actors.values())
+            back = {"back": len(self._away), "first_lost_s": min(self._away.values()), "at_s": time.monotonic()}
+            self._away.clear()
+            print(json.dumps({**back, "shares": shares}), flush=True)
 
     def _watch(self, number: int, actor: simulated_actor.SimulatedActor) -> None:
         """Asks for the socket to be writable as long as there is something to write."""
@@ -123,6 +161,11 @@ class Swarm:
         while self._due and self._due[0][0] <= now and not self._stop:
             at, number, what = heapq.heappop(self._due)
             actor = self._actors[number]
+            if what == "beat" and actor.is_back and actor.tries.home is not None:
+                actor.tries.go_home(is_there=True)
+                actor.tries.ended(actor.where, "", was_connected=True, is_wanted=False)
+                actor.connection.close()
+                number = self._move(number, actor)
             if what == "beat":
                 actor.beat()
                 after = max(HEARTBEAT_S, actor.period_s)
@@ -180,9 +223,12 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=0, help="messages of each actor; 0: until SIGTERM")
     parser.add_argument("--verify-each", action="store_true", help="each actor verifies each policy itself")
     parser.add_argument("--warm-s", type=float, default=0.0, help="receipts of what is sent before do not count")
+    parser.add_argument("--fail-over", action="store_true", help="go to the next broker when one is lost, and go on")
+    parser.add_argument("--return-s", type=float, default=backoff.RETURN_S, help="before the way back to the first one")
     args = parser.parse_args()
+    backoff.RETURN_S = args.return_s
     files = sorted(args.bundles.glob("*.json"))[args.first : args.first + args.count]
-    load = simulated_actor.Load(args.rate, args.message_steps, args.window, args.messages, args.warm_s)
+    load = simulated_actor.Load(args.rate, args.message_steps, args.window, args.messages, args.warm_s, args.fail_over)
     swarm = Swarm([identity.Bundle.read(file) for file in files], load, share=not args.verify_each)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *args: swarm.stop())

@@ -113,10 +113,11 @@ class Mosquitto:
         self._write_admission(admission)
         self._child.send_signal(signal.SIGHUP)
 
-    def restart(self, admission: access.Admission) -> None:
+    def restart(self, admission: access.Admission | None) -> None:
         """Ends Mosquitto in the middle of what it does, and starts it with these and without all that it held."""
         self._end(timeout_s=0.0)
-        self._write_admission(admission)
+        if admission is not None:
+            self._write_admission(admission)
         self._run()
 
     def check(self) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from broker.contract import errors, signing
+from broker.contract import address, errors, signing
 from broker.fleet import counters, identity
 from broker.program import storage
 
@@ -196,3 +198,24 @@ def test_boots_of_two_copies_differ_and_rise(left: str | None, tmp_path: Path) -
     assert all(0 < boot < 2**63 for one in boots for boot in one)
     for file in files:  # lost, or put back: as long as the clock is right, no number is lower than one before
         assert int(file.read_text()) >= max(before, 10_000_000_002 if left == "9999999999" else 0)
+
+
+def test_actors_share_the_brokers_and_their_second_choices() -> None:
+    names = [f"pi-{n}" for n in range(3000)]
+    orders = {name: identity.spread(("a", "b", "c"), name) for name in names}
+    assert set(orders.values()) == set(itertools.permutations("abc"))
+    for count in Counter(orders.values()).values():
+        assert 400 < count < 600, "a sixth each: of a broker that is lost, the others share what it had"
+    assert orders == {name: identity.spread(("a", "b", "c"), name) for name in names}, "and always the same"
+    moved = {name: identity.spread(("a", "b", "c", "d"), name)[0] for name in names}
+    changed = {name for name in names if moved[name] != orders[name][0]}
+    assert {moved[name] for name in changed} == {"d"} and 600 < len(changed) < 900, "a new one takes its share, no more"
+
+
+def test_a_bundle_has_an_order_of_its_own_unless_one_is_named(tmp_path: Path) -> None:
+    fleet = identity.Fleet.open("lab", tmp_path / "lab")
+    fleet.name_brokers([address.Address("10.0.0.1", 8883, True), address.Address("10.0.0.2", 8883, True)])
+    bundles = [fleet.enroll(f"pi-{n}") for n in range(20)]
+    assert len({bundle.brokers for bundle in bundles}) == 2
+    assert all(bundle.brokers == identity.spread(fleet.brokers, bundle.actor_id) for bundle in bundles)
+    assert fleet.enroll("x", ["mqtts://b:1", "mqtts://a:1"]).brokers == ("mqtts://b:1", "mqtts://a:1")

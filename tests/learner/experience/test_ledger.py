@@ -233,23 +233,6 @@ def test_a_ledger_of_another_release_is_not_called_broken(tmp_path: Path, log: l
     assert not list(tmp_path.glob("*.broken-*"))
 
 
-def test_a_ledger_from_before_there_were_digests_goes_on(tmp_path: Path, log: log_reader.LogReader) -> None:
-    path = tmp_path / run_directory.LEDGER
-    book = ledger.Ledger.open(path)
-    commit(book, entry(1))
-    book.close()
-    with contextlib.closing(sqlite3.connect(path)) as old:
-        old.executescript("ALTER TABLE messages DROP COLUMN digest; DROP TABLE sessions; DROP TABLE conflicts;")
-        old.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
-        old.commit()
-    again = ledger.resume(path, keep=False, before=(0, 0), about={})
-    assert not log.lines
-    commit(again, entry(2))
-    assert again.id == book.id and again.totals() == (20, 4)
-    assert again.digest("pi", 1, 1) is None and again.digest("pi", 1, 2) == ledger.digest(bytes([2]) * 20)
-    again.close()
-
-
 def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
     book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     assert book.begin_session({3}) == {3}
@@ -258,36 +241,92 @@ def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
     again.close()
 
 
-def refused_rows(book: ledger.Ledger) -> tuple[int, int]:
-    """Rows of refused messages, and how many messages they stand for."""
-    rows = [verdict for (verdict,) in book._db.execute("SELECT verdict FROM messages WHERE verdict != 'ok'")]
-    return len(rows), sum(int(v.split()[0]) if v.endswith(" refused") else 1 for v in rows)
+def rows(book: ledger.Ledger, table: str = "messages") -> int:
+    (count,) = book._db.execute(f"SELECT count(*) FROM {table}").fetchone()
+    return int(count)
 
 
 @pytest.mark.fault(16)
-def test_rows_of_refused_messages_do_not_grow_for_ever(tmp_path: Path) -> None:
+def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred boots of which all is taken, and as many messages that are refused."""
+    monkeypatch.setattr(ledger, "ROWS_KEPT", 100)
+    monkeypatch.setattr(ledger, "BOOTS_KEPT", 8)
     book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
-    commit(book, entry(1))
-    for begin in range(2, 2002, 100):
-        commit(book, *(entry(seq, verdict="grant", steps=1) for seq in range(begin, begin + 100)))
-    rows, stand_for = refused_rows(book)
-    assert rows <= 40 and stand_for == 2000, "few rows, and each message is counted"
-    assert book._db.execute("SELECT sum(steps) FROM messages WHERE verdict != 'ok'").fetchone() == (2000,)
-    assert book.marks() == {("pi", 1): ledger.Mark(2001, 2102)}
-    assert book.totals() == (10, 2) and seqs(book) == [1]
+    pages = []
+    for boot in range(1, 101):
+        for begin in range(1, 101, 20):
+            batch = [entry(seq, boot) for seq in range(begin, begin + 20)]
+            batch += [entry(seq, 7, "grant") for seq in range(100 * boot + begin, 100 * boot + begin + 20)]
+            commit(book, *batch, forget_before=book.last_id - 50)
+        pages.append(book._db.execute("PRAGMA page_count").fetchone()[0])
+    assert pages[-1] == pages[20], "grown until what is kept is full, and then no more"
+    assert rows(book) < 300 and rows(book, "marks") <= 10 and rows(book, "payloads") < 100
+    assert book.totals() == (100 * 100 * 10, 100 * 100 * 2)
+    assert book._db.execute("SELECT refused FROM totals").fetchone() == (100 * 100,)
+    assert book.marks()["pi", 100] == ledger.Mark(100, 210) and book.marks()["pi", 7].seq == 100 * 100 + 100
+    assert len(list(book.newest(10**6))) > 25, "what replay holds is there"
+    book.close()
+    again = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
+    assert again.last_id == book.last_id and again.marks().keys() >= {("pi", 7), ("pi", 100)}
+    commit(again, entry(101, 100), entry(1, 101))
+    assert again.totals()[0] == 100_020
+    again.close()
+
+
+def test_kept_experience_has_all_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "ROWS_KEPT", 10)
+    monkeypatch.setattr(ledger, "BOOTS_KEPT", 3)
+    book = ledger.Ledger.open(tmp_path / run_directory.LEDGER, keep=True)
+    for boot in range(1, 21):
+        commit(book, *(entry(seq, boot) for seq in range(1, 6)), forget_before=book.last_id)
+    assert rows(book) == rows(book, "payloads") == 100 and rows(book, "marks") == 20
+    assert len(list(ledger.bodies(tmp_path / run_directory.LEDGER))) == 100
     book.close()
 
 
 @pytest.mark.fault(16)
-def test_nor_do_boots_that_were_invented(tmp_path: Path) -> None:
+def test_nor_do_boots_that_were_invented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "BOOTS_KEPT", 16)
     book = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     commit(book, entry(1, boot=7))
     commit(book, entry(1, boot=8, verdict="grant"), entry(2, boot=8))
-    for boot in range(100, 1100):
+    for boot in range(100, 300):
         commit(book, entry(1, boot=boot, verdict="grant"), entry(2, boot=boot, verdict="grant"))
     commit(book, entry(2, boot=7, verdict="shape"))
+    commit(book, entry(1, boot=100, verdict="grant"))  # as if for the first time: the validator forgot it too
     marks = book.marks()
-    assert len(marks) <= 70
-    assert marks["pi", 1099].seq == marks["pi", 8].seq == marks["pi", 7].seq == 2
+    assert len(marks) <= 18 and rows(book) <= 40
+    assert marks["pi", 299].seq == marks["pi", 8].seq == marks["pi", 7].seq == 2
     assert book.totals() == (20, 4)
     book.close()
+
+
+@pytest.mark.parametrize("schema", ["1", "2"])
+def test_a_ledger_of_an_earlier_release_goes_on(tmp_path: Path, schema: str, log: log_reader.LogReader) -> None:
+    path = tmp_path / run_directory.LEDGER
+    book = ledger.Ledger.open(path, before=(7, 3))
+    commit(book, entry(1), entry(2), entry(3, verdict="shape"), entry(1, boot=5, verdict="grant"))
+    book.quarantine([2])
+    book.close()
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.executescript("DROP TABLE totals; DROP TABLE marks;")
+        if schema == "1":
+            old.executescript("ALTER TABLE messages DROP COLUMN digest; DROP TABLE sessions; DROP TABLE conflicts;")
+        old.execute("UPDATE messages SET verdict = '40 refused' WHERE boot = 5")
+        old.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (schema,))
+        old.executemany("INSERT INTO meta VALUES (?, ?)", [("steps_before", "7"), ("episodes_before", "3")])
+        old.commit()
+    again = ledger.resume(path, keep=False, before=(0, 0), about={})
+    assert log.lines and all("earlier release" in line for line in log.lines)
+    assert again.id == book.id and again.totals() == (27, 7)
+    assert again.marks() == {("pi", 1): ledger.Mark(3, 113), ("pi", 5): ledger.Mark(1, 111)}
+    assert again._db.execute("SELECT refused FROM totals").fetchone() == (41,)
+    assert again._db.execute("SELECT boot, taken FROM marks").fetchall() == [(1, 1), (5, 0)]
+    commit(again, entry(4))
+    assert again.totals() == (37, 9) and seqs(again) == [1, 4]
+    assert (again.digest("pi", 1, 1) is None) == (schema == "1")
+    assert again.digest("pi", 1, 4) == ledger.digest(bytes([4]) * 20)
+    again.close()
+    once = ledger.resume(path, keep=False, before=(0, 0), about={})
+    assert len(log.lines) == 1 and once.totals() == (37, 9)
+    once.close()

@@ -247,9 +247,9 @@ def test_boots_that_were_invented_are_forgotten_and_no_others(desk: Desk) -> Non
     for boot in range(2, 3000):
         assert not desk.accepts(boot=boot, fingerprint="0" * 16)
         assert desk.receipts == [messages.Receipt("ledger", boot, 1)] or boot == 2
-    assert len(desk.ingest._marks) == len(desk.ingest._durable) <= 70
+    assert len(desk.ingest._marks) == len(desk.ingest._durable) <= ledger.BOOTS_KEPT + 2
     assert desk.accepts(boot=2999, seq=2), "one of which something is taken after all stays"
-    for boot in range(3000, 3100):
+    for boot in range(3000, 3001 + ledger.BOOTS_KEPT):
         assert not desk.accepts(boot=boot, fingerprint="0" * 16)
     assert not desk.accepts(boot=1, seq=1) and not desk.accepts(boot=2999, seq=2)
     assert desk.ingest.refused["duplicate"] == 2

@@ -237,6 +237,32 @@ def test_who_can_be_granted_no_more_is_not_looked_at_each_time(monkeypatch: pyte
     assert len(set[str]().union(*(given(now_s, 2 * n) for now_s in later))) == n, "once there is more, all get it"
 
 
+def test_who_is_not_due_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand times ten looks a second would be all that a learner does."""
+    found = make()
+    n = int(roster.MESSAGES_PER_S * 5)
+    rest: dict[str, Any] = {"env_steps": 0, "lockstep_version": 0, "settings": SETTINGS, "exploration": EXPLORATION}
+    for i in range(n):
+        found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0)
+    assert found.may_assign(0.0) and len(list(found.assign_due(steps_left=n, now_s=0.0, **rest))) == n
+    looked: list[str] = []
+    is_early = found._is_early
+
+    def counted(actor: actors.Actor, *about: Any) -> bool:
+        looked.append(actor.actor_id)
+        return is_early(actor, *about)
+
+    monkeypatch.setattr(found, "_is_early", counted)
+    assert found.may_assign(1.0) and not list(found.assign_due(steps_left=2 * n, now_s=1.0, **rest))
+    assert len(looked) == 1, "the one that is due next"
+    for beat in range(2, 50):  # whoever comes and goes has one place in the queue
+        state = fleet_examples.state(session="7", heartbeat=beat, online=beat % 2 == 0)
+        found.observe("a7", state, retained=False, now_s=1.0)
+    assert len(found._queue) <= n + 2
+    due_s = roster.GRANT_PERIODS * found.period_s + 0.1
+    assert found.may_assign(due_s) and list(found.assign_due(steps_left=2 * n, now_s=due_s, **rest))
+
+
 def test_who_was_told_to_send_seldom_is_not_taken_for_silent() -> None:
     found = make()
     actor = found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)
