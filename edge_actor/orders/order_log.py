@@ -99,13 +99,19 @@ class OrderLog:
             OSError: It cannot be written; the order must not be carried out.
         """
         with self._lock:
+            before = self.paused
             self.number = max(self.number, order.number)
             self._answers[order.number] = messages.Answer(order.number, order.kind, outcome, text)
             while len(self._answers) > messages.MAX_ORDERS:
                 del self._answers[next(iter(self._answers))]
-            self.paused = self.paused if paused is None else paused
+            self.paused = before if paused is None else paused
             self._machine = _boot_id()
-            self._write()
+            try:
+                self._write()
+            except OSError as error:
+                self.paused = before
+                self._end(order.number, FAILED, f"it cannot be written down: {error.strerror}")
+                raise
 
     def answer(self, number: int) -> messages.Answer:
         """Returns what became of an order that was noted."""
@@ -148,13 +154,22 @@ class OrderLog:
             return True
 
     def keep(self) -> messages.Answer | None:
-        """Keeps the settings on trial for good. Returns what became of the order."""
+        """Keeps the settings on trial for good; returns what became of the order.
+
+        Raises:
+            OSError: It cannot be written; they stay on trial.
+        """
         with self._lock:
             if self.trial is None or not self._begun:
                 return None
-            self.settings, self.trial = self.trial, None
+            before, tried = self.settings, self.trial
+            self.settings, self.trial = tried, None
             self._end(self._trial_number, DONE, "in force")
-            self._write()
+            try:
+                self._write()
+            except OSError:
+                self.settings, self.trial = before, tried
+                raise
             return self._answers.get(self._trial_number)
 
     def undo(self, why: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.contract import errors, messages
+from broker.program import logs
 from edge_actor import config
 from edge_actor.board import clock
 from edge_actor.orders import log_lines, order_log, ordered_settings
@@ -49,6 +50,8 @@ class OrderRunner:
         self._follows_until_s = self._followed_at_s = 0.0
         self._sent_lines = 0
         self._trial_since_s: float | None = None
+        self._judge_again_s = 0.0
+        self._is_ending = False
         self.refused: dict[str, int] = {}
 
     @property
@@ -77,9 +80,7 @@ class OrderRunner:
             except OSError as error:
                 self._count("order_unwritten")
                 _log.warning("order %s is not carried out, since it cannot be written down: %s", order.kind, error)
-                self._respond(
-                    messages.Answer(order.number, order.kind, "failed", f"it cannot be written down: {error.strerror}")
-                )
+                self._respond(self._log.answer(order.number))
 
     def turn(self, acts: Callable[[], bool | None]) -> None:
         """Does what orders left to do.
@@ -101,7 +102,12 @@ class OrderRunner:
         elif order.kind not in self._own.allow:
             self._end(order, "refused", f"this board's settings do not allow it (allow = {', '.join(self._own.allow)})")
         else:
-            _log.info("ordered: %s %s", order.kind, " ".join(f"{k}={v}" for k, v in sorted(order.options.items())))
+            level = (
+                logging.DEBUG if order.kind == LOGS else logging.INFO
+            )  # it would be a line of those that it asks for
+            _log.log(
+                level, "ordered: %s %s", order.kind, " ".join(f"{k}={v}" for k, v in sorted(order.options.items()))
+            )
             self._do(order)
 
     def _do(self, order: messages.Instruction) -> None:
@@ -116,9 +122,12 @@ class OrderRunner:
             self._send_lines(order)
         elif order.kind == SET:
             self._set(order)
+        elif self._is_ending:
+            self._end(order, "refused", "it is about to start again: order it again when it is back")
         else:
             self._log.note(order, order_log.TAKEN, "starts again" if order.kind == RESTART else "boots")
             self._respond(self._log.answer(order.number))
+            self._is_ending = True
             self._start_again(order.kind)
 
     def _end(self, order: messages.Instruction, outcome: str, text: str) -> None:
@@ -161,11 +170,14 @@ class OrderRunner:
         """Keeps settings on trial once the actor is back with them, and acts if it is to."""
         now_s = time.monotonic()
         self._trial_since_s = self._trial_since_s or now_s
+        if now_s < self._judge_again_s:
+            return
         if acts or (acts is None and now_s - self._trial_since_s > _QUIET_S):
             try:
                 answer = self._log.keep()
             except OSError as error:
-                _log.warning("the ordered settings cannot be kept: %s", error)
+                self._judge_again_s = now_s + 1.0
+                _log.warning("the ordered settings cannot be kept: %s", error, extra=logs.once())
                 return
             if answer is not None:
                 _log.info("the ordered settings are kept")

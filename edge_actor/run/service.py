@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 import subprocess
@@ -49,14 +50,19 @@ def run(settings: config.ActorConfig, bundle: identity.Bundle) -> int:
     if stopped.is_set():
         return errors.EXIT_OK
     if follows == "reboot":
-        _reboot(settings.reboot_command, log, stopped)
+        why = _reboot(settings.reboot_command)
+        # As a service it ends, and systemd goes on (firmware_notes/setup_pi.sh)
+        if not why and (dog.supervised or stopped.wait(_REBOOT_S)):
+            return errors.EXIT_OK
+        with contextlib.suppress(OSError):  # then it stays unanswered
+            log.give_up(why or f"the board still runs {_REBOOT_S:g} s after {settings.reboot_command!r}")
     if follows or trying.is_undone:
         trial.start_again()
     return errors.EXIT_OK
 
 
-def _reboot(command: str, log: order_log.OrderLog, stopped: threading.Event) -> None:
-    """Has the board boot, which ends this process. Returns if it does not, which is noted."""
+def _reboot(command: str) -> str:
+    """Has the board boot; returns why it will not, or nothing."""
     _log.warning("ordered to reboot: %s", command)
     try:
         done = subprocess.run(
@@ -67,9 +73,6 @@ def _reboot(command: str, log: order_log.OrderLog, stopped: threading.Event) -> 
             timeout=_REBOOT_S,
             check=False,
         )
-        why = f"{command!r} ended with {done.returncode}: {done.stderr.strip()}" if done.returncode else ""
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        why = f"{command!r} failed: {error}"
-    if not why and stopped.wait(_REBOOT_S):
-        raise SystemExit(errors.EXIT_OK)
-    log.give_up(why or f"the board still runs {_REBOOT_S:g} s after {command!r}")
+        return f"{command!r} failed: {error}"
+    return f"{command!r} ended with {done.returncode}: {done.stderr.strip()}" if done.returncode else ""

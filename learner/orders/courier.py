@@ -82,15 +82,10 @@ class Courier:
 
     def deliver(self, actors: Iterable[str]) -> None:
         """Leaves for each actor what it has to answer; takes back what it has answered, or what has expired."""
-        outgoing = []
+        waiting, outgoing = self._book.waiting(time.time()), []
         for name in actors:
-            waiting = self._book.open_orders(name)
-            topic = self._topics.orders(name)
-            orders = [messages.Instruction(one.number, one.kind, one.expires_s, one.options) for one in waiting]
-            sealed = b""
-            if orders:
-                sealed = self._fleet.sealer.seal(topic, codec.encode(messages.Orders(tuple(orders))))
-            outgoing.append((topic, sealed))
+            topic, orders = self._topics.orders(name), waiting.get(name)
+            outgoing.append((topic, self._fleet.sealer.seal(topic, codec.encode(orders)) if orders else b""))
         self._brokers.retain_all(outgoing)
 
     def drain(self, wait_s: float) -> Iterator[tuple[str, messages.Answer]]:

@@ -12,6 +12,8 @@ _log = logging.getLogger(__name__)
 _ROLL_CALL_S = 1.0
 """Brokers say at once who is there; who is not is not waited for."""
 _PROGRESS_S = 2.0
+_NAMED = 5
+"""Actors up to which each is told of."""
 LONGER_S = {"set": 100.0, "restart": 60.0, "reboot": 300.0}
 """Seconds that an actor which has taken such an order is waited for; `set` may have to be undone."""
 
@@ -58,6 +60,8 @@ def give(
                 continue
             if answer.outcome == order_book.TAKEN:
                 taken.add(name)
+                if len(actors) <= _NAMED:
+                    _log.info("%s %s", name, answer.text)
                 until[name] = now + LONGER_S.get(kind, wait_s)
             else:
                 del until[name]

@@ -61,7 +61,7 @@ class OrderBook:
         path = directory / "orders.sqlite"
         try:
             path.touch(0o600)
-            database = sqlite3.connect(path, timeout=10.0, isolation_level=None)
+            database = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
             database.executescript(_TABLES)
         except (OSError, sqlite3.Error) as error:
             raise storage.at(f"the book of orders cannot be used: {error}", str(path)) from error
@@ -126,6 +126,21 @@ class OrderBook:
     def open_orders(self, actor: str = "") -> list[Entry]:
         """Returns what is to be answered, by number; of all actors, if none is named."""
         return self._entries(f"outcome IN {OPEN} AND (actor = ? OR ? = '') ORDER BY number", (actor, actor))
+
+    def waiting(self, now_s: float) -> dict[str, messages.Orders]:
+        """Returns what is to be answered and has not expired, as it goes out to each actor."""
+        found: dict[str, list[messages.Instruction]] = {}
+        for one in self.open_orders():
+            if one.expires_s >= now_s:
+                order = messages.Instruction(one.number, one.kind, one.expires_s, one.options)
+                found.setdefault(one.actor, []).append(order)
+        return {actor: messages.Orders(tuple(orders)) for actor, orders in found.items()}
+
+    @property
+    def version(self) -> int:
+        """A number that is another one once somebody else has written; 1 at first."""
+        (version,) = self._database.execute("PRAGMA data_version").fetchone()
+        return int(version)
 
     def last(self, actor: str, count: int) -> list[Entry]:
         """Returns the last orders to an actor, the newest one first."""

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from broker.contract import address, codec, errors, messages, signing, specs, topics
 from broker.fleet import identity
+from edge_actor import config
+from edge_actor.orders import log_lines, order_log, runner
 from edge_actor.policies import assembly
 from tests.fakes import light_connection
 
@@ -139,7 +142,9 @@ class Policies:
 class SimulatedActor:
     """An actor on one connection. Everything runs on the swarm's thread."""
 
-    def __init__(self, bundle: identity.Bundle, load: Load, tally: Tally, policies: Policies) -> None:
+    def __init__(
+        self, bundle: identity.Bundle, load: Load, tally: Tally, policies: Policies, state: Path | None = None
+    ) -> None:
         self._load, self._tally, self._policies = load, tally, policies
         self._topics = topics.Topics(bundle.fleet)
         self._id = bundle.actor_id
@@ -149,6 +154,7 @@ class SimulatedActor:
         self._held: collections.deque[tuple[int, int, float]] = collections.deque()  # seq, steps, and when it was sent
         self._told = False
         self._made = self._recorded = self._beats = 0
+        self._orders = self._follow_orders(bundle, state) if state else None
         where = address.Address.parse(bundle.brokers[0])
         self.connection = light_connection.LightConnection(
             (where.host, where.port),
@@ -159,6 +165,7 @@ class SimulatedActor:
         )
         names, channel = self._topics, topics.MAIN_CHANNEL
         wanted = [names.assignment(self._id), names.receipt(self._id)]
+        wanted += [names.orders(self._id)] if state else []
         wanted += [names.policy(channel), names.policy_patch(channel), names.policy_piece(channel)]
         self.connection.subscribe(wanted)
 
@@ -215,6 +222,8 @@ class SimulatedActor:
     def send(self) -> bool:
         """Sends the next message; returns false if window, grant or plan forbid it."""
         wanted, steps = self._assignment, self.message_steps
+        if self._orders is not None and self._orders.paused:
+            return False
         if wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
             return False
         if 0 < self._load.messages <= self._made:
@@ -240,7 +249,8 @@ class SimulatedActor:
 
     def _state(self, *, online: bool) -> bytes:
         birth = messages.Birth("Simulated-v0", SPEC, 1, "simulated", "", "none", "", 0.0)
-        state = messages.ActorState(online, "swarm", BOOT, self._beats, birth)
+        vitals = messages.Vitals(paused=self._orders is not None and self._orders.paused)
+        state = messages.ActorState(online, "swarm", BOOT, self._beats, birth, vitals)
         return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
 
     def receive(self) -> None:
@@ -259,12 +269,24 @@ class SimulatedActor:
             body = self._verifier.open(topic, sealed)
             if leaf == "receipt":
                 self._acknowledge(codec.decode(messages.Receipt, body))
+            elif leaf == "orders" and self._orders is not None:
+                self._orders.run(codec.decode(messages.Orders, body))
+                self.beat()
             else:
                 assignment = codec.decode(messages.Assignment, body)
                 if assignment.boot == BOOT:
                     self._assignment = assignment
         if not self._beats and self.connection.subscribed:
             self.beat()
+
+    def _follow_orders(self, bundle: identity.Bundle, state: Path) -> runner.OrderRunner:
+        """What the real actor does with orders, to the file; a directory for each."""
+        log = order_log.OrderLog.open(state / self._id, bundle.learner_key)
+        return runner.OrderRunner(log, config.ActorConfig(), log_lines.LogLines(), self._answer, lambda what: None)
+
+    def _answer(self, answer: messages.Answer) -> None:
+        topic = self._topics.answer(self._id)
+        self.connection.publish(topic, self._mac.seal(topic, codec.encode(answer)))
 
     def _acknowledge(self, receipt: messages.Receipt) -> None:
         now = time.monotonic()

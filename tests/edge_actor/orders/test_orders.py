@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +24,8 @@ NAMES = topics.Topics("lab")
 LATER_S = time.time() + 1e6
 
 
-def order(number: int, kind: str = "pause", *, expires_s: float = LATER_S, **options: str) -> messages.Instruction:
-    return messages.Instruction(number, kind, expires_s, options)
+def order(number: int, kind: str = "pause", **options: str) -> messages.Instruction:
+    return messages.Instruction(number, kind, LATER_S, options)
 
 
 class Board:
@@ -60,6 +62,10 @@ class Board:
         return [(one.number, one.outcome) for one in self.send(self.sealed(*orders))]
 
     @property
+    def is_paused(self) -> bool:
+        return self.runner.paused
+
+    @property
     def refused(self) -> dict[str, int]:
         return {**self.inbox.refused, **self.runner.vitals()["refused"]}
 
@@ -71,13 +77,13 @@ def board(tmp_path: Path) -> Board:
 
 def test_what_is_ordered_is_done_once_over_all_processes(board: Board) -> None:
     assert board.give(order(7)) == [(7, "done")]
-    assert board.runner.paused
+    assert board.is_paused
     assert board.give(order(8, "resume")) == [(8, "done")]
     board.start()
-    assert not board.runner.paused
+    assert not board.is_paused
     assert board.give(order(7), order(8, "resume"), order(9)) == [(7, "done"), (8, "done"), (9, "done")]
     board.start()
-    assert board.runner.paused, "9 alone was new"
+    assert board.is_paused, "9 alone was new"
     assert board.refused == {}
 
 
@@ -86,9 +92,9 @@ def test_a_replayed_order_is_refused(board: Board) -> None:
     board.send(old)
     board.give(order(8, "resume"))
     for process in range(2):
-        assert board.send(old) == []
-        assert not board.runner.paused
-        assert board.refused == {"older_order": 1}, process
+        assert board.send(old) == [], process
+        assert not board.is_paused
+        assert board.refused == {"older_order": 1}
         board.start()
 
 
@@ -97,7 +103,7 @@ def test_an_altered_order_is_refused(board: Board) -> None:
     board.give(order(6))
     assert board.send(sealed.replace(b"resume", b"Resume")) == []
     assert board.send(sealed[:-1] + bytes([sealed[-1] ^ 1])) == []
-    assert board.runner.paused
+    assert board.is_paused
     assert board.refused == {"signature": 2}
 
 
@@ -107,17 +113,19 @@ def test_foreign_orders_are_refused(board: Board, tmp_path: Path) -> None:
     assert board.send(board.sealed(order(7), name="other")) == [], "to another actor"
     mine = signing.ActorMac(board.fleet.enroll("pi").mac_key)
     assert board.send(mine.seal(NAMES.orders("pi"), codec.encode(messages.Orders((order(7),))))) == [], "of an actor"
-    assert not board.runner.paused and board.log.number == 0
+    assert not board.is_paused and board.log.number == 0
     assert board.refused == {"signature": 3}
 
 
 def test_an_expired_order_is_answered_and_not_done(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now_s", time.time)
-    assert board.give(order(7, expires_s=time.time() - 60.0)) == [(7, "expired")]
-    assert not board.runner.paused
+    assert board.give(dataclasses.replace(order(7), expires_s=time.time() - 60.0)) == [(7, "expired")]
+    assert not board.is_paused
     assert board.refused == {"order_expired": 1}
     monkeypatch.setattr(clock, "now_s", lambda: None)
-    assert board.give(order(8, expires_s=1.0)) == [(8, "done")], "a board that does not know the date cannot tell"
+    assert board.give(dataclasses.replace(order(8), expires_s=1.0)) == [(8, "done")], (
+        "a board that does not know the date cannot tell"
+    )
 
 
 @pytest.mark.parametrize("kind", ["restart", "reboot", "evaluate", "exec"])
@@ -127,19 +135,36 @@ def test_what_the_board_does_not_allow_is_refused(board: Board, kind: str) -> No
     assert board.refused == {"order_refused": 1}
 
 
-def test_nothing_is_done_that_cannot_be_written_down(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_done_that_cannot_be_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(tmp_path, allow=messages.ORDER_KINDS)
+
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
         broken.setattr(storage, "write_atomic", full)
-        (answer,) = board.send(board.sealed(order(7, "set", rate_hz="5")))
-    assert answer.outcome == "failed" and "No space left" in answer.text
-    assert board.starts == [] and board.log.trial is None
-    assert board.refused == {"order_unwritten": 1}
+        for number, wanted in enumerate(
+            (order(7, "set", rate_hz="5"), order(8), order(9, "logs"), order(10, "restart"))
+        ):
+            (answer,) = board.send(board.sealed(wanted))
+            assert answer.outcome == "failed" and "No space left" in answer.text and answer.lines == ()
+            assert board.refused == {"order_unwritten": number + 1}
+    assert board.starts == [] and board.log.trial is None and not board.is_paused
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: raw.replace(b"true", b"false"), lambda raw: b""])
+def _cut(raw: bytes) -> bytes:
+    return raw[:-9]
+
+
+def _flipped(raw: bytes) -> bytes:
+    return raw.replace(b"true", b"false")
+
+
+def _emptied(raw: bytes) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("damage", [_cut, _flipped, _emptied])
 def test_a_damaged_file_makes_no_order_new(board: Board, damage: Callable[[bytes], bytes]) -> None:
     number = int(time.time() * 1000)
     board.give(order(number))
@@ -155,7 +180,7 @@ def test_a_key_that_was_rotated_begins_anew(board: Board) -> None:
     board.give(order(7))
     board.fleet.rotate()
     board.start()
-    assert board.runner.paused, "what it is told stays"
+    assert board.is_paused, "what it is told stays"
     assert board.give(order(1, "resume")) == [(1, "done")]
 
 
@@ -215,6 +240,11 @@ class TestStartingAgain:
         board.start()
         assert board.give(order(7, "restart")) == [(7, "done")] and board.starts == []
 
+    def test_one_at_a_time(self, tmp_path: Path) -> None:
+        board = Board(tmp_path, allow=("restart", "reboot"))
+        assert board.give(order(7, "reboot"), order(8, "restart")) == [(7, "taken"), (8, "refused")]
+        assert board.starts == ["reboot"]
+
     def test_a_reboot_is_done_when_the_board_has_booted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         boot_id = tmp_path / "boot_id"
         boot_id.write_text("one\n")
@@ -237,8 +267,6 @@ class TestStartingAgain:
 
 
 def _log(board: Board, *texts: str) -> None:
-    import logging
-
     for text in texts:
         board.lines.handle(logging.LogRecord("edge_actor", logging.INFO, "", 0, text, None, None))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract import errors
+from broker.contract import errors, messages
 from broker.fleet import identity
 from learner.run import local_fleet
 from tests import conftest
@@ -42,10 +42,24 @@ class Site:
         learner.assign(fake_learner.assignment(boot, steps_granted=1 << 40))
         return boot
 
-    def vitals(self, name: str) -> Any:
+    def state(self, name: str) -> messages.ActorState:
         state = self.learners[name].state
         assert state is not None
-        return state.vitals
+        return state
+
+    def vitals(self, name: str) -> messages.Vitals:
+        return self.state(name).vitals
+
+    def await_steps(self, name: str, steps: int) -> None:
+        conftest.wait_until(lambda: self.learners[name].steps > steps, f"{name} acts", 30.0)
+
+    def check_pause(self, name: str) -> None:
+        """It says that it is paused, has handed on each step, and takes no more."""
+        conftest.wait_until(lambda: self.vitals(name).paused, f"{name} is paused", 20.0)
+        recorded, beat = self.vitals(name).steps_recorded, self.state(name).heartbeat
+        conftest.wait_until(lambda: self.learners[name].steps == recorded, f"{name} lost no step", 20.0)
+        conftest.wait_until(lambda: self.state(name).heartbeat > beat + 2, "it beats on", 20.0)
+        assert self.vitals(name).steps_recorded == recorded == self.learners[name].steps, "and takes none"
 
     def run(self, *words: str, code: int = errors.EXIT_OK) -> list[dict[str, Any]]:
         """The objects that `actorq-learner fleet ... --json` prints."""
@@ -71,35 +85,29 @@ def site(start_fleet: Callable[..., local_fleet.LocalFleet]) -> Iterator[Site]:
 
 
 def test_pause_and_resume_and_an_order_to_one_that_is_away(site: Site) -> None:
-    for name, learner in site.learners.items():
-        conftest.wait_until(lambda learner=learner: learner.steps > 0, f"{name} acts", 30.0)
+    for name in site.learners:
+        site.await_steps(name, 0)
     assert {row["actor"]: row["state"] for row in site.run("ls")} == {"fast": "here", "steady": "here"}
 
     answers = site.run("pause", "--all")
     assert [(one["actor"], one["outcome"]) for one in answers] == [("fast", "done"), ("steady", "done")]
-    for name, learner in site.learners.items():
-        beat = learner.state.heartbeat  # type: ignore[union-attr]
-        later = lambda: learner.state.heartbeat > beat + 1  # type: ignore[union-attr]  # noqa: B023, E731
-        conftest.wait_until(lambda: later() and site.vitals(name).paused, f"{name} says that it is paused")  # noqa: B023
-        recorded = site.vitals(name).steps_recorded
-        conftest.wait_until(lambda: learner.steps == recorded, f"{name} lost no step", 20.0)  # noqa: B023
-        again = learner.state.heartbeat  # type: ignore[union-attr]
-        conftest.wait_until(lambda: learner.state.heartbeat > again + 2, "it beats on")  # type: ignore[union-attr]  # noqa: B023
-        assert site.vitals(name).steps_recorded == recorded and learner.steps == recorded, "and takes none"
+    for name in site.learners:
+        site.check_pause(name)
+    recorded = site.learners["fast"].steps
     assert {row["state"] for row in site.run("ls")} == {"paused"}
 
     (answer,) = site.run("resume", "fast")
     assert answer["outcome"] == "done"
-    conftest.wait_until(lambda: site.learners["fast"].steps > recorded, "it acts again", 30.0)
+    site.await_steps("fast", recorded)
 
     site.steady.send_signal(signal.SIGKILL)
     site.steady.wait()
     (late,) = site.run("resume", "steady", "--wait-s", "3", code=errors.Undelivered.exit_code)
     assert late["outcome"] == "waiting"
     assert [row["orders_waiting"] for row in site.run("ls") if row["actor"] == "steady"] == [1]
-    boot = site.learners["steady"].state.boot  # type: ignore[union-attr]
+    boot = site.state("steady").boot
     site.fleet.start_actor("steady", STEADY)
-    conftest.wait_until(lambda: site.learners["steady"].state.boot > boot, "it is back", 60.0)  # type: ignore[union-attr]
+    conftest.wait_until(lambda: site.state("steady").boot > boot, "it is back", 60.0)
     site.grant("steady")
     conftest.wait_until(lambda: not site.vitals("steady").paused, "it was paused, and got the order", 20.0)
     (row,) = site.run("show", "steady")
