@@ -75,4 +75,4 @@ def _reboot(command: str) -> str:
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return f"{command!r} failed: {error}"
-    return f"{command!r} ended with {done.returncode}: {done.stderr.strip()}" if done.returncode else ""
+    return f"{command!r} ended with {done.returncode} {done.stderr.strip()}".strip() if done.returncode else ""

@@ -194,8 +194,8 @@ def _look(args: argparse.Namespace, actors: Sequence[str], book: order_book.Orde
         return errors.EXIT_OK
     for row in rows:
         heard, orders = carrier.heard.get(row["actor"]), book.last(row["actor"], _SHOWN)
-        vitals = {} if heard is None else {**dataclasses.asdict(heard.state.vitals)}
-        vitals.pop("stages", None)
+        is_known = heard is not None and heard.state.vitals.created_s > 0.0
+        vitals = dataclasses.asdict(heard.state.vitals) if heard is not None and is_known else {}
         if args.json:
             print(json.dumps({**row, "vitals": vitals, "orders": [tables.as_object(one) for one in orders]}))
         else:

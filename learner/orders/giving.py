@@ -13,7 +13,7 @@ _ROLL_CALL_S = 1.0
 """Brokers say at once who is there; who is not is not waited for."""
 _PROGRESS_S = 2.0
 _NAMED = 5
-"""Actors up to which each is told of."""
+"""Actors up to which each is told of; of more, how many."""
 LONGER_S = {"set": 100.0, "restart": 60.0, "reboot": 300.0}
 """Seconds that an actor which has taken such an order is waited for; `set` may have to be undone."""
 
@@ -59,16 +59,16 @@ def give(
             if answer.number != numbers.get(name) or name not in until:
                 continue
             if answer.outcome == order_book.TAKEN:
-                taken.add(name)
-                if len(actors) <= _NAMED:
+                if len(actors) <= _NAMED and name not in taken:
                     _log.info("%s %s", name, answer.text)
+                taken.add(name)
                 until[name] = now + LONGER_S.get(kind, wait_s)
             else:
                 del until[name]
         if now - began > _ROLL_CALL_S:
             here = taken | {name for name, heard in carrier.heard.items() if heard.state.online}
             until = {name: end for name, end in until.items() if end > now and name in here}
-        if until and now - said_s > _PROGRESS_S:
+        if until and len(actors) > _NAMED and now - said_s > _PROGRESS_S:
             said_s = now
             _log.info("%s: %d of %d have answered", kind, len(actors) - len(until), len(actors))
     carrier.deliver(actors)

@@ -46,7 +46,7 @@ def fleet(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def actor(row: Mapping[str, Any], vitals: Mapping[str, Any], orders: Sequence[order_book.Entry]) -> str:
     """Returns all that is known of one actor, a line each; then the orders that it was given."""
-    about = {**row, **vitals}
+    about = {key: value for key, value in {**row, **vitals}.items() if value not in (None, "", {}) and key != "stages"}
     width = max(map(len, about))
     lines = [f"{key:{width}}  {_text(value)}".rstrip() for key, value in about.items()]
     if orders:
