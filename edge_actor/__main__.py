@@ -111,15 +111,10 @@ def _act(args: argparse.Namespace) -> int:
     if settings.dump_if_asked(args, chosen):
         return errors.EXIT_OK
     from broker.fleet import identity
-    from edge_actor.board import watchdog  # here: NumPy, Gymnasium and the runtime would slow --help down
-    from edge_actor.run import build
+    from edge_actor.run import service  # here: NumPy, Gymnasium and the runtime would slow --help down
 
     bundle = identity.Bundle.read(Path(chosen.bundle) if chosen.bundle else identity.home() / "bundle.json")
-    dog = watchdog.Watchdog.open()
-    actor = build.build(chosen, bundle, on_alive=dog.alive, patient=dog.supervised)
-    cli.on_stop_signal(actor.stop)
-    actor.run()
-    return errors.EXIT_OK
+    return service.run(chosen, bundle)
 
 
 def _check(args: argparse.Namespace) -> int:

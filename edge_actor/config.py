@@ -66,11 +66,20 @@ class ActorConfig:
     threads: int = setting(1, "threads of the TFLite runtime; one is the fastest for small policies")
     seed: int = setting(0, "of the environments, and of all that is random before the learner assigns a seed")
     runtime: str = setting("auto", RUNTIME_HELP)
+    allow: tuple[str, ...] = setting(
+        ("pause", "resume", "logs", "set"),
+        f"what the fleet may order this actor (`actorq-learner fleet`), of {', '.join(messages.ORDER_KINDS)}",
+    )
+    allow_env_kwargs: tuple[str, ...] = setting((), "names of arguments of the environment that `set` may change")
+    trial_s: float = setting(
+        60.0, "time within which an actor must be back with settings that `set` changed, or they go"
+    )
+    reboot_command: str = setting("systemctl reboot", "what the order `reboot` runs, where it is allowed")
     verbose: bool = setting(False, "show tracebacks")
 
     def __post_init__(self) -> None:
         problems = []
-        for name in ("envs", "frame_stack", "threads", "heartbeat_s", "spool_bytes", "connect_timeout_s"):
+        for name in ("envs", "frame_stack", "threads", "heartbeat_s", "spool_bytes", "connect_timeout_s", "trial_s"):
             if getattr(self, name) <= 0:
                 problems.append(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("rate_hz", "max_policy_age_s", "seed"):
@@ -84,6 +93,8 @@ class ActorConfig:
             problems.append(f"env must have at most {messages.MAX_NAME_CHARS} characters, not {len(self.env)}")
         if self.one_env and self.envs != 1:
             problems.append(f"one_env says that there is one environment, envs = {self.envs} that there are more")
+        if wrong := [kind for kind in self.allow if kind not in messages.ORDER_KINDS]:
+            problems.append(f"allow has {', '.join(wrong)}, which is none of {', '.join(messages.ORDER_KINDS)}")
         if self.max_policy_age_s and not self.safe_action:
             problems.append("max_policy_age_s needs a safe_action to take")
         if self.max_policy_age_s and not self.rate_hz:

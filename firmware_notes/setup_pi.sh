@@ -363,6 +363,18 @@ environment_directory() {
 	[[ "$name" != *.py:* ]] || dirname "$(realpath "${name%%.py:*}.py")"
 }
 
+# Whether this board's settings let its fleet reboot it (--allow).
+may_reboot() { [[ ",$(read_settings "$SCRATCH/actor.env" && printf '%s' "${ACTORQ_ACTOR_ALLOW:-}" | tr -d ' ')," == *,reboot,* ]]; }
+
+# The actor has no right to reboot anything: it leaves a file and ends, and systemd looks for that file as root.
+reboot_by_order() {
+	cat <<- 'END'
+		RuntimeDirectory=actorq
+		Environment='ACTORQ_ACTOR_REBOOT_COMMAND=touch /run/actorq/reboot'
+		ExecStopPost=+/bin/sh -c '[ ! -e /run/actorq/reboot ] || systemctl --no-block reboot'
+	END
+}
+
 unit() {
 	local directory device
 	directory=$(environment_directory)
@@ -426,6 +438,7 @@ unit() {
 	[ -z "$directory" ] || echo "BindReadOnlyPaths=$directory"
 	# The firmware's mailbox: supply current and throttling of a Pi.
 	for device in /dev/vcio "${DEVICES[@]}"; do echo "DeviceAllow=$device rw"; done
+	! may_reboot || reboot_by_order
 	printf '\n[Install]\nWantedBy=multi-user.target\n'
 }
 

@@ -19,6 +19,7 @@ from broker.contract import errors
 from broker.program import cli, logs, settings
 from learner import config
 from learner.config import tasks
+from learner.orders import command as fleet_orders
 from learner.study.compare import arguments
 
 _PAGE = "report.html"
@@ -37,6 +38,7 @@ def _run(argv: Sequence[str]) -> int:
         "demo": _demo,
         "export": _export,
         "fidelity": _fidelity,
+        "fleet": _fleet,
         "quantize": _quantize,
         "report": _report,
         "train": _train,
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_report(commands)
     _add_bench(commands)
+    fleet_orders.add(commands)
     compare = commands.add_parser(
         "compare",
         allow_abbrev=False,
@@ -435,6 +438,11 @@ def _bench(args: argparse.Namespace) -> int:
     print(fleet_bench.run(chosen, options, directory, at_once=args.at_once))
     print(directory / "page.html", file=sys.stderr)
     return errors.EXIT_OK
+
+
+def _fleet(args: argparse.Namespace) -> int:
+    logs.configure()
+    return fleet_orders.run(args)
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -31,7 +31,8 @@ def test_every_topic_and_message_is_listed() -> None:
     names = topics.Topics("f")
     main = "<channel>"
     built = {names.learner_state, names.policy(main), names.policy_patch(main), names.policy_piece(main)} | {
-        names.actor("<id>", leaf) for leaf in ("state", "assignment", "experience", "receipt", "command", "report")
+        names.actor("<id>", leaf)
+        for leaf in ("state", "assignment", "experience", "receipt", "command", "report", "orders", "answer")
     }
     assert {f"actorq/f/{row[0]}" for row in rows} == built
 

@@ -40,7 +40,14 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _KIND_OF: dict[type[Any], str] = {cls: kind for kind, cls in messages.KINDS.items()}
 _HINTS = {
     cls: typing.get_type_hints(cls)
-    for cls in (*_KIND_OF, messages.Manifest, messages.ManifestChanges, messages.Birth, messages.Vitals)
+    for cls in (
+        *_KIND_OF,
+        messages.Manifest,
+        messages.ManifestChanges,
+        messages.Birth,
+        messages.Vitals,
+        messages.Instruction,
+    )
     + (specs.EnvSpec, specs.ObservationSpec, specs.ActionSpec)
 }
 _PLANS = {

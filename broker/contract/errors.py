@@ -16,7 +16,9 @@
     │   ├── DecodeError
     │   └── SignatureError
     ├── StorageError                22   a disk that is full, read-only, failing, or not ours to write to
-    └── NothingLearned              23   a run ended before the first update
+    ├── NothingLearned              23   a run ended before the first update
+    ├── Undelivered                 24   an actor did not answer an order in time
+    └── OrderRefused                25   an actor did not do what it was ordered
 
 Usage errors end with 2 (argparse), an interrupted learner with 130, an unexpected exception with 70.
 """
@@ -173,3 +175,15 @@ class StorageError(ActorqError):
     """The disk takes no more, or gives nothing back: it is full, read-only, failing, or access is denied."""
 
     exit_code = 22
+
+
+class Undelivered(ActorqError):
+    """An order that an actor has not answered yet. It gets it when it is back, unless the order has expired by then."""
+
+    exit_code = 24
+
+
+class OrderRefused(ActorqError):
+    """An order that an actor refused, or failed at."""
+
+    exit_code = 25

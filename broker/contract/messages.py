@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -25,6 +25,15 @@ MAX_NAME_CHARS = 1000
 """The longest text of a birth certificate: they go into file names, tables and the learner's console."""
 MAX_ENVS = 4096
 """Environments of one actor at once."""
+ORDER_KINDS = ("pause", "resume", "restart", "reboot", "logs", "set")
+"""What an actor can be ordered; its board's settings say which of them it does."""
+SETTABLE = ("rate_hz", "envs", "spool_bytes", "seed")
+"""Settings that the order `set` may change, beside `env_kwargs.NAME` of the names that the board allows."""
+ENV_ARGUMENT = "env_kwargs."
+MAX_ORDERS = 64
+"""Orders of one actor that may wait at once."""
+MAX_LOG_LINES = 200
+"""Lines in one Answer, of MAX_NAME_CHARS at most."""
 ACTOR_STAGES = (
     *("environment", "observation_to_action", "record", "spool", "seal", "send"),
     *("policy_receive", "policy_verify", "policy_build", "policy_swap", "wait"),
@@ -186,7 +195,7 @@ class PolicyPiece:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Who an actor is: fixed for one process."""
+    """Who an actor is: fixed for one process. `ordered` has what orders changed of its settings, as KEY=VALUE."""
 
     env_id: str
     spec: specs.EnvSpec
@@ -196,9 +205,10 @@ class Birth:
     runtime: str
     delegate: str
     rate_hz: float
+    ordered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        texts = (self.env_id, self.board, self.python, self.runtime, self.delegate)
+        texts = (self.env_id, self.board, self.python, self.runtime, self.delegate, "".join(self.ordered))
         if any(len(text) > MAX_NAME_CHARS for text in texts):
             raise errors.SpecError(
                 f"a birth certificate has texts of at most {MAX_NAME_CHARS} characters",
@@ -218,6 +228,7 @@ class Vitals:
     heartbeat, `step_energy_j` that energy per step, both by `power_source`: measured, or `power_modelled` from load.
     `energy_j` is that energy since the process started, as far as readings tell it: of `energy_s` seconds. `board_id`
     is the same for all actors on one board, each of which tells the whole board's (empty: unknown).
+    `paused`: an order keeps it from acting.
     `stages` has how often each of ACTOR_STAGES ran, and its seconds; `cpu_s` is the process's CPU time, of all threads,
     and `created_s` the Unix time at which all this was so (0: nobody looked). Fields a board cannot read are None.
     """
@@ -253,6 +264,7 @@ class Vitals:
     stages: dict[str, tuple[float, ...]] = field(default_factory=dict)
     cpu_s: float | None = None
     created_s: float = 0.0
+    paused: bool = False
 
     def __post_init__(self) -> None:
         if not self.stages.keys() <= _STAGES or not all(map(_is_spent, self.stages.values())):
@@ -412,6 +424,51 @@ class Report:
     episode_return: FloatArray = field(default_factory=_no_floats)
 
 
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One of a person's orders to an actor, done at most once.
+
+    `number` grows with every order of a fleet, over all actors; `kind` is one of ORDER_KINDS. An actor that knows the
+    date does nothing after the Unix time `expires_s`. `options` are those of the kind.
+    """
+
+    number: int
+    kind: str
+    expires_s: float
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """All orders to one actor that have no Answer yet, by number, at most MAX_ORDERS. Retained.
+
+    For whichever boot gets them first: an actor that is away finds them when it is back. Whoever has the fleet's key
+    may give them, whether or not a learner has the fleet.
+    """
+
+    orders: tuple[Instruction, ...]
+
+    def __post_init__(self) -> None:
+        numbers = [one.number for one in self.orders]
+        if not 1 <= len(numbers) <= MAX_ORDERS or numbers != sorted(set(numbers)):
+            raise errors.SpecError(f"orders are 1 to {MAX_ORDERS}, by number", where=repr(numbers)[:200])
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of the order `number`.
+
+    `outcome` is `taken` (another Answer follows), `done`, `refused`, `expired`, `failed` or `undone`; `text` says more.
+    Asked again, an actor answers again. `lines` are of its log.
+    """
+
+    number: int
+    kind: str
+    outcome: str
+    text: str = ""
+    lines: tuple[str, ...] = ()
+
+
 Message = (
     LearnerState
     | Policy
@@ -423,6 +480,8 @@ Message = (
     | Receipt
     | Command
     | Report
+    | Orders
+    | Answer
 )
 
 KINDS: dict[str, type[Message]] = {
@@ -436,6 +495,8 @@ KINDS: dict[str, type[Message]] = {
     "receipt": Receipt,
     "command": Command,
     "report": Report,
+    "orders": Orders,
+    "answer": Answer,
 }
 
 ARRAYS: dict[type[Message], dict[str, tuple[tuple[str, ...], int | None]]] = {

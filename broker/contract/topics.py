@@ -76,6 +76,12 @@ class Topics:
     def report(self, actor_id: str) -> str:
         return self.actor(actor_id, "report")
 
+    def orders(self, actor_id: str) -> str:
+        return self.actor(actor_id, "orders")
+
+    def answer(self, actor_id: str) -> str:
+        return self.actor(actor_id, "answer")
+
     def every_actor(self, leaf: str) -> str:
         """Returns the filter that matches `leaf` of all actors."""
         return self.actor("+", leaf)

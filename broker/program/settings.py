@@ -98,6 +98,18 @@ def given(args: argparse.Namespace, env_prefix: str) -> set[str]:
     return flags.union(*(table for _, table in (*_file(args.config), *_environment(env_prefix))))
 
 
+def parse(cls: type[Any], key: str, text: str) -> Any:
+    """Returns the value of a field from text, as its flag would have it.
+
+    Raises:
+        ConfigError: It is not of the field's type.
+    """
+    try:
+        return _parse(text, _fields((cls,))[key][0])
+    except ValueError as error:
+        raise errors.ConfigError(f"{key} {error}") from None
+
+
 def build(cls: type[_C], values: Mapping[str, Any]) -> _C:
     """An instance of `cls` from `values`, which may hold more than it needs."""
     return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})  # type: ignore[arg-type]

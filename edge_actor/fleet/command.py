@@ -55,7 +55,7 @@ class Commander:
             None if it is for another boot, was done before, or was stopped.
         """
         if order.kind != "evaluate":
-            return self._refuse(order, f"this actor cannot {order.kind!r}")
+            return self.refuse(order, f"this actor cannot {order.kind!r}")
         with self._lock:
             try:
                 if self._environment is None:
@@ -65,7 +65,7 @@ class Commander:
                     self._forget()  # whatever is wrong with it, the next evaluation begins with another one
                 return report
             except errors.ActorqError as error:
-                return self._refuse(order, error.what)
+                return self.refuse(order, error.what)
 
     def start(
         self,
@@ -83,7 +83,7 @@ class Commander:
     def bench(self, order: messages.Command, respond: Callable[[messages.Report | None], None]) -> None:
         """Measures this board, in a thread; `respond` gets a report per row, and one at the end."""
         if self.measuring:
-            respond(self._refuse(order, "this actor is measuring already"))
+            respond(self.refuse(order, "this actor is measuring already"))
             return
         if not self._is_new(order):
             return
@@ -138,7 +138,8 @@ class Commander:
             with contextlib.suppress(Exception, SystemExit):  # it may be the environment that is broken
                 environment.close()
 
-    def _refuse(self, order: messages.Command, what: str) -> messages.Report | None:
+    def refuse(self, order: messages.Command, what: str) -> messages.Report | None:
+        """Returns the report that says why it is not done. Returns as `answer`."""
         return messages.Report(order.command_id, order.kind, error=what) if self._is_new(order) else None
 
     def _is_new(self, order: messages.Command) -> bool:

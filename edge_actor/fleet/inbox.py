@@ -13,7 +13,7 @@ from edge_actor.fleet import replay_guard
 
 _log = logging.getLogger(__name__)
 _M = TypeVar("_M", bound=messages.Message)
-Message = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState
+Message = messages.Assignment | messages.Receipt | messages.Command | messages.LearnerState | messages.Orders
 LIMIT = bounded_queue.Limit(64, 2 * messages.MAX_POLICY_BYTES)
 """Messages that wait for a loop that is busy, and their bytes: a broker may repeat what is genuine while an evaluation
 goes on. Beyond them the oldest goes, counted as `flood`; whatever was retained comes again."""
@@ -95,4 +95,4 @@ def _subject(message: Message) -> object:
     """Returns what a message is about: another one about the same replaces it."""
     if isinstance(message, messages.Command):
         return message.command_id
-    return type(message), 0 if isinstance(message, messages.LearnerState) else message.boot
+    return type(message), 0 if isinstance(message, (messages.LearnerState, messages.Orders)) else message.boot

@@ -17,7 +17,7 @@ class ReplayGuard:
     """Remembers what the learner said last, and refuses what is older.
 
     Policies have an order of their own (`assembly`); receipts only ever take away what they cover; commands are for one
-    boot and carried out once (`command`).
+    boot and carried out once (`command`); orders are numbered over all boots (`orders/order_log`).
 
     Args:
         clock: Monotonic seconds.

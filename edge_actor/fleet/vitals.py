@@ -154,7 +154,15 @@ class Stages:
         return {"stages": self._spent}
 
 
-def birth(env_id: str, spec: specs.EnvSpec, n_envs: int, runtime: str, delegate: str, rate_hz: float) -> messages.Birth:
+def birth(
+    env_id: str,
+    spec: specs.EnvSpec,
+    n_envs: int,
+    runtime: str,
+    delegate: str,
+    rate_hz: float,
+    ordered: tuple[str, ...] = (),
+) -> messages.Birth:
     """Returns who this actor is, on this board."""
     return messages.Birth(
         env_id=env_id,
@@ -165,6 +173,7 @@ def birth(env_id: str, spec: specs.EnvSpec, n_envs: int, runtime: str, delegate:
         runtime=runtime,
         delegate=delegate,
         rate_hz=rate_hz,
+        ordered=ordered,
     )
 
 

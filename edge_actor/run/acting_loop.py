@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
 from broker.program import stopwatch
 from edge_actor.acting import exploration, pace, rollout, step_times, supervised_env
 from edge_actor.experience import recorder, spool
 from edge_actor.fleet import vitals
+from edge_actor.orders import runner
 from edge_actor.run import command_runner, dispatcher, fleet_connection, policy_switch, sender, status, stopping
 
 POLICY_BYTES = 4096
@@ -37,6 +39,7 @@ class ActingLoop:
         outgoing: Sends experience and reports.
         reporter: Publishes the actor's state.
         commands: Carried out by this loop or beside it.
+        orders: May keep it from acting.
         load: Of the board.
         times: Told where the time of steps goes.
         idle: Told what waiting and serving the socket take: `wait`, `send`, `policy_receive`.
@@ -62,6 +65,7 @@ class ActingLoop:
         outgoing: sender.Sender,
         reporter: status.StatusReporter,
         commands: command_runner.CommandRunner,
+        orders: runner.OrderRunner,
         load: vitals.Load,
         times: step_times.StepTimes,
         idle: stopwatch.Stopwatch,
@@ -81,6 +85,8 @@ class ActingLoop:
         self._sender = outgoing
         self.status = reporter
         self._commands = commands
+        self._orders = orders
+        self._paused = False
         self._load = load
         self._max_policy_age_s = max_policy_age_s
         self._burst = pace.BurstLength()
@@ -105,6 +111,8 @@ class ActingLoop:
     def run_once(self) -> None:
         """Looks at everything, then acts for one burst or waits."""
         self._dispatcher.dispatch()
+        if self._paused != self._orders.paused:
+            self._follow_pause()
         beat = self.status.heartbeat.beat  # here: the thread would wait milliseconds for its turn
         self.policies.replace_if_suitable(self.environment.running, self._allowed_rows, beat)
         self._sender.send()
@@ -112,11 +120,12 @@ class ActingLoop:
             self._act_for_a_burst()
         else:
             self._act_on_time(self._metronome)
+        self._orders.turn(self._acts_as_wanted)
 
-    def hand_over(self) -> None:
-        """Gives the learner what is held, for an actor that may never start again under its name."""
+    def hand_over(self, told_to_stop: Callable[[], bool]) -> None:
+        """Gives the learner what is held, before what is in memory is gone, or this name is another's."""
         self.recorder.flush()
-        self._sender.hand_over(self._told_to_stop)
+        self._sender.hand_over(told_to_stop)
 
     def close(self) -> None:
         """Sends what is there, makes the environment safe, and frees everything, each whatever became of the others."""
@@ -125,6 +134,19 @@ class ActingLoop:
                 ending.callback(part.close)
             self.recorder.flush()
             self._sender.send()
+
+    def _follow_pause(self) -> None:
+        """Hands on what is recorded; at a control rate, makes the environment safe, and has an episode begin later."""
+        self._paused = self._orders.paused
+        if self._paused:
+            self.recorder.flush(cut=self._metronome is not None)
+        if self._metronome is None:
+            return
+        if self._paused:
+            self.environment.act_safely()
+            self.environment.stop_episode()
+        else:
+            self._metronome.restart()  # no deadline was missed meanwhile
 
     def _act_for_a_burst(self) -> None:
         is_more_coming = self._serve()
@@ -148,12 +170,22 @@ class ActingLoop:
         if not is_due:
             self._wake.clear()
             return
+        if self._orders.paused:
+            return
         if self.policies.acting is None and self._dispatcher.assignment is None:
             return  # nobody said yet what to do here
         is_too_old = self.policies.is_older_than(self._max_policy_age_s)
         self.recorder.record(not is_too_old and self._allowed_rows() > 0)
         self._act(1, safely=is_too_old)
         self.recorder.flush_if_due()
+
+    def _acts_as_wanted(self) -> bool | None:
+        """Returns whether it acts, if the learner wants it to; None as long as no learner has said."""
+        if self.environment.failures:
+            return False
+        if self._dispatcher.assignment is None:
+            return None
+        return self.recorder.recorded > 0 or not self._allowed_rows()
 
     def _serve(self) -> bool:
         """Serves the socket; returns whether a message has come in part, which nearly always is a policy's."""
@@ -168,7 +200,9 @@ class ActingLoop:
     def _allowed_rows(self) -> int:
         """Rows that the learner wants to be recorded now; the last one may exceed the grant by n_envs - 1 steps."""
         wanted = self._dispatcher.assignment
-        if wanted is None or (self._metronome is None and (self._commands.is_measuring or self._spool.is_half_full)):
+        if wanted is None or self._orders.paused:
+            return 0
+        if self._metronome is None and (self._commands.is_measuring or self._spool.is_half_full):
             return 0  # a simulator can wait; a robot acts on, and its spool drops the oldest
         if wanted.lockstep_version and self.recorder.order < (wanted.epoch, wanted.lockstep_version):
             return 0

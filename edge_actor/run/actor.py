@@ -65,6 +65,11 @@ class Actor:
         finally:
             self.close()
 
+    @property
+    def follows(self) -> str:
+        """What was ordered to follow its end: `restart`, `reboot` or nothing."""
+        return self._told_to_stop.then
+
     def stop(self) -> None:
         """Ends `run` soon; from any thread."""
         self._told_to_stop.request()
@@ -110,8 +115,10 @@ class Actor:
         try:
             loop.run()
         except errors.ActorRefused:
-            loop.hand_over()
+            loop.hand_over(self._told_to_stop)
             raise
+        if self.follows == "reboot":  # what is held in memory ends with it
+            loop.hand_over(lambda: not self.follows)
 
     def _find_a_broker(self) -> None:
         """Waits until one lets it in. Whatever else answers is no reason to end: the link says so, and tries again."""

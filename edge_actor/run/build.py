@@ -14,6 +14,7 @@ from edge_actor.acting import exploration, pace, step_times, supervised_env
 from edge_actor.environment import env
 from edge_actor.experience import recorder, spool, trajectory
 from edge_actor.fleet import command, vitals
+from edge_actor.orders import log_lines, order_log, ordered_settings, runner
 from edge_actor.policies import policy, policy_store, receiver, runtimes
 from edge_actor.run import (
     acting_loop,
@@ -38,6 +39,8 @@ def build(
     *,
     on_alive: Callable[[], None] = lambda: None,
     patient: bool = False,
+    log: order_log.OrderLog | None = None,
+    lines: log_lines.LogLines | None = None,
 ) -> actor.Actor:
     """Makes one actor process, which `Actor.run` then connects.
 
@@ -46,6 +49,8 @@ def build(
         bundle: Who it is.
         on_alive: Called from the acting loop, at least once per turn, as long as it is not stuck.
         patient: Look for a broker and a task for ever.
+        log: What it was ordered; by default what its state directory has.
+        lines: What this process logged.
 
     Raises:
         ConfigError: The bundle is for another fleet, or the spool cannot be used.
@@ -56,15 +61,18 @@ def build(
         raise errors.ConfigError(
             f"the bundle is for fleet {bundle.fleet!r}, not {settings.fleet!r}", where=settings.bundle
         )
+    state_dir = state_directory(settings, bundle)
+    log, lines = log or order_log.OrderLog.open(state_dir, bundle.learner_key), lines or log_lines.LogLines()
+    own, apply = settings, ordered_settings.applied if log.trial is not None else ordered_settings.still_fitting
+    settings = apply(own, log.in_force)
     runtime = runtimes.describe(settings.runtime)
-    state_dir = Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
     environment = _environment(settings, settings.env) if settings.env else None
     boot = counters.next_boot(state_dir / "boot")
     connection = fleet_connection.FleetConnection(bundle, settings.broker or bundle.brokers, boot)
     told_to_stop = stopping.Stopping(connection.inbox.wake, on_alive)
 
     def loop(made: supervised_env.SupervisedEnv) -> acting_loop.ActingLoop:
-        return _loop(settings, state_dir, runtime, connection, told_to_stop, made)
+        return _loop(settings, own, log, lines, state_dir, runtime, connection, told_to_stop, made)
 
     return actor.Actor(
         connection,
@@ -74,6 +82,11 @@ def build(
         timeout_s=settings.connect_timeout_s,
         patient=patient,
     )
+
+
+def state_directory(settings: config.ActorConfig, bundle: identity.Bundle) -> Path:
+    """Returns where an actor keeps its boot counter, its last good policy, and what it was ordered."""
+    return Path(settings.state_dir or identity.home() / "actors" / bundle.actor_id)
 
 
 def _environment(settings: config.ActorConfig, name: str) -> supervised_env.SupervisedEnv:
@@ -91,6 +104,9 @@ def _environment_of_the_learner(settings: config.ActorConfig, name: str) -> supe
 
 def _loop(
     settings: config.ActorConfig,
+    own: config.ActorConfig,
+    log: order_log.OrderLog,
+    lines: log_lines.LogLines,
     state_dir: Path,
     runtime: str,
     connection: fleet_connection.FleetConnection,
@@ -120,8 +136,9 @@ def _loop(
     policies = policy_switch.PolicySwitch(newest, connection, record, metronome)
     outgoing, grant = sender.Sender(connection, outbox), pace.Grant()
     load = vitals.Load.of_board(settings.heartbeat_s, lambda: record.steps)
+    orders = runner.OrderRunner(log, own, lines, outgoing.answer, told_to_stop.request)
     times, idle = step_times.StepTimes(), stopwatch.Stopwatch("wait", "send", "policy_receive")
-    sources: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, load]
+    sources: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, orders, load]
     sources.append(vitals.Stages([record.times, outbox.times, newest.times, times.times, idle]))
     sources += [metronome] if metronome else []
     reporter = status.StatusReporter(
@@ -131,6 +148,7 @@ def _loop(
         sources,
         runtime=runtime,
         rate_hz=settings.rate_hz,
+        ordered=tuple(f"{key}={text}" for key, text in sorted(log.in_force.items())),
         period_s=settings.heartbeat_s,
     )
     commands = command_runner.CommandRunner(
@@ -144,7 +162,7 @@ def _loop(
         make=lambda: env.make(made.name, 1, settings.env_arguments, frame_stack=settings.frame_stack),
         one_env=settings.one_env,
     )
-    incoming = dispatcher.Dispatcher(connection, outbox, record, grant, explorer, policies, reporter, commands)
+    incoming = dispatcher.Dispatcher(connection, outbox, record, grant, explorer, policies, reporter, commands, orders)
     return acting_loop.ActingLoop(
         connection=connection,
         told_to_stop=told_to_stop,
@@ -159,6 +177,7 @@ def _loop(
         outgoing=outgoing,
         reporter=reporter,
         commands=commands,
+        orders=orders,
         load=load,
         times=times,
         idle=idle,

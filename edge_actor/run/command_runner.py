@@ -58,10 +58,12 @@ class CommandRunner:
         """Returns whether a benchmark runs, which acting would disturb."""
         return self._commander.measuring
 
-    def run(self, order: messages.Command) -> None:
-        """Carries out one command; its reports go to the sender."""
+    def run(self, order: messages.Command, *, paused: bool = False) -> None:
+        """Carries out one command; its reports go to the sender. An actor that is paused evaluates nothing."""
         respond = self._sender.respond
-        if order.kind == "bench":
+        if paused and order.kind == "evaluate":
+            respond(self._commander.refuse(order, "this actor is paused"))
+        elif order.kind == "bench":
             self._commander.bench(order, respond)
         elif order.kind == "evaluate" and self._one_env:
             self._recorder.flush(cut=True)

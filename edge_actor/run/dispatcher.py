@@ -5,17 +5,19 @@ from __future__ import annotations
 from broker.contract import errors, messages
 from edge_actor.acting import exploration, pace
 from edge_actor.experience import recorder, spool
+from edge_actor.orders import runner
 from edge_actor.run import command_runner, fleet_connection, policy_switch, status
 
 
 class Dispatcher:
-    """Hands on assignments, receipts, commands, and the learner's states.
+    """Hands on assignments, receipts, commands, orders, and the learner's states.
 
     Args:
         connection: Where messages wait.
         outbox: Lets go of what has its receipt.
         record: Follows assignments; so do `grant`, `explorer`, `policies` and `reporter`.
         commands: Carries out commands.
+        orders: Carries out orders.
 
     Attributes:
         assignment: The last one for this boot; None before the first.
@@ -31,6 +33,7 @@ class Dispatcher:
         policies: policy_switch.PolicySwitch,
         reporter: status.StatusReporter,
         commands: command_runner.CommandRunner,
+        orders: runner.OrderRunner,
     ) -> None:
         self._connection = connection
         self._spool = outbox
@@ -40,6 +43,7 @@ class Dispatcher:
         self._policies = policies
         self._status = reporter
         self._commands = commands
+        self._orders = orders
         self.assignment: messages.Assignment | None = None
 
     def dispatch(self) -> None:
@@ -54,7 +58,9 @@ class Dispatcher:
             elif isinstance(message, messages.Receipt):
                 self._spool.acknowledge(message)
             elif isinstance(message, messages.Command):
-                self._commands.run(message)
+                self._commands.run(message, paused=self._orders.paused)
+            elif isinstance(message, messages.Orders):
+                self._orders.run(message)
             elif message.online and message.fingerprint:
                 self._spool.follow_learner(message.session)
 

@@ -53,6 +53,7 @@ class FleetConnection:
         self.link.subscribe(self.topics.assignment(self.actor_id), opener(messages.Assignment, put))
         self.link.subscribe(self.topics.receipt(self.actor_id), opener(messages.Receipt, put))
         self.link.subscribe(self.topics.command(self.actor_id), opener(messages.Command, put))
+        self.link.subscribe(self.topics.orders(self.actor_id), opener(messages.Orders, put))
 
     @property
     def state_topic(self) -> str:

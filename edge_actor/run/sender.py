@@ -1,14 +1,15 @@
-"""Sends experience and reports."""
+"""Sends experience, reports, and answers to orders."""
 
 from __future__ import annotations
 
 import collections
 import functools
 import time
+from collections.abc import Callable
 
 from broker.contract import messages
 from edge_actor.experience import spool
-from edge_actor.run import fleet_connection, stopping
+from edge_actor.run import fleet_connection
 
 IDLE_S = 0.2
 _UNSENT_IDLE_S = 0.005  # the link refuses while its window is full, and does not say when it opens
@@ -26,13 +27,19 @@ class Sender:
     def __init__(self, connection: fleet_connection.FleetConnection, outbox: spool.Spool) -> None:
         self._connection = connection
         self._spool = outbox
-        self._reports: collections.deque[messages.Report] = collections.deque()
+        self._answers: collections.deque[tuple[str, messages.Message]] = collections.deque()
         topic = connection.topics.experience(connection.actor_id)
         self._publish = functools.partial(connection.link.publish, topic)
 
     def respond(self, report: messages.Report | None) -> None:
         """Has a report sent soon, or says that there will be none; from any thread."""
-        self._reports.extend([report] if report else ())
+        if report is not None:
+            self._answers.append((self._connection.topics.report(self._connection.actor_id), report))
+        self._connection.inbox.wake.set()
+
+    def answer(self, answer: messages.Answer) -> None:
+        """Has the answer to an order sent soon."""
+        self._answers.append((self._connection.topics.answer(self._connection.actor_id), answer))
         self._connection.inbox.wake.set()
 
     def send(self) -> None:
@@ -40,17 +47,17 @@ class Sender:
         if self._connection.has_reconnected():
             self._spool.rewind()
         self._spool.pump(self._publish)
-        while self._reports:
-            topic = self._connection.topics.report(self._connection.actor_id)
-            if not self._connection.link.publish(topic, self._connection.seal(topic, self._reports[0])):
+        while self._answers:
+            topic, message = self._answers[0]
+            if not self._connection.link.publish(topic, self._connection.seal(topic, message)):
                 return
-            self._reports.popleft()
+            self._answers.popleft()
 
     def wait(self) -> None:
         """Waits until something came in, or there is something to send again; not long."""
-        self._wait(bool(self._spool.unsent or self._reports))
+        self._wait(bool(self._spool.unsent or self._answers))
 
-    def hand_over(self, told_to_stop: stopping.Stopping) -> None:
+    def hand_over(self, told_to_stop: Callable[[], bool]) -> None:
         """Sends what is held, until all of it has its receipt or time is up; the rest stays in the spool's files."""
         inbox = self._connection.inbox
         self._connection.link.rest()

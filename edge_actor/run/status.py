@@ -20,6 +20,7 @@ class StatusReporter:
         sources: Tell how the actor's stages are doing.
         runtime: Name and version of the TFLite runtime.
         rate_hz: Of control; 0 for none.
+        ordered: Settings that orders changed, as KEY=VALUE.
         period_s: Between two heartbeats.
 
     Attributes:
@@ -36,6 +37,7 @@ class StatusReporter:
         *,
         runtime: str,
         rate_hz: float,
+        ordered: tuple[str, ...],
         period_s: float,
     ) -> None:
         self._connection = connection
@@ -44,6 +46,7 @@ class StatusReporter:
         self._sources = sources
         self.runtime = runtime
         self._rate_hz = rate_hz
+        self._ordered = ordered
         self._vitals = messages.Vitals()
         self.heartbeat = heartbeat.Heartbeat(self.publish, period_s)
 
@@ -67,6 +70,6 @@ class StatusReporter:
     def _state(self) -> bytes:
         self._connection.inbox.check_silence()
         made, delegate = self._environment.environment, self._policies.delegate
-        born = vitals.birth(made.name, made.spec, made.n_envs, self.runtime, delegate, self._rate_hz)
+        born = vitals.birth(made.name, made.spec, made.n_envs, self.runtime, delegate, self._rate_hz, self._ordered)
         self._vitals = self.heartbeat.attempt(lambda: vitals.merge(self._sources), self._vitals)
         return self._connection.states.online(born, self._vitals)

@@ -14,15 +14,21 @@ class Stopping:
     Args:
         wake: Set with the request, so that the loop does not sleep on.
         on_alive: Called whenever the acting loop asks.
+
+    Attributes:
+        requested: Whether it is to end.
+        then: What is to follow.
     """
 
     def __init__(self, wake: threading.Event, on_alive: Callable[[], None] = lambda: None) -> None:
         self.wake = wake
         self._on_alive = on_alive
         self.requested = False
+        self.then = ""
 
-    def request(self) -> None:
-        """Ends the actor soon."""
+    def request(self, then: str = "") -> None:
+        """Ends the actor soon; then it starts again (`restart`), the board does (`reboot`), or nothing follows."""
+        self.then = then
         self.requested = True
         self.wake.set()
 

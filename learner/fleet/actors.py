@@ -35,6 +35,11 @@ class Actor:
     contested_at: float = -math.inf
     rivals: dict[tuple[int, str], Rival] = field(default_factory=dict)
 
+    @property
+    def is_paused(self) -> bool:
+        """Returns whether an order keeps it from acting."""
+        return self.state is not None and self.state.vitals.paused
+
     def process(self, boot: int) -> Actor | None:
         """Returns the account of a boot: this one, or a rival's; None if there is none."""
         if boot == self.boot:

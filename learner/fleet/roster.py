@@ -167,7 +167,7 @@ class Roster:
         if is_new:
             actor.boot, actor.recorded, actor.refused, actor.since_s = state.boot, 0, "", now_s
             actor.assignment, actor.due_at = None, -math.inf
-        was_live = actor.live
+        was_live, was_paused = actor.live, actor.is_paused
         actor.state = state
         self.work.note(actor_id, state)
         if not retained:
@@ -175,7 +175,7 @@ class Roster:
         actor.live = state.online and (actor.live or not retained)
         if not retained:
             actor.seen_at = now_s
-        if is_new or actor.live != was_live:
+        if is_new or actor.live != was_live or actor.is_paused != was_paused:
             self._working = None
         if actor.live and (is_new or not was_live):
             self._somebody_waits = True
@@ -269,9 +269,10 @@ class Roster:
                 _log.warning("actor %s fell silent", actor.actor_id)
 
     def working(self) -> list[actors.Actor]:
-        """Returns the live actors whose experience is wanted, by slot."""
+        """Returns the live actors whose experience is wanted, and that no order keeps from acting, by slot."""
         if self._working is None:
             found = [a for a in self.actors.values() if a.live and not a.refused and a.state and a.state.birth]
+            found = [actor for actor in found if not actor.is_paused]
             if self._spec is None:  # so far: of the spec that most have
                 groups = Counter(self._spec_of(actor) for actor in found)
                 del groups[""]

@@ -16,6 +16,7 @@ from learner.algorithms import registry
 from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
+from learner.orders import standing
 from learner.policies import publisher
 from learner.run.loop import (
     assigning,
@@ -147,6 +148,7 @@ def build(
         metrics=written,
         breakdown=breakdown.Breakdown(measured, actors.work, counted),
         notices=failures,
+        orders=standing.StandingOrders.of(fleet),
         tracker=tracker,
         waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
     )

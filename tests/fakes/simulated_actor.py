@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from broker.contract import address, codec, errors, messages, signing, specs, topics
 from broker.fleet import identity
 from broker.mqtt import attempts
+from edge_actor import config
+from edge_actor.orders import log_lines, order_log, runner
 from edge_actor.policies import assembly
 from tests.fakes import light_connection
 
@@ -142,7 +145,9 @@ class Policies:
 class SimulatedActor:
     """An actor on one connection at a time. Everything runs on the swarm's thread."""
 
-    def __init__(self, bundle: identity.Bundle, load: Load, tally: Tally, policies: Policies) -> None:
+    def __init__(
+        self, bundle: identity.Bundle, load: Load, tally: Tally, policies: Policies, state: Path | None = None
+    ) -> None:
         self._load, self._tally, self._policies = load, tally, policies
         self._topics = topics.Topics(bundle.fleet)
         self._id = bundle.actor_id
@@ -152,6 +157,7 @@ class SimulatedActor:
         self._held: collections.deque[tuple[int, int, float, int]] = collections.deque()  # seq, steps, sent, step
         self._told = False
         self._made = self._recorded = self._beats = 0
+        self._orders = self._follow_orders(bundle, state) if state else None
         self._tls, self._password, self._is_new = bundle.tls(), bundle.password, True
         self.tries = attempts.Attempts([address.Address.parse(where) for where in bundle.brokers], self._tls)
         self.connection = self._connect()
@@ -182,6 +188,7 @@ class SimulatedActor:
             break
         names, channel = self._topics, topics.MAIN_CHANNEL
         wanted = [names.assignment(self._id), names.receipt(self._id)]
+        wanted += [names.orders(self._id)] if self._orders else []
         wanted += [names.policy(channel), names.policy_patch(channel), names.policy_piece(channel)]
         connection.subscribe(wanted)
         return connection
@@ -246,6 +253,8 @@ class SimulatedActor:
     def send(self) -> bool:
         """Sends the next message; returns false if window, grant or plan forbid it."""
         wanted, steps = self._assignment, self.message_steps
+        if self._orders is not None and self._orders.paused:
+            return False
         if self._is_new or wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
             return False
         if 0 < self._load.messages <= self._made:
@@ -271,7 +280,8 @@ class SimulatedActor:
 
     def _state(self, *, online: bool) -> bytes:
         birth = messages.Birth("Simulated-v0", SPEC, 1, "simulated", "", "none", "", 0.0)
-        state = messages.ActorState(online, "swarm", BOOT, self._beats, birth)
+        vitals = messages.Vitals(paused=self._orders is not None and self._orders.paused)
+        state = messages.ActorState(online, "swarm", BOOT, self._beats, birth, vitals)
         return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
 
     def receive(self) -> None:
@@ -290,6 +300,9 @@ class SimulatedActor:
             body = self._verifier.open(topic, sealed)
             if leaf == "receipt":
                 self._acknowledge(codec.decode(messages.Receipt, body))
+            elif leaf == "orders" and self._orders is not None:
+                self._orders.run(codec.decode(messages.Orders, body))
+                self.beat()
             else:
                 assignment = codec.decode(messages.Assignment, body)
                 if assignment.boot == BOOT:
@@ -306,6 +319,15 @@ class SimulatedActor:
             topic = self._topics.experience(self._id)
             body = _pattern(steps).message(seq, oldest, step, self._assignment.epoch)
             self.connection.publish(topic, self._mac.seal(topic, *body))
+
+    def _follow_orders(self, bundle: identity.Bundle, state: Path) -> runner.OrderRunner:
+        """What the real actor does with orders, to the file; a directory for each."""
+        log = order_log.OrderLog.open(state / self._id, bundle.learner_key)
+        return runner.OrderRunner(log, config.ActorConfig(), log_lines.LogLines(), self._answer, lambda what: None)
+
+    def _answer(self, answer: messages.Answer) -> None:
+        topic = self._topics.answer(self._id)
+        self.connection.publish(topic, self._mac.seal(topic, codec.encode(answer)))
 
     def _acknowledge(self, receipt: messages.Receipt) -> None:
         now = time.monotonic()

@@ -40,11 +40,19 @@ RECEIPTS_TIMEOUT_S = 30.0
 class Swarm:
     """Simulated actors on one epoll loop."""
 
-    def __init__(self, bundles: Sequence[identity.Bundle], load: simulated_actor.Load, *, share: bool) -> None:
+    def __init__(
+        self,
+        bundles: Sequence[identity.Bundle],
+        load: simulated_actor.Load,
+        *,
+        share: bool,
+        state: Path | None = None,
+    ) -> None:
         self.tally = simulated_actor.Tally()
         self._load = load
         self._bundles = list(bundles)
         self._share = share
+        self._state = state
         self._policies: simulated_actor.Policies | None = None
         self._actors: dict[int, simulated_actor.SimulatedActor] = {}
         self._poll = select.epoll()
@@ -83,7 +91,7 @@ class Swarm:
     def _connect(self, bundle: identity.Bundle) -> None:
         if self._policies is None or not self._share:
             self._policies = simulated_actor.Policies(bundle.learner_key)
-        actor = simulated_actor.SimulatedActor(bundle, self._load, self.tally, self._policies)
+        actor = simulated_actor.SimulatedActor(bundle, self._load, self.tally, self._policies, self._state)
         number = self._register(actor)
         now = time.monotonic()
         heapq.heappush(self._due, (now + HEARTBEAT_S * random.uniform(0.5, 1.0), number, "beat"))
@@ -225,11 +233,13 @@ def main() -> None:
     parser.add_argument("--warm-s", type=float, default=0.0, help="receipts of what is sent before do not count")
     parser.add_argument("--fail-over", action="store_true", help="go to the next broker when one is lost, and go on")
     parser.add_argument("--return-s", type=float, default=backoff.RETURN_S, help="before the way back to the first one")
+    parser.add_argument("--state", type=Path, help="follow orders, and write them down there")
     args = parser.parse_args()
     backoff.RETURN_S = args.return_s
     files = sorted(args.bundles.glob("*.json"))[args.first : args.first + args.count]
     load = simulated_actor.Load(args.rate, args.message_steps, args.window, args.messages, args.warm_s, args.fail_over)
-    swarm = Swarm([identity.Bundle.read(file) for file in files], load, share=not args.verify_each)
+    found = [identity.Bundle.read(file) for file in files]
+    swarm = Swarm(found, load, share=not args.verify_each, state=args.state)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *args: swarm.stop())
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)

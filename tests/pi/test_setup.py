@@ -56,6 +56,18 @@ def test_the_command_for_people_runs_nothing_that_a_setting_says(tmp_path: Path)
     assert done.stdout.splitlines() == ["$(touch evaluated)", "`touch evaluated`", "file.py:Arm = 1", "50"]
 
 
+@pytest.mark.parametrize(
+    ("allow", "may"),
+    [("", False), ("pause,restart", False), ("pause, reboot", True), ("reboot,logs", True), ("noreboot", False)],
+)
+def test_only_a_board_that_allows_it_is_rebooted(tmp_path: Path, allow: str, may: bool) -> None:
+    (tmp_path / "actor.env").write_text(f"ACTORQ_ACTOR_ALLOW='{allow}'\n" if allow else "")
+    script = f". {FIRMWARE}/setup_pi.sh; SCRATCH={tmp_path}; DEVICES=() SUPPLEMENTARY=; unit"
+    unit = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert ("ExecStopPost=+/bin/sh -c '[ ! -e /run/actorq/reboot ] || systemctl --no-block reboot'" in unit) == may
+    assert ("RuntimeDirectory=actorq\n" in unit) == may
+
+
 def pins(file: Path) -> set[str]:
     """Returns the `name==version` that a requirements file lists."""
     return set(re.findall(r"(?m)^([\w.-]+==[\w.]+)", file.read_text()))

@@ -21,8 +21,8 @@ _ITERATIONS = 101
 """Rounds of hashing, as many as Mosquitto takes. It hashes on its only thread at every connect, and our passwords are
 random, 192 bits."""
 
-_ACTOR_WRITES = ("state", "experience", "report")
-_ACTOR_READS = ("assignment", "receipt", "command")
+_ACTOR_WRITES = ("state", "experience", "report", "answer")
+_ACTOR_READS = ("assignment", "receipt", "command", "orders")
 
 
 @dataclass(frozen=True, slots=True)

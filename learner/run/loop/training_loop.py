@@ -23,6 +23,7 @@ from learner import algorithms, config
 from learner.experience import ingest, memory, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
+from learner.orders import standing
 from learner.policies import publisher
 from learner.run.loop import (
     assigning,
@@ -66,6 +67,7 @@ class Parts:
     metrics: metrics.Metrics
     breakdown: breakdown.Breakdown
     notices: notices.Notices
+    orders: standing.StandingOrders
     tracker: energy.Tracker | None
     waiting: waiting.Waiting
 
@@ -111,6 +113,7 @@ class TrainingLoop:
             with contextlib.ExitStack() as ending:  # the last one first, and each whatever became of those before
                 ending.callback(self._computing.shutdown)
                 ending.callback(parts.ingest.close)
+                ending.callback(parts.orders.close)
                 ending.callback(parts.metrics.close)
                 ending.callback(self.save, last=True)
                 ending.callback(parts.publisher.close)
@@ -259,6 +262,7 @@ class TrainingLoop:
         """Does what is due with time: heartbeat, assignments, scores and metrics."""
         parts, now = self.parts, time.monotonic()
         parts.session.beat()
+        parts.orders.leave(now)
         parts.roster.expire(now)
         parts.session.brokers.gather(parts.roster.gather_s)
         parts.assigner.assign(parts.publisher.version if self._settings.deterministic else 0)

@@ -107,11 +107,18 @@ EXAMPLES: dict[str, messages.Message] = {
         action=np.array([0, 1, 1], np.int32),
         reward=np.array([1.0, 1.0, -0.5], np.float32),
     ),
-    "receipt": messages.Receipt("ledger-1", 2, 9),
+    "receipt": messages.Receipt("ledger1", 2, 9),
     "command": messages.Command("c1", "evaluate", 2, 20, 7, MANIFEST, np.frombuffer(b"abcdef", np.uint8)),
     "report": messages.Report(
         "c1", "evaluate", "", {"delegate": "xnnpack"}, {"wall_s": 1.5}, np.array([500.0, 499.0], np.float32)
     ),
+    "orders": messages.Orders(
+        (
+            messages.Instruction(1800000000000, "pause", 1800000060.5),
+            messages.Instruction(1800000000001, "set", 1800000060.5, {"rate_hz": "50", "env_kwargs.wind": "true"}),
+        )
+    ),
+    "answer": messages.Answer(1800000000000, "pause", "done", "paused", ("a line",)),
 }
 
 

@@ -31,6 +31,12 @@ def _env_specs() -> st.SearchStrategy[specs.EnvSpec]:
 def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is specs.EnvSpec:
         return _env_specs()
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        if item is not messages.Instruction:
+            return st.lists(_values(item), max_size=4).map(tuple)
+        orders = st.lists(_values(item), min_size=1, max_size=4, unique_by=lambda order: order.number)
+        return orders.map(lambda found: tuple(sorted(found, key=lambda order: order.number)))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         fields = {name: _values(h) for name, h in typing.get_type_hints(hint).items() if name != "stages"}
         if hint is messages.Birth:

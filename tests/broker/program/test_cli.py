@@ -28,6 +28,8 @@ EXIT_CODES = {
     errors.NotSolved: 19,
     errors.ActorRefused: 20,
     errors.NothingLearned: 23,
+    errors.Undelivered: 24,
+    errors.OrderRefused: 25,
     errors.DecodeError: 21,
     errors.SignatureError: 21,
     errors.StorageError: 22,

@@ -107,9 +107,11 @@ def test_the_acl_says_what_all_actors_may_and_does_not_grow_with_them() -> None:
         "pattern write actorq/lab/actor/%u/state",
         "pattern write actorq/lab/actor/%u/experience",
         "pattern write actorq/lab/actor/%u/report",
+        "pattern write actorq/lab/actor/%u/answer",
         "pattern read actorq/lab/actor/%u/assignment",
         "pattern read actorq/lab/actor/%u/receipt",
         "pattern read actorq/lab/actor/%u/command",
+        "pattern read actorq/lab/actor/%u/orders",
     ]
 
 

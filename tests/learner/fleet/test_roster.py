@@ -48,6 +48,17 @@ def test_a_second_spec_is_refused_with_both_named(log: log_reader.LogReader) -> 
     assert assignment.refused == actor.refused
 
 
+def test_an_actor_that_is_paused_leaves_its_grants_to_the_others() -> None:
+    found, paused = make(), messages.Vitals(paused=True)
+    for name in ("a", "b"):
+        found.observe(name, fleet_examples.state(session=name), retained=False, now_s=0.0)
+    found.observe("a", fleet_examples.state(session="a", heartbeat=2, vitals=paused), retained=False, now_s=1.0)
+    assert [actor.actor_id for actor in found.working()] == ["b"]
+    assert found.actors["a"].live, "it is there all the same"
+    found.observe("a", fleet_examples.state(session="a", heartbeat=3), retained=False, now_s=2.0)
+    assert [actor.actor_id for actor in found.working()] == ["a", "b"]
+
+
 def test_silence_and_goodbye_end_an_actor(log: log_reader.LogReader) -> None:
     found = make()
     found.observe("a", fleet_examples.state(), retained=False, now_s=0.0)

@@ -314,3 +314,29 @@ def test_a_flood_of_what_is_genuine(stage: hostile.Stage) -> None:
         stage.attacker.publish(topic, payload, wait=index % 100 == 99)
     stage.goes_on()
     assert stage.learner.steps == 512
+
+
+def test_invented_and_replayed_orders_also_after_a_reboot(stage: hostile.Stage) -> None:
+    stage.start(*AT_A_RATE)
+    stage.publish(1)
+    topic = stage.names.orders("pi")
+
+    def orders(number: int, kind: str) -> messages.Orders:
+        return messages.Orders((messages.Instruction(number, kind, HUGE),))
+
+    pause = stage.sealed(topic, orders(7, "pause"))
+    stage.attacker.publish(topic, pause)
+    conftest.wait_until(lambda: stage.vitals.paused, "a genuine one is obeyed")
+    stage.attacker.publish(topic, stage.sealed(topic, orders(8, "resume")))
+    conftest.wait_until(lambda: not stage.vitals.paused, "and the next")
+    again = orders(9, "pause")
+    bad = hostile.forgeries(stage, topic, stage.sealed(topic, again))
+    bad += [stage.other.seal(topic, codec.encode(again)), stage.sealed(stage.names.orders("other"), again)]
+    for payload in (*bad, pause):
+        stage.attacker.publish(topic, payload, retain=True)
+    stage.await_refused(signature=len(bad), older_order=1)
+    stage.kill()
+    stage.start(*AT_A_RATE)  # what it finds when it comes back
+    stage.await_refused(older_order=1)
+    assert not stage.vitals.paused
+    stage.goes_on()

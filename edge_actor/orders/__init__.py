@@ -1,0 +1,1 @@
+"""Orders of people to this actor: written down, carried out at most once, answered."""
