@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -341,7 +341,8 @@ class Experience:
     to t + `stack` - 1 before action t, so that a segment which begins within an episode has what it saw there.
     `terminated` and `truncated` flag the last step; a segment with neither goes on in a later message. `episode_return`
     and `episode_length` count from the episode's start to the segment's end. `step` counts the steps this boot recorded
-    before this message; `oldest` is the first seq the actor still holds. It has `specs.MAX_EXPERIENCE_BYTES` at most,
+    before this message; `oldest` is the first seq the actor still holds. Segment k's step j was taken with the random row
+    `draw` + row[k] + j of the assignment's seed and slot (draws.py), by which a learner can tell what the policy did. It has `specs.MAX_EXPERIENCE_BYTES` at most,
     encoded, and its frames unpacked; numbers lie within ±`specs.MAX_MAGNITUDE`. Frames are as `frames.pack` makes them.
     `assigned_epoch` is that of the assignment they were recorded under: it says which run they belong to, where `epoch`
     may be an older one, because an actor acts on with the policy it has.
@@ -355,8 +356,10 @@ class Experience:
     assigned_epoch: int
     epoch: int
     version: int
+    draw: int
     length: NDArray[np.int32]  # [S]
     env_index: NDArray[np.int32]  # [S]
+    row: NDArray[np.int32]  # [S]
     terminated: NDArray[np.uint8]  # [S]
     truncated: NDArray[np.uint8]  # [S]
     episode_return: FloatArray  # [S]
@@ -447,6 +450,7 @@ ARRAYS: dict[type[Message], dict[str, tuple[tuple[str, ...], int | None]]] = {
     Experience: {
         "length": (("int32",), 1),
         "env_index": (("int32",), 1),
+        "row": (("int32",), 1),
         "episode_length": (("int32",), 1),
         "episode_return": (("float32",), 1),
         "reward": (("float32",), 1),

@@ -5,8 +5,8 @@ arrived since the one before; it runs on a thread of its own, because it waits f
 
     meta      id of this ledger, schema, and what was counted before it began
     sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's
-    messages  one row for ever: (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok` or why it
-              was refused (of each boot's refused ones the newest REFUSED_KEPT; the others are one row, `N refused`)
+    messages  one row for ever: (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok`, why replay
+              does not see it (QUARANTINED, HELD and so on), or why it was refused (of each boot's refused ones the newest REFUSED_KEPT; the others are one row, `N refused`)
     conflicts the first number of a boot that came with two contents, if one did: from there on it gets no receipt
     payloads  the encoded messages that replay still holds; all of them with --keep-experience
 
@@ -28,18 +28,25 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker.contract import errors
 from broker.program import stopwatch, storage
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _TIDY_S = 0.5
 """Between two moves of what was committed from the log into the file: each takes 3 ms. SQLite by itself moves 4000
 pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
 OK = "ok"
 QUARANTINED = "quarantined"
 """Was in replay, and spoilt training: it counts as before, and replay does not see it again."""
+HELD = "held"
+"""Came from an actor that does not do what it says: kept out of replay until a person decides."""
+RECALLED = "recalled"
+"""The same, and was in replay before: it counts as before."""
+DISCARDED = "discarded"
+"""Was held, and a person decided that replay shall not see it."""
 _SCHEMA_VERSION = "2"
 _DIGEST_BYTES = 8
 _OLDEST = re.compile(rb'"oldest":"[0-9]+"')
@@ -54,6 +61,7 @@ _TOGETHER = 64, 16, 4, 1
 with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."""
 _OF_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 """Errors of SQLite that are the disk's: primary codes."""
+_OF_HELD = "FROM messages JOIN payloads USING (id) WHERE actor = ? AND verdict IN (?, ?) ORDER BY id"
 _NOTHING: Mapping[str, str] = {}
 _PRAGMAS = (
     "page_size = 16384",
@@ -186,7 +194,7 @@ class Ledger:
         self._db = database
         self._keep = keep
         self.id = about["id"]
-        self.last_id = last_id
+        self.last_id = self._began_after = last_id
         self._before = int(about["steps_before"]), int(about["episodes_before"])
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
@@ -248,8 +256,8 @@ class Ledger:
         """Returns the steps that reached replay over the whole run, and the episodes that ended in them."""
         with _named(self._path):
             row = self._db.execute(
-                "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict IN (?, ?)",
-                (OK, QUARANTINED),
+                "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages WHERE verdict IN (?, ?, ?)",
+                (OK, QUARANTINED, RECALLED),
             )
             steps, ended = row.fetchone()
         return steps + self._before[0], ended + self._before[1]
@@ -269,16 +277,71 @@ class Ledger:
         Raises:
             StorageError, RunError: As for `wait`.
         """
-        try:
-            return self._worker.submit(self._quarantine, ids).result()
-        except sqlite3.Error as error:
-            raise _failed(self._path, error, "written") from error
+        return self._on_worker(lambda: self._quarantine(ids))
 
     def _quarantine(self, ids: Sequence[int]) -> list[Source]:
         which = f"id IN ({', '.join('?' * len(ids))})"
         self._db.execute(f"UPDATE messages SET verdict = ? WHERE {which}", (QUARANTINED, *ids))
         rows = self._db.execute(f"SELECT actor, boot, seq, steps FROM messages WHERE {which} ORDER BY id", tuple(ids))
         return [Source(*row) for row in rows]
+
+    def hold(self, actor_id: str, since: tuple[int, int] | None) -> list[tuple[int, int]]:
+        """Holds what an actor sent since a message of it (boot, seq), or in this session; returns ids and steps.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+
+        def write() -> list[tuple[int, int]]:
+            first = self._began_after
+            if since is not None:
+                key = actor_id, *since
+                row = self._db.execute("SELECT id FROM messages WHERE actor = ? AND boot = ? AND seq = ?", key).fetchone()
+                first = max(first, row[0] if row else 0)
+            key = actor_id, OK, first
+            which = "actor = ? AND verdict = ? AND id > ?"
+            found = self._db.execute(f"SELECT id, steps FROM messages WHERE {which} ORDER BY id", key).fetchall()
+            self._db.execute(f"UPDATE messages SET verdict = ? WHERE {which}", (RECALLED, *key))
+            return found
+
+        return self._on_worker(write)
+
+    def held(self, actor_id: str) -> list[tuple[int, int]]:
+        """Returns ids and steps of what is held of an actor and not forgotten, the oldest first."""
+        with _named(self._path):
+            return self._db.execute(f"SELECT id, steps {_OF_HELD}", (actor_id, HELD, RECALLED)).fetchall()
+
+    def bodies_held(self, actor_id: str) -> list[tuple[int, str, bytes]]:
+        """Returns ids, verdicts and bodies of what is held of an actor and not forgotten, the oldest first."""
+        query = f"SELECT id, verdict, body {_OF_HELD}"
+        return self._on_worker(lambda: self._db.execute(query, (actor_id, HELD, RECALLED)).fetchall())
+
+    def decide(self, actor_id: str, *, keep: bool) -> None:
+        """Lets what is held of an actor into replay, now and after a restart, or keeps it out for good.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+        verdicts = {HELD: OK, RECALLED: OK} if keep else {HELD: DISCARDED, RECALLED: QUARANTINED}
+        rows = [(verdict, actor_id, before) for before, verdict in verdicts.items()]
+        change = "UPDATE messages SET verdict = ? WHERE actor = ? AND verdict = ?"
+        self._on_worker(lambda: self._db.executemany(change, rows))
+
+    def forget(self, ids: Sequence[int]) -> None:
+        """Forgets the payloads of messages, unless all are kept for ever.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+        if not self._keep:
+            rows = [(id_,) for id_ in ids]
+            self._on_worker(lambda: self._db.executemany("DELETE FROM payloads WHERE id = ?", rows))
+
+    def _on_worker(self, job: Callable[[], _T]) -> _T:
+        try:
+            return self._worker.submit(job).result()
+        except sqlite3.Error as error:
+            raise _failed(self._path, error, "written") from error
 
     @property
     def busy(self) -> bool:
@@ -344,7 +407,7 @@ class Ledger:
             if not self._keep and forget_before > self._forgotten:
                 db.execute("DELETE FROM payloads WHERE id < ?", (forget_before,))
             for id_, entry in zip(ids, entries, strict=True):
-                if entry.verdict != OK:
+                if entry.verdict not in (OK, HELD):
                     self._merge(id_, entry)
                 elif self._refused and (boot := self._refused.get(entry.actor_id, {}).get(entry.boot)):
                     boot.is_known = True
@@ -446,15 +509,19 @@ def bodies(path: Path, newest_steps: int = 1 << 62) -> Iterator[tuple[str, bytes
     """
     with contextlib.closing(_reader(path)) as db, _named(path):
         yield from db.execute(
-            "SELECT actor, body FROM payloads JOIN messages USING (id) WHERE id >= ? ORDER BY id",
-            (_first_of_newest(db, newest_steps),),
+            "SELECT actor, body FROM payloads JOIN messages USING (id) "
+            "WHERE id >= ? AND verdict NOT IN (?, ?, ?) ORDER BY id",
+            (_first_of_newest(db, newest_steps), HELD, RECALLED, DISCARDED),
         )
 
 
 def _first_of_newest(db: sqlite3.Connection, steps: int) -> int:
     """Returns the id from which on the messages that are still held have so many steps, if they have."""
     first, left = 1 << 62, steps
-    rows = db.execute("SELECT id, steps FROM messages JOIN payloads USING (id) ORDER BY id DESC")
+    rows = db.execute(
+        "SELECT id, steps FROM messages JOIN payloads USING (id) WHERE verdict NOT IN (?, ?) ORDER BY id DESC",
+        (HELD, RECALLED),
+    )
     while left > 0 and (row := rows.fetchone()) is not None:
         first, left = row[0], left - row[1]
     rows.close()
