@@ -341,11 +341,11 @@ class Experience:
     to t + `stack` - 1 before action t, so that a segment which begins within an episode has what it saw there.
     `terminated` and `truncated` flag the last step; a segment with neither goes on in a later message. `episode_return`
     and `episode_length` count from the episode's start to the segment's end. `step` counts the steps this boot recorded
-    before this message; `oldest` is the first seq the actor still holds. Segment k's step j was taken with the random row
-    `draw` + row[k] + j of the assignment's seed and slot (draws.py), by which a learner can tell what the policy did. It has `specs.MAX_EXPERIENCE_BYTES` at most,
+    before this message; `oldest` is the first seq the actor still holds. It has `specs.MAX_EXPERIENCE_BYTES` at most,
     encoded, and its frames unpacked; numbers lie within ±`specs.MAX_MAGNITUDE`. Frames are as `frames.pack` makes them.
     `assigned_epoch` is that of the assignment they were recorded under: it says which run they belong to, where `epoch`
-    may be an older one, because an actor acts on with the policy it has.
+    may be an older one, because an actor acts on with the policy it has. Step j of segment k was taken with the random
+    row `draw` + row[k] + j of that assignment's seed and slot (draws.py): so a learner can tell what the policy did.
     """
 
     boot: int

@@ -8,8 +8,8 @@ Actions of a deterministic policy get noise; correlated noise goes on over an ep
 elsewhere.
 
 Blocks have a fixed size and a row belongs to a step whatever message or burst it lands in, so that a run with the same
-seed, slot and policies repeats bit for bit. What a row holds is agreed upon with the learner (broker/contract/draws.py),
-which can draw it again from the row's number.
+seed, slot and policies repeats bit for bit. What a row holds is agreed upon (broker/contract/draws.py): a learner can
+draw it again from the row's number.
 """
 
 from __future__ import annotations

@@ -27,8 +27,6 @@ _STEPS_MIN = 32
 _JOB_S = 0.005
 """Seconds of a check: where steps are dear, as of images, it takes fewer of them, that Python's lock is soon free."""
 _MODELS_MAX, _MODELS_BYTES = 256, 64_000_000
-_OTHERS = 16
-"""Other policies, the newest, that are tried as what an actor may have played."""
 
 Models = Callable[[messages.Order], bytes | None]
 
@@ -184,5 +182,5 @@ class Auditor:
             self._resumes_at = self._clock() + took_s / DUTY
 
     def _others(self, order: messages.Order) -> list[tuple[str, bytes]]:
-        newest = [(one, model) for one, model in reversed(self._models.items()) if one != order][:_OTHERS]
-        return [(f"version {one.version}, and says {order.version}", model) for one, model in newest]
+        newest = reversed(self._models.items())
+        return [(f"version {one.version}, and says {order.version}", model) for one, model in newest if one != order]

@@ -1,8 +1,8 @@
 """Holds back the experience of actors that do not act as they say, until a person decides.
 
-Two files in the run directory. `held.json` says who is held and why; the learner alone writes it, and a session that
-resumes the run reads it. `decisions/NAME` has one word, `release` or `discard`; `actorq-learner held` writes it, and the
-learner follows and deletes it.
+In the run directory `held.json` says who is held and why; the learner alone writes it, and a session that resumes the
+run reads it. `decisions/NAME` has one word, `release` or `discard`; `actorq-learner held` writes it, and the learner
+follows and deletes it.
 """
 
 from __future__ import annotations
@@ -173,4 +173,3 @@ def decide(path: Path, actor_id: str, decision: str) -> None:
         )
     (path / DECISIONS).mkdir(exist_ok=True)
     storage.write_atomic(path / DECISIONS / actor_id, f"{decision}\n".encode(), mode=0o644)
-

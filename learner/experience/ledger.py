@@ -5,8 +5,9 @@ arrived since the one before; it runs on a thread of its own, because it waits f
 
     meta      id of this ledger, schema, and what was counted before it began
     sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's
-    messages  one row for ever: (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok`, why replay
-              does not see it (QUARANTINED, HELD and so on), or why it was refused (of each boot's refused ones the newest REFUSED_KEPT; the others are one row, `N refused`)
+    messages  one row for ever: (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok`, what else
+              keeps it out of replay (HELD and so on), or why it was refused (of each boot's refused ones the newest
+              REFUSED_KEPT; the others are one row, `N refused`)
     conflicts the first number of a boot that came with two contents, if one did: from there on it gets no receipt
     payloads  the encoded messages that replay still holds; all of them with --keep-experience
 
@@ -295,8 +296,9 @@ class Ledger:
         def write() -> list[tuple[int, int]]:
             first = self._began_after
             if since is not None:
-                key = actor_id, *since
-                row = self._db.execute("SELECT id FROM messages WHERE actor = ? AND boot = ? AND seq = ?", key).fetchone()
+                row = self._db.execute(
+                    "SELECT id FROM messages WHERE actor = ? AND boot = ? AND seq = ?", (actor_id, *since)
+                ).fetchone()
                 first = max(first, row[0] if row else 0)
             key = actor_id, OK, first
             which = "actor = ? AND verdict = ? AND id > ?"

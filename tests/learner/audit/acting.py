@@ -32,12 +32,13 @@ def model(spec: specs.EnvSpec, head: str = "q_values", seed: int = 0, precision:
     scale = 1.0 / 255 if spec.observation.dtype == "uint8" else 1.0
     made: list[Any] = [layers.Flatten()] if len(spec.observation.shape) > 1 else []
     for inputs, width, last in ((size, 32, False), (32, outputs, True)):
-        kernel = rng.standard_normal((width, inputs)).astype(np.float32) * (scale if inputs == size else 1) / inputs**0.5
+        unit = (scale if inputs == size else 1.0) / inputs**0.5
+        kernel = (unit * rng.standard_normal((width, inputs))).astype(np.float32)
         activation = "relu" if not last else ("tanh" if head == "deterministic" else "none")
         made.append(layers.Dense(kernel, 0.1 * rng.standard_normal(width).astype(np.float32), activation))  # type: ignore[arg-type]
     if head == "deterministic":
-        low, high = np.array(spec.action.low, np.float32), np.array(spec.action.high, np.float32)
-        made.append(layers.Rescale((high - low) / 2, (high + low) / 2))
+        low, high = np.array(spec.action.low), np.array(spec.action.high)
+        made.append(layers.Rescale(*(one.astype(np.float32) for one in ((high - low) / 2, (high + low) / 2))))
     return convert.convert(tuple(made), x, precision)
 
 
@@ -104,5 +105,6 @@ def audited(
     every = np.arange(len(experience.reward)) if chosen is None else chosen
     acting = actor.acting(kernels)
     return recompute.audit(
-        *(experience, actor.spec, head, precision, acting, every, made), lambda: list(others)  # type: ignore[arg-type]
+        *(experience, actor.spec, head, precision, acting, every, made),
+        lambda: list(others),  # type: ignore[arg-type]
     )
