@@ -8,11 +8,11 @@ at the same time, each at level alpha:
   when 1 has become 1 / alpha, the challenger is withdrawn; and promoted when the other one's has.
 * *worse*: it loses more pairs than it wins, by `margin` of them. Against it another one bets on wins.
 
-While its hypothesis holds, a wealth is a supermartingale, which ever reaches 1 / alpha with a probability of alpha
-at most (Ville's inequality): at whatever time somebody looks, and as often as he likes. The wealth is the mean over several
-shares, so that neither small nor large differences are waited for too long (Waudby-Smith and Ramdas 2024, "Estimating
-means of bounded random variables by betting", section 4). A policy that loses by rare disasters alone loses few pairs:
-that takes as long to see as there are few.
+While its hypothesis holds, a wealth is a supermartingale, which ever reaches 1 / alpha with a probability of alpha at
+most (Ville's inequality): at whatever time somebody looks, and as often as he likes. The wealth is the mean over
+several shares, so that neither small nor large differences are waited for too long (Waudby-Smith and Ramdas 2024,
+"Estimating means of bounded random variables by betting", section 4). A policy that loses by rare disasters alone
+loses few pairs, and is not seen to be worse.
 """
 
 from __future__ import annotations
