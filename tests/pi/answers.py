@@ -1,9 +1,9 @@
 """Prints what policies answer here: a digest of the outputs' bytes per model, to be compared between machines.
 
 `make DIRECTORY` adds int8 models (needs TensorFlow), `give [DIRECTORY]` prints answers to the same 500 observations,
-`compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels, and random rows of exploration. `give --reference` asks
-tflite-runtime's reference kernels: those of 32-bit ARM answer like them in every bit, where the optimised ones of x86
-differ in 1 % of outputs.
+`compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels, and what exploration draws. `give
+--reference` asks tflite-runtime's reference kernels: those of 32-bit ARM answer like them in every bit, where the
+optimised ones of x86 differ in 1 % of outputs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _give(directories: list[Path], reference: bool) -> dict[str, dict[str, str]]
 
 
 def _draws() -> str:
-    """The digest of what an actor draws, but for Gumbel and correlated noise, which come near (recompute.py says how)."""
+    """The digest of what an actor draws, but for what goes through the machine's own logarithm, or BLAS."""
     found = hashlib.sha256()
     choices = specs.ActionSpec("discrete", n=6)
     arm = specs.ActionSpec("continuous", shape=(3,), low=(-1.0, 0.0, -2.5), high=(1.0, 5.0, 0.1))
@@ -109,9 +109,8 @@ def _compare(here: dict[str, Any], there: dict[str, Any]) -> int:
     if not different:
         same = [name for name in here if "int8" in name]
         kernels = sorted({f"{there[name]['runtime']} {there[name]['kernels']}" for name in same})
-        print(
-            f"{len(same)} int8 models x {_OBSERVATIONS} observations, and random rows, alike in every bit: {', '.join(kernels)}"
-        )
+        count = f"{len(same)} int8 models x {_OBSERVATIONS} observations, and random rows"
+        print(f"{count}, alike in every bit: {', '.join(kernels)}")
     return bool(different)
 
 
