@@ -23,6 +23,8 @@ _ROUNDING = 1e-5
 """The most by which float32 arithmetic behind the outputs differs between machines, relative to what it computes."""
 _LOG_ROUNDING = 1e-3
 """The same for log-probabilities, which are sums of exponentials and differences of large numbers."""
+_ROWS_MAX = 1 << 18
+"""Random rows, of each environment, that are drawn for one message."""
 _FEW = slice(64)
 """Steps on which nearly any other policy shows that it is not the one."""
 _RELATIVE = {"float32": 1e-4, "float16": 1e-4, "dynamic": 2e-2}
@@ -77,13 +79,14 @@ def audit(
         head: What the policy puts out.
         precision: One of config.PRECISIONS.
         acting: How the actor says it acts.
-        chosen: Which steps, ascending.
+        chosen: Which steps, ascending; those whose random rows lie in too many blocks are left out.
         model: The policy that it names.
         others: Returns other policies that it may have played, by what to call them; asked only if steps are wrong.
 
     Raises:
         RuntimeError, ValueError: The runtime does not run the policy.
     """
+    chosen = _of_few_blocks(experience, acting.n_envs, chosen)
     seen = observed(experience, chosen, spec.observation.stack)
     if int(experience.env_index.max()) >= acting.n_envs:
         return Verdict(len(chosen), len(chosen), "it has more environments than it says")
@@ -117,6 +120,13 @@ def audit(
         if not wrong(other, kernels, _FEW) and not wrong(other, kernels):
             return Verdict(len(chosen), found, f"it plays {name}")
     return Verdict(len(chosen), found, "no policy here explains them: a broken model file, or it did something else")
+
+
+def _of_few_blocks(experience: messages.Experience, n_envs: int, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the steps of as many blocks as are cheap to draw: who says where they lie may want to keep us busy."""
+    block = _rows(experience, chosen)[1] // draws.BLOCK
+    kept: NDArray[np.int64] = chosen[np.isin(block, np.unique(block)[: max(1, _ROWS_MAX // (n_envs * draws.BLOCK))])]
+    return kept
 
 
 def observed(experience: messages.Experience, chosen: NDArray[np.int64], stack: int) -> NDArray[Any]:

@@ -213,7 +213,8 @@ class Ingest:
             if verdict == ledger.HELD:
                 new.append(experience)
         self._ledger.decide(actor_id, keep=True)
-        self._insert(found)
+        if found:
+            self._insert(found)
         del self.held[actor_id]
         return new
 

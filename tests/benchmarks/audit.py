@@ -125,8 +125,8 @@ def _named() -> Iterator[dict[str, Any]]:
             "ratio": None,
             "runs": NAMINGS,
             "spread": round(max(seconds) - min(seconds), 2),
-            "explain": f"from the policy with which the lie begins; most {max(seconds):.1f} s; 1 % of the messages, and "
-            f"one in 2 s; {audited} steps were computed again in all",
+            "explain": f"from the policy with which the lie begins; most {max(seconds):.1f} s; {audited} steps were "
+            "computed again in all, of 1 % of the messages and one in 2 s",
         }
 
 

@@ -73,10 +73,11 @@ def test_what_cannot_be_checked_is_counted(changes: dict[str, Any], reason: str)
     site.auditor.close()
 
 
-def test_kernels_of_which_nothing_is_known_are_not_held_to_ours() -> None:
-    site = Site(delegate="edgetpu")
+@pytest.mark.parametrize("kernels", ["edgetpu", ""])
+def test_kernels_of_which_nothing_is_known_are_not_held_to_ours(kernels: str) -> None:
+    site = Site(delegate=kernels)
     assert site.send() is None
-    assert site.auditor.passed_over == {"kernels edgetpu": 1}
+    assert site.auditor.passed_over == {"its kernels are not known here": 1}
     site.auditor.close()
 
 

@@ -127,3 +127,16 @@ def test_more_environments_than_it_was_born_with_are_found() -> None:
     experience = actor.act(actor.policy(made, "q_values"))
     actor.n_envs = 2
     assert "more environments" in acting.audited(actor, experience, made).why
+
+
+def test_rows_that_are_said_to_lie_anywhere_keep_nobody_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = acting.Actor("CartPole-v1", n_envs=16)
+    made = acting.model(actor.spec)
+    experience = actor.act(actor.policy(made, "q_values"))
+    far = np.arange(len(experience.row), dtype=np.int32) * 100_000
+    drawn: list[int] = []
+    exploring = draws.exploring
+    monkeypatch.setattr(draws, "exploring", lambda *place: (drawn.append(place[2]), exploring(*place))[1])
+    acting.audited(actor, dataclasses.replace(experience, row=far, draw=10**17), made)
+    assert 0 < len(drawn) <= 16
+    assert len(drawn) <= len(experience.row)
