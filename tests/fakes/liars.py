@@ -42,7 +42,7 @@ class Honest(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _Building(Honest):
     def __init__(self) -> None:
         super().__init__()
-        runtimes.build = self.build  # type: ignore[assignment]
+        runtimes.build = self.build
 
     def build(self, model: bytes, batch: int, **options: Any) -> Any:
         raise NotImplementedError

@@ -105,6 +105,6 @@ def audited(
     every = np.arange(len(experience.reward)) if chosen is None else chosen
     acting = actor.acting(kernels)
     return recompute.audit(
-        *(experience, actor.spec, head, precision, acting, every, made),
-        lambda: list(others),  # type: ignore[arg-type]
+        *(experience, actor.spec, specs.check_head(head, actor.spec.action), precision, acting, every, made),
+        lambda: list(others),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.contract import draws
+from broker.contract import draws, specs
 from learner.audit import recompute
 from learner.quantize.tflite import interpreter
 from tests.fakes import liars, toys
@@ -104,7 +104,9 @@ def test_a_flipped_bit_in_a_model_file_is_found_as_soon_as_it_changes_an_action(
         broken[at] ^= 1 << 7
         experience = actor.act(actor.policy(bytes(broken), "deterministic"))  # it loads without a word
         seen = recompute.observed(experience, np.arange(len(experience.reward)), 1)
-        differs = np.abs(np.clip(interpreter.answer(made, seen)[0], -2, 2) - experience.action) > 1e-3
+        differs = (
+            np.abs(np.clip(interpreter.answer(made, seen)[0], -2, 2) - np.asarray(experience.action, np.float32)) > 1e-3
+        )
         verdict = acting.audited(actor, experience, made, "deterministic")
         assert verdict.wrong == np.count_nonzero(differs)
         changed += verdict.wrong > 0
@@ -136,7 +138,12 @@ def test_rows_that_are_said_to_lie_anywhere_keep_nobody_busy(monkeypatch: pytest
     far = np.arange(len(experience.row), dtype=np.int32) * 100_000
     drawn: list[int] = []
     exploring = draws.exploring
-    monkeypatch.setattr(draws, "exploring", lambda *place: (drawn.append(place[2]), exploring(*place))[1])
+
+    def counted(seed: int, slot: int, block: int, action: specs.ActionSpec, n_envs: int) -> Any:
+        drawn.append(block)
+        return exploring(seed, slot, block, action, n_envs)
+
+    monkeypatch.setattr(draws, "exploring", counted)
     acting.audited(actor, dataclasses.replace(experience, row=far, draw=10**17), made)
     assert 0 < len(drawn) <= 16
     assert len(drawn) <= len(experience.row)

@@ -23,7 +23,7 @@ RETURNS: dict[str, Draw] = {
 
 def verdicts(challenger: Draw, incumbent: Draw) -> list[tuple[str, int]]:
     """Decisions of seeded trials, and after how many episodes of the challenger each came."""
-    found = []
+    found: list[tuple[str, int]] = []
     for seed in range(TRIALS):
         rng, trial = np.random.default_rng(seed), sequential.Trial()
         while trial.decision == "wait" and trial.pairs < PAIRS_MAX:
