@@ -56,6 +56,7 @@ class Auditor:
 
     Attributes:
         steps: Steps that were computed again.
+        cpu_s: CPU time that took.
         checked: Messages.
         tolerant: Messages among them of actors whose kernels are not XNNPACK: those are held to a step of int8.
         passed_over: Messages whose turn it was, and which could not be checked, by reason.
@@ -81,6 +82,7 @@ class Auditor:
         self._checked_at: dict[str, float] = {}
         self._models: OrderedDict[messages.Order, bytes] = OrderedDict()
         self.steps = self.checked = self.tolerant = 0
+        self.cpu_s = 0.0
         self.passed_over: Counter[str] = Counter()
 
     def note_policy(self, order: messages.Order, model: bytes) -> None:
@@ -131,6 +133,7 @@ class Auditor:
             "audited_messages": self.checked,
             "audited_steps": self.steps,
             "audited_with_tolerance": self.tolerant,
+            "audit_cpu_s": round(self.cpu_s, 4),
             "audits_passed_over": dict(self.passed_over),
         }
 
@@ -180,6 +183,7 @@ class Auditor:
             return None
         finally:
             took_s = time.thread_time() - began
+            self.cpu_s += took_s
             if steps:
                 self._step_s += 0.2 * (took_s / steps - self._step_s)
             self._resumes_at = self._clock() + took_s / DUTY

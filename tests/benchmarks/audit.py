@@ -50,7 +50,7 @@ def run() -> Iterator[dict[str, Any]]:
 
 
 def _cost() -> dict[str, Any]:
-    rates, audited = _updates_per_s()
+    rates, summary = _updates_per_s()
     pairs = list(zip(rates[True], rates[False], strict=False))
     ratios = np.array([a / b for a, b in pairs])
     error = ratios.std(ddof=1) / len(ratios) ** 0.5
@@ -64,12 +64,13 @@ def _cost() -> dict[str, Any]:
         "runs": len(pairs),
         "spread": round(float(np.ptp(ratios)), 3),
         "explain": f"MLP 256x2, batch 128; 2 actors of 8 environments at 250 Hz; turns of {TURN_S:g} s in one process; "
-        f"{audited} steps were computed again; mean of the ratios {ratios.mean():.4f}, standard error {error:.4f}",
+        f"{summary['audited_steps']} steps were computed again in {summary['audit_cpu_s']} s of CPU; mean of the ratios "
+        f"{ratios.mean():.4f}, standard error {error:.4f}",
     }
 
 
-def _updates_per_s() -> tuple[dict[bool, list[float]], int]:
-    """Returns updates/s of each whole turn, with audits and without, and how many steps were audited in all."""
+def _updates_per_s() -> tuple[dict[bool, list[float]], dict[str, Any]]:
+    """Returns updates/s of each whole turn, with audits and without, and the summary."""
     with _load.Site(2) as site:
         notes = site.directory / "notes.txt"
         learner = site.spawn(
@@ -93,7 +94,7 @@ def _updates_per_s() -> tuple[dict[bool, list[float]], int]:
     for first, last in itertools.pairwise(rows[edges]):
         rate = (last[1] - first[1]) / (last[0] - first[0])
         rates[_in_turn.is_on((first[0] + last[0]) / 2, TURN_S)].append(rate)
-    return rates, int(summary["audited_steps"])
+    return rates, summary
 
 
 def _named() -> Iterator[dict[str, Any]]:
