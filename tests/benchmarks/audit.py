@@ -63,9 +63,9 @@ def _cost() -> dict[str, Any]:
         "ratio": round(float(np.median(ratios)), 4),
         "runs": len(pairs),
         "spread": round(float(np.ptp(ratios)), 3),
-        "explain": f"MLP 256x2, batch 128; 2 actors of 8 environments at 250 Hz; turns of {TURN_S:g} s in one process; "
-        f"{summary['audited_steps']} steps were computed again in {summary['audit_cpu_s']} s of CPU; mean of the ratios "
-        f"{ratios.mean():.4f}, standard error {error:.4f}",
+        "explain": f"MLP 256x2, batch 128; 2 actors of 8 environments at 250 Hz; turns of {TURN_S:g} s; "
+        f"{summary['audited_steps']} steps were computed again in {summary['audit_cpu_s']} s of CPU; "
+        f"mean of the ratios {ratios.mean():.4f}, standard error {error:.4f}",
     }
 
 
