@@ -356,7 +356,8 @@ class Experience:
     before this message; `oldest` is the first seq the actor still holds. It has `specs.MAX_EXPERIENCE_BYTES` at most,
     encoded, and its frames unpacked; numbers lie within ±`specs.MAX_MAGNITUDE`. Frames are as `frames.pack` makes them.
     `assigned_epoch` is that of the assignment they were recorded under: it says which run they belong to, where `epoch`
-    may be an older one, because an actor acts on with the policy it has.
+    may be an older one, because an actor acts on with the policy it has. Step j of segment k was taken with the random
+    row `draw` + row[k] + j of that assignment's seed and slot (draws.py): so a learner can tell what the policy did.
     """
 
     boot: int
@@ -367,8 +368,10 @@ class Experience:
     assigned_epoch: int
     epoch: int
     version: int
+    draw: int
     length: NDArray[np.int32]  # [S]
     env_index: NDArray[np.int32]  # [S]
+    row: NDArray[np.int32]  # [S]
     terminated: NDArray[np.uint8]  # [S]
     truncated: NDArray[np.uint8]  # [S]
     episode_return: FloatArray  # [S]
@@ -508,6 +511,7 @@ ARRAYS: dict[type[Message], dict[str, tuple[tuple[str, ...], int | None]]] = {
     Experience: {
         "length": (("int32",), 1),
         "env_index": (("int32",), 1),
+        "row": (("int32",), 1),
         "episode_length": (("int32",), 1),
         "episode_return": (("float32",), 1),
         "reward": (("float32",), 1),

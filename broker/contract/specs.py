@@ -142,7 +142,7 @@ class EnvSpec:
     def experience_bytes(self, rows: int, n_envs: int = 1) -> int:
         """Returns the most bytes that `rows` steps of `n_envs` environments take, frames as they are and not packed."""
         action_bytes = 4 if self.action.kind == "discrete" else 4 * self.action.size
-        step_bytes = action_bytes + 8 + 18  # with reward and log-probability; what there is of each segment
+        step_bytes = action_bytes + 8 + 22  # with reward and log-probability; what there is of each segment
         segments = -(-rows // 2)  # at most: an episode of one step takes two rows, as the next one resets
         frames = rows + 1 + segments * (self.observation.stack - 1)
         return EXPERIENCE_HEADER_BYTES + n_envs * (frames * self.observation.frame_bytes + rows * step_bytes)

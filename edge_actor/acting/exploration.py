@@ -4,18 +4,16 @@ Epsilon follows the assignment: linear from `epsilon_start` to `epsilon_end`. A 
 random action and costs no inference. Of several environments all explore in the same step or none does: each still
 explores with probability epsilon, and the batched inference is saved there too.
 
-Actions of a deterministic policy get noise: new at every step (Gaussian), or correlated over steps (Ornstein-Uhlenbeck
-in its exact form for whole steps: `x' = r x + sqrt(1 - r^2) * normal`, `r = exp(-1 / correlation_steps)`, which keeps
-the deviation whatever the correlation). Correlated noise goes on over an episode's
-end; it is as random there as elsewhere.
+Actions of a deterministic policy get noise; correlated noise goes on over an episode's end, where it is as random as
+elsewhere.
 
 Blocks have a fixed size and a row belongs to a step whatever message or burst it lands in, so that a run with the same
-seed, slot and policies repeats bit for bit.
+seed, slot and policies repeats bit for bit. What a row holds is agreed upon (broker/contract/draws.py): a learner can
+draw it again from the row's number.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import messages, specs
+from broker.contract import draws, messages, specs
 
-BLOCK = 1024
+BLOCK = draws.BLOCK
 """Rows drawn at once, and therefore the longest burst."""
-_CHUNK = 32
-"""Steps of correlated noise that are worked out at once; divides BLOCK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +73,17 @@ class Explorer:
         self._recorded = recorded
         self._schedule = Schedule()
         self._seed = (-1, -1)
-        self._next = BLOCK
+        self._block, self._next = -1, BLOCK
         self._chosen: list[Any] = []
         self._actions: list[Any] = []
         self._noise: NDArray[np.float32] | None = None
-        self._correlated = np.zeros((n_envs, action.size))  # the state of the noise, of deviation 1
-        if action.kind == "continuous":
-            self._half = (np.array(action.high) - np.array(action.low)) / 2
         self._reseed(seed, 0)
 
     def assign(self, assignment: messages.Assignment) -> None:
-        """Follows an assignment: its schedule from the next block on, its seed and slot at once."""
-        self._schedule = Schedule.of(assignment)
+        """Follows an assignment's seed, slot and schedule. Where one is new, so is the next row's block."""
+        schedule = Schedule.of(assignment)
+        if schedule != self._schedule:
+            self._schedule, self._next = schedule, BLOCK
         self._reseed(assignment.seed, assignment.slot)
 
     @property
@@ -96,6 +91,12 @@ class Explorer:
         """Rows until the next block: the most that may be drawn at once."""
         start: int = self._window(0).start
         return BLOCK - start
+
+    @property
+    def row(self) -> int:
+        """The number of the next row since seed or slot changed."""
+        start: int = self._window(0).start
+        return self._block * BLOCK + start
 
     def draw(self, rows: int) -> Sequence[Any]:
         """Returns for each row a random action, or None to ask the policy. At most `left` rows."""
@@ -116,34 +117,19 @@ class Explorer:
         """Returns what `draw` does, and noise [n_envs, size] in the action's units per row that asks the policy."""
         window = self._window(rows)
         if self._noise is None:
-            self._noise = self._perturbations()
+            schedule = self._schedule
+            self._noise = draws.perturbations(
+                *self._place, self._action, self._n_envs, schedule.noise_std, schedule.noise_correlation_steps
+            )
         drawn = self._chosen[window]
         noise = self._noise[window]
         return drawn, [noise[i] for i, action in enumerate(drawn) if action is None]
-
-    def _perturbations(self) -> NDArray[np.float32]:
-        """Draws a block of noise [BLOCK, n_envs, size]."""
-        schedule = self._schedule
-        noise = self._noise_random.standard_normal((BLOCK, self._n_envs, self._action.size))
-        if schedule.noise_correlation_steps > 0:
-            keep = math.exp(-1 / schedule.noise_correlation_steps)
-            noise *= math.sqrt(1 - keep * keep)
-            step = np.arange(_CHUNK)
-            since = keep ** np.maximum(step[:, None] - step, 0)  # what is left at each step of each step's noise
-            since, before = np.tril(since), keep ** (step + 1)
-            for chunk in noise.reshape(-1, _CHUNK, self._correlated.size):
-                chunk[:] = since @ chunk + before[:, None] * self._correlated.ravel()
-                self._correlated = chunk[-1].reshape(self._correlated.shape)
-        scaled: NDArray[np.float32] = (schedule.noise_std * self._half * noise).astype(np.float32)
-        return scaled
 
     def draw_noise(self, rows: int, head: specs.Head) -> NDArray[np.float32]:
         """Returns noise [rows, n_envs, size] of the kind that a stochastic head samples with. At most `left` rows."""
         window = self._window(rows)
         if self._noise is None:
-            shape = (BLOCK, self._n_envs, self._action.size)
-            draw = self._noise_random.gumbel if head == "categorical" else self._noise_random.standard_normal
-            self._noise = draw(size=shape).astype(np.float32)
+            self._noise = draws.sampling(*self._place, self._action, self._n_envs, head)
         return self._noise[window]
 
     def give_back(self, rows: int) -> None:
@@ -156,31 +142,24 @@ class Explorer:
         start, self._next = self._next, self._next + rows
         return slice(start, self._next)
 
+    @property
+    def _place(self) -> tuple[int, int, int]:
+        return (*self._seed, self._block)
+
     def _reseed(self, seed: int, slot: int) -> None:
-        if (seed, slot) == self._seed:
-            return
-        self._seed = (seed, slot)
-        steps, noise = np.random.SeedSequence([seed, slot]).spawn(2)
-        self._random, self._noise_random = np.random.default_rng(steps), np.random.default_rng(noise)
-        # Correlated noise begins anywhere it may be later, not at 0
-        self._correlated = self._noise_random.standard_normal(self._correlated.shape)
-        self._next = BLOCK
+        if (seed, slot) != self._seed:
+            self._seed, self._block, self._next = (seed, slot), -1, BLOCK
 
     def _draw_block(self) -> None:
-        self._next = 0
-        self._noise = None
+        self._block, self._next, self._noise = self._block + 1, 0, None
+        chances, actions = draws.exploring(*self._place, self._action, self._n_envs)
         steps = self._recorded() + self._n_envs * np.arange(BLOCK, dtype=np.int64)
-        explores = self._random.random(BLOCK) < self._schedule.epsilon(steps)
-        self._actions = self._uniform()
+        self._actions = self._listed(actions)
         self._chosen = [None] * BLOCK
-        for row in np.flatnonzero(explores).tolist():
+        for row in np.flatnonzero(chances < self._schedule.epsilon(steps)).tolist():
             self._chosen[row] = self._actions[row]
 
-    def _uniform(self) -> list[Any]:
-        n, action = self._n_envs, self._action
-        if action.kind == "discrete":
-            drawn = self._random.integers(0, action.n, (BLOCK, n))
-            return drawn[:, 0].tolist() if n == 1 else list(drawn)
-        low, high = np.reshape(action.low, action.shape), np.reshape(action.high, action.shape)
-        values = self._random.uniform(low, high, (BLOCK, n, *action.shape)).astype(np.float32)
-        return list(values[:, 0] if n == 1 else values)
+    def _listed(self, actions: NDArray[Any]) -> list[Any]:
+        if self._n_envs > 1:
+            return list(actions)
+        return actions[:, 0].tolist() if self._action.kind == "discrete" else list(actions[:, 0])

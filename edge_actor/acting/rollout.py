@@ -48,6 +48,8 @@ def burst(
     """
     began, times = clock(), times or step_times.StepTimes()
     rows = min(rows, record.free, explorer.left)
+    if not record.used:
+        record.draw = explorer.row
     goal = record.used + rows
     try:
         if acting is None:

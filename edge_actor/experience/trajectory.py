@@ -39,6 +39,7 @@ class Segments:
 
     length: NDArray[np.int32]
     env_index: NDArray[np.int32]
+    row: NDArray[np.int32]
     terminated: NDArray[np.uint8]
     truncated: NDArray[np.uint8]
     episode_return: messages.FloatArray
@@ -47,6 +48,7 @@ class Segments:
     action: NDArray[Any]
     reward: messages.FloatArray
     log_prob: messages.FloatArray
+    draw: int
     finished: messages.FloatArray
 
     @property
@@ -66,6 +68,8 @@ class Trajectory:
         action, reward, terminated, truncated: [T, N, ...], filled by rollout.py. Discrete actions are intp here. Each
             has a list of its rows beside it, as slicing an array makes a view each time.
         log_prob: [T, N]; given out if `sampled`, which a stochastic head sets.
+        draw: Number of the random row (broker/contract/draws.py) that belongs to row 0; the next ones belong to those
+            that follow, as a break among them begins a message.
         used: Rows filled. ended: Environments whose next step only resets [N].
         steps: Real steps in the rows, without dummies. recorded: Those that a flush will give out.
         recording: Whether steps are recorded; change it only after a flush.
@@ -89,7 +93,7 @@ class Trajectory:
         self._return = np.zeros(n_envs)  # of the episode in progress, up to the last flush
         self._length = np.zeros(n_envs, np.int64)
         self._episode = np.zeros(n_envs, np.int64)  # its number, from 0
-        self.used = self.steps = self.recorded = 0
+        self.used = self.steps = self.recorded = self.draw = 0
         self.sampled = False
         self._message_steps = 0
         self._allocate(message_steps)
@@ -242,6 +246,7 @@ class Trajectory:
         segments = Segments(
             length=length[recorded].astype(np.int32),
             env_index=env[recorded].astype(np.int32),
+            row=begin[recorded].astype(np.int32),
             terminated=terminated[recorded].astype(np.uint8),
             truncated=(truncated & ~terminated)[recorded].astype(np.uint8),
             episode_return=returns[recorded].astype(np.float32),
@@ -250,6 +255,7 @@ class Trajectory:
             action=action.astype(np.int32) if self.spec.action.kind == "discrete" else action,
             reward=self.reward[:used].T[kept],
             log_prob=self.log_prob[:used].T[kept] if self.sampled else np.zeros(0, np.float32),
+            draw=self.draw,
             finished=returns[over].astype(np.float32),
         )
         self._frames[: self._before + 1] = self._frames[used : used + self._before + 1]

@@ -312,6 +312,9 @@ class TrainConfig:
     message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
     record_fraction: float = setting(1.0, "share of the episodes that actors record, whole and evenly spread")
     max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
+    audit_share: float = setting(
+        0.01, "share of the messages whose actions are computed again; some of each actor's at least; 0: none"
+    )
     publish_period_updates: int = setting(100, "updates between two published policies")
     delta: bool = setting(True, "send policies as differences from earlier ones where that is smaller")
     policy_expire_s: float = setting(0.0, "actors take no policy published longer ago, if they know the date; 0: any")
@@ -423,6 +426,8 @@ def check(chosen: Settings) -> Settings:
     train, algorithm = chosen.train, chosen.algorithm
     positive = ("actors", "learning_starts", "samples_per_insert", "message_steps", "publish_period_updates", "threads")
     clashes = [f"{name} must be positive, not {getattr(train, name)}" for name in positive if getattr(train, name) <= 0]
+    if not 0.0 <= train.audit_share <= 1.0:
+        clashes.append(f"audit_share must be from 0 to 1, not {train.audit_share}")
     if not 0.0 < train.record_fraction <= 1.0:
         clashes.append(f"record_fraction must be above 0 and at most 1, not {train.record_fraction}")
     if not 0.0 <= train.policy_expire_s < math.inf:

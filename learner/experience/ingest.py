@@ -39,6 +39,8 @@ class Ingest:
 
     Attributes:
         pending_steps: Steps that were received and are not yet in replay.
+        held: Actors whose experience is committed and receipted, and does not enter replay, by name: ids of theirs and
+            steps.
         times: `decode`: opening and validating, by messages; `replay_insert`, by messages.
     """
 
@@ -49,6 +51,7 @@ class Ingest:
         self._waiting: list[validate.Validated] = []
         self._waiting_bytes = 0
         self.pending_steps = 0
+        self.held: dict[str, collections.deque[tuple[int, int]]] = {}
         self.times = stopwatch.Stopwatch("decode", "replay_insert")
         self._under_way: list[validate.Validated] = []
         self._first_id = 0  # of those under way
@@ -92,8 +95,8 @@ class Ingest:
         if unreadable:
             _log.warning("%d messages of the ledger do not fit this replay, or this release", unreadable)
 
-    def receive(self, actor_id: str, topic: str, payload: bytes, version: int) -> messages.Experience | None:
-        """Validates one message; returns it if it could be read and is new, whether it is to enter replay or not.
+    def receive(self, actor_id: str, topic: str, payload: bytes, version: int) -> validate.Validated | None:
+        """Validates one message; returns it if it is new, whether it is to enter replay or not.
 
         Args:
             actor_id: The actor whose topic it came by.
@@ -105,10 +108,12 @@ class Ingest:
             validated = self._validator.validate(actor_id, topic, payload, version)
         if validated is None:
             return None
+        if actor_id in self.held and validated.entry.verdict == ledger.OK:
+            validated = validated._replace(entry=validated.entry._replace(verdict=ledger.HELD))
         self._waiting.append(validated)
         self.pending_steps += validated.entry.steps
         self._waiting_bytes += validated.entry.size_bytes
-        return validated.experience
+        return validated
 
     def commit(self, *, wait: bool) -> list[messages.Experience]:
         """Commits what was received, and inserts what is durable into replay; returns the latter.
@@ -152,6 +157,76 @@ class Ingest:
             self._replay.drop(ends[at - 1] if at else 0, ends[at])
         return self._ledger.quarantine([self._inserted[at][0] for at in found])
 
+    @property
+    def steps_held(self) -> int:
+        """Steps that are held back and still in the ledger."""
+        return sum(steps for ids in self.held.values() for _, steps in ids)
+
+    def keep_holding(self, actor_ids: Iterable[str]) -> None:
+        """Goes on holding actors back that were by the session before.
+
+        Raises:
+            RunError: The ledger cannot be read.
+        """
+        for actor_id in actor_ids:
+            self.held[actor_id] = collections.deque(self._ledger.held(actor_id))
+
+    def hold(self, actor_id: str, since: tuple[int, int] | None) -> int:
+        """Holds an actor's experience back from now on; takes out of replay what came since a message of it.
+
+        To be called when nothing is pending. Receipts go on: the ledger has what is held.
+
+        Args:
+            actor_id: Whose.
+            since: Boot and number of that message; None: since this session began.
+
+        Returns:
+            The steps taken out.
+
+        Raises:
+            StorageError, RunError: The ledger cannot be written.
+        """
+        taken = dict(self._ledger.hold(actor_id, since))
+        for id_, end in self._inserted:
+            if id_ in taken:
+                self._replay.drop(end - taken[id_], end)
+        self.held[actor_id] = collections.deque(taken.items())
+        return sum(taken.values())
+
+    def release(self, actor_id: str) -> list[messages.Experience]:
+        """Inserts what was held of an actor into replay, the oldest first, and holds it back no longer.
+
+        Returns:
+            Those messages among them that were not there before.
+
+        Raises:
+            StorageError, RunError: The ledger cannot be read or written.
+        """
+        found = {}
+        new = []
+        for id_, verdict, body in self._ledger.bodies_held(actor_id):
+            try:
+                experience = self._validator.unpack_stored(codec.decode(messages.Experience, body))
+            except errors.DecodeError:  # written by another release
+                continue
+            found[id_] = experience
+            if verdict == ledger.HELD:
+                new.append(experience)
+        self._ledger.decide(actor_id, keep=True)
+        if found:
+            self._insert(found)
+        del self.held[actor_id]
+        return new
+
+    def discard(self, actor_id: str) -> int:
+        """Never gives out what was held of an actor, and holds it back no longer; returns the steps.
+
+        Raises:
+            StorageError, RunError: The ledger cannot be written.
+        """
+        self._ledger.decide(actor_id, keep=False)
+        return sum(steps for _, steps in self.held.pop(actor_id))
+
     def receipts(self) -> Iterator[tuple[str, messages.Receipt]]:
         """Yields, by actor, receipts for what actors need not keep any longer; each once."""
         return self._validator.receipts(self._ledger.id)
@@ -175,14 +250,29 @@ class Ingest:
         accepted = {
             id_: one.experience
             for id_, one in enumerate(self._under_way, self._first_id)
-            if one.entry.body is not None and one.experience is not None
+            if one.entry.verdict == ledger.OK and one.experience is not None
         }
+        self._note_held()
         with self.times.time("replay_insert", len(accepted)):
             self._insert(accepted)
         self._validator.note_committed([one.entry for one in self._under_way])
         self.pending_steps -= sum(one.entry.steps for one in self._under_way)
         self._under_way = []
         return list(accepted.values())
+
+    def _note_held(self) -> None:
+        """Keeps of what is held as much as replay would: where nothing else comes, nothing else makes room."""
+        for id_, one in enumerate(self._under_way, self._first_id):
+            if one.entry.verdict == ledger.HELD and one.entry.actor_id in self.held:
+                self.held[one.entry.actor_id].append((id_, one.entry.steps))
+        for ids in self.held.values():
+            steps, forgotten = sum(steps for _, steps in ids), []
+            while steps > self._replay.capacity:
+                id_, brought = ids.popleft()
+                forgotten.append(id_)
+                steps -= brought
+            if forgotten:
+                self._ledger.forget(forgotten)
 
     def _insert(self, by_id: dict[int, messages.Experience]) -> None:
         ends = self._replay.inserted + np.cumsum([len(experience.reward) for experience in by_id.values()])

@@ -8,8 +8,9 @@ arrived since the one before; it runs on a thread of its own, because it waits f
     sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's
     marks     how far each boot is: of every actor the BOOTS_KEPT that were heard last, and all that have messages here
     conflicts the first number of a boot that came with two contents, if one did: from there on it gets no receipt
-    messages  (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok` or why it was refused; of
-              those that replay still holds and of the newest ROWS_KEPT; of all with --keep-experience
+    messages  (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok`, what else keeps it out of
+              replay (HELD and so on), or why it was refused; of those that replay still holds and of the newest
+              ROWS_KEPT; of all with --keep-experience
     payloads  the encoded messages that replay still holds; all of them with --keep-experience
 
 So the file stops growing, and a session begins as fast after a year as after a day. Rows have integer ids in order of
@@ -31,18 +32,27 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker.contract import errors
 from broker.program import stopwatch, storage
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _TIDY_S = 0.5
 """Between two moves of what was committed from the log into the file: each takes 3 ms. SQLite by itself moves 4000
 pages at once, within a commit, which made receipts wait 50 ms every 7 s (200 messages of 14 KB a second)."""
 OK = "ok"
 QUARANTINED = "quarantined"
 """Was in replay, and spoilt training: it counts as before, and replay does not see it again."""
+HELD = "held"
+"""Came from an actor that does not do what it says: kept out of replay until a person decides."""
+RECALLED = "recalled"
+"""The same, and was in replay before: it counts as before."""
+DISCARDED = "discarded"
+"""Was held, and a person decided that replay shall not see it."""
+_RECEIVED = OK, QUARANTINED, HELD, RECALLED, DISCARDED
+"""The verdicts on what was not refused."""
 _SCHEMA_VERSION = "3"
 _DIGEST_BYTES = 8
 _OLDEST = re.compile(rb'"oldest":"[0-9]+"')
@@ -61,6 +71,7 @@ _TOGETHER = 64, 16, 4, 1
 with one a row, a commit of 80 messages of 27 KB took 25 ms under load, not 19."""
 _OF_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 """Errors of SQLite that are the disk's: primary codes."""
+_OF_HELD = "FROM messages JOIN payloads USING (id) WHERE actor = ? AND verdict IN (?, ?) ORDER BY id"
 _NOTHING: Mapping[str, str] = {}
 _LAST_ID = "SELECT coalesce((SELECT max(id) FROM messages), 0), coalesce((SELECT max(last_id) FROM marks), 0)"
 _PRAGMAS = (
@@ -237,7 +248,7 @@ class Ledger:
         self._db = database
         self._keep = keep
         self.id = about["id"]
-        self.last_id = last_id
+        self.last_id = self._began_after = last_id
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
@@ -315,16 +326,87 @@ class Ledger:
         Raises:
             StorageError, RunError: As for `wait`.
         """
-        try:
-            return self._worker.submit(self._quarantine, ids).result()
-        except sqlite3.Error as error:
-            raise _failed(self._path, error, "written") from error
+        return self._on_worker(lambda: self._quarantine(ids))
 
     def _quarantine(self, ids: Sequence[int]) -> list[Source]:
         which = f"id IN ({', '.join('?' * len(ids))})"
         self._db.execute(f"UPDATE messages SET verdict = ? WHERE {which}", (QUARANTINED, *ids))
         rows = self._db.execute(f"SELECT actor, boot, seq, steps FROM messages WHERE {which} ORDER BY id", tuple(ids))
         return [Source(*row) for row in rows]
+
+    def hold(self, actor_id: str, since: tuple[int, int] | None) -> list[tuple[int, int]]:
+        """Holds what an actor sent since a message of it (boot, seq), or in this session; returns ids and steps.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+
+        def write() -> list[tuple[int, int]]:
+            first = self._began_after
+            if since is not None:
+                row = self._db.execute(
+                    "SELECT id FROM messages WHERE actor = ? AND boot = ? AND seq = ?", (actor_id, *since)
+                ).fetchone()
+                first = max(first, row[0] if row else 0)
+            key = actor_id, OK, first
+            which = "actor = ? AND verdict = ? AND id > ?"
+            found = self._db.execute(f"SELECT id, steps FROM messages WHERE {which} ORDER BY id", key).fetchall()
+            self._db.execute(f"UPDATE messages SET verdict = ? WHERE {which}", (RECALLED, *key))
+            return found
+
+        return self._on_worker(write)
+
+    def held(self, actor_id: str) -> list[tuple[int, int]]:
+        """Returns ids and steps of what is held of an actor and not forgotten, the oldest first."""
+        with _named(self._path):
+            return self._db.execute(f"SELECT id, steps {_OF_HELD}", (actor_id, HELD, RECALLED)).fetchall()
+
+    def bodies_held(self, actor_id: str) -> list[tuple[int, str, bytes]]:
+        """Returns ids, verdicts and bodies of what is held of an actor and not forgotten, the oldest first."""
+        query = f"SELECT id, verdict, body {_OF_HELD}"
+        return self._on_worker(lambda: self._db.execute(query, (actor_id, HELD, RECALLED)).fetchall())
+
+    def decide(self, actor_id: str, *, keep: bool) -> None:
+        """Lets what is held of an actor into replay, now and after a restart, or keeps it out for good.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+        verdicts = {HELD: OK, RECALLED: OK} if keep else {HELD: DISCARDED, RECALLED: QUARANTINED}
+        rows = [(verdict, actor_id, before) for before, verdict in verdicts.items()]
+
+        def write() -> None:
+            db = self._db
+            db.execute("BEGIN")
+            try:
+                if keep:
+                    reached = "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages"
+                    brought = db.execute(f"{reached} WHERE actor = ? AND verdict = ?", (actor_id, HELD)).fetchone()
+                    db.execute("UPDATE totals SET steps = steps + ?, episodes = episodes + ?", brought)
+                db.executemany("UPDATE messages SET verdict = ? WHERE actor = ? AND verdict = ?", rows)
+                db.execute("COMMIT")
+            except sqlite3.Error:
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
+
+        self._on_worker(write)
+
+    def forget(self, ids: Sequence[int]) -> None:
+        """Forgets the payloads of messages, unless all are kept for ever.
+
+        Raises:
+            StorageError, RunError: As for `wait`.
+        """
+        if not self._keep:
+            rows = [(id_,) for id_ in ids]
+            self._on_worker(lambda: self._db.executemany("DELETE FROM payloads WHERE id = ?", rows))
+
+    def _on_worker(self, job: Callable[[], _T]) -> _T:
+        try:
+            return self._worker.submit(job).result()
+        except sqlite3.Error as error:
+            raise _failed(self._path, error, "written") from error
 
     @property
     def busy(self) -> bool:
@@ -404,7 +486,8 @@ class Ledger:
         """Moves the marks, and forgets those of boots that cannot come again."""
         newest = {(entry.actor_id, entry.boot): (entry, id_) for id_, entry in zip(ids, entries, strict=True)}
         reached = [entry for entry in entries if entry.verdict == OK]
-        taken = {(entry.actor_id, entry.boot) for entry in reached}
+        received = [entry for entry in entries if entry.verdict in _RECEIVED]
+        taken = {(entry.actor_id, entry.boot) for entry in received}
         self._db.executemany(
             "INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seq = excluded.seq,"
             " steps = excluded.steps, last_id = excluded.last_id, taken = max(taken, excluded.taken)",
@@ -412,7 +495,7 @@ class Ledger:
         )
         self._db.execute(
             "UPDATE totals SET steps = steps + ?, episodes = episodes + ?, refused = refused + ?",
-            (sum(e.steps for e in reached), sum(e.ended for e in reached), len(entries) - len(reached)),
+            (sum(e.steps for e in reached), sum(e.ended for e in reached), len(entries) - len(received)),
         )
         for actor_id, boot in newest:
             boots = self._boots.get(actor_id)
@@ -420,14 +503,14 @@ class Ledger:
                 query = "SELECT boot, taken FROM marks WHERE actor = ? ORDER BY last_id"
                 boots = self._boots[actor_id] = _Boots(self._db.execute(query, (actor_id,)))
             boots.hear(boot, is_taken=(actor_id, boot) in taken)
-            for old in boots.pop_old(functools.partial(self._is_held, actor_id)):
+            for old in boots.pop_old(functools.partial(self._has_row, actor_id)):
                 for table in ("marks", "conflicts", "messages"):
                     self._db.execute(f"DELETE FROM {table} WHERE actor = ? AND boot = ?", (actor_id, old))
 
-    def _is_held(self, actor_id: str, boot: int) -> bool:
+    def _has_row(self, actor_id: str, boot: int) -> bool:
         """Returns whether a message of a boot that was taken has its row still."""
-        query = "SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict IN (?, ?) LIMIT 1"
-        return self._db.execute(query, (actor_id, boot, OK, QUARANTINED)).fetchone() is not None
+        query = "SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict IN (?, ?, ?, ?, ?) LIMIT 1"
+        return self._db.execute(query, (actor_id, boot, *_RECEIVED)).fetchone() is not None
 
     def _prune(self, brought: int) -> None:
         """Deletes rows of messages beyond those to keep; the oldest first, and never many at once."""
@@ -508,15 +591,19 @@ def bodies(path: Path, newest_steps: int = 1 << 62) -> Iterator[tuple[str, bytes
     """
     with contextlib.closing(_reader(path)) as db, _named(path):
         yield from db.execute(
-            "SELECT actor, body FROM payloads JOIN messages USING (id) WHERE id >= ? ORDER BY id",
-            (_first_of_newest(db, newest_steps),),
+            "SELECT actor, body FROM payloads JOIN messages USING (id) "
+            "WHERE id >= ? AND verdict NOT IN (?, ?, ?) ORDER BY id",
+            (_first_of_newest(db, newest_steps), HELD, RECALLED, DISCARDED),
         )
 
 
 def _first_of_newest(db: sqlite3.Connection, steps: int) -> int:
     """Returns the id from which on the messages that are still held have so many steps, if they have."""
     first, left = 1 << 62, steps
-    rows = db.execute("SELECT id, steps FROM messages JOIN payloads USING (id) ORDER BY id DESC")
+    rows = db.execute(
+        "SELECT id, steps FROM messages JOIN payloads USING (id) WHERE verdict NOT IN (?, ?) ORDER BY id DESC",
+        (HELD, RECALLED),
+    )
     while left > 0 and (row := rows.fetchone()) is not None:
         first, left = row[0], left - row[1]
     rows.close()

@@ -370,7 +370,8 @@ def checked(experience: messages.Experience, spec: specs.EnvSpec, head: specs.He
     length, steps = experience.length.tolist(), len(experience.reward)
     env_index, episode_return = experience.env_index.tolist(), experience.episode_return.tolist()
     terminated, truncated = experience.terminated.tolist(), experience.truncated.tolist()
-    per_segment = (env_index, terminated, truncated, episode_return, experience.episode_length)
+    row = experience.row.tolist()
+    per_segment = (env_index, row, terminated, truncated, episode_return, experience.episode_length)
     if not length or any(len(values) != len(length) for values in per_segment):
         raise errors.DecodeError("arrays of segments differ in length", reason="shape")
     if min(length) < 1 or sum(length) != steps:
@@ -389,7 +390,7 @@ def checked(experience: messages.Experience, spec: specs.EnvSpec, head: specs.He
         raise errors.DecodeError("log-probabilities do not match the steps", reason="shape")
     if head in specs.SAMPLED_HEADS and experience.version and not len(experience.log_prob):
         raise errors.DecodeError("a sampled action came without its log-probability", reason="log_prob")
-    if min(env_index) < 0 or max(terminated) > 1 or max(truncated) > 1:
+    if min(env_index) < 0 or min(row) < 0 or experience.draw < 0 or max(terminated) > 1 or max(truncated) > 1:
         raise errors.DecodeError("flags are neither 0 nor 1", reason="value")
     floats: list[NDArray[Any]] = [experience.reward]
     if len(experience.log_prob):

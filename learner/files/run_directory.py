@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -125,6 +126,18 @@ class RunDirectory:
                     (self.policies / f"v{old:06d}.{manifest.precision}.{kind}").unlink(missing_ok=True)
             step *= 10
         return path
+
+    def stored_policy(self, order: messages.Order) -> bytes | None:
+        """Returns a published policy that is kept here; None if it is not, or no longer."""
+        for file in self.policies.glob(f"v{order.version:06d}.*.json"):
+            try:
+                manifest = messages.Manifest(**json.loads(file.read_text()))
+                model = file.with_suffix(".tflite").read_bytes()
+            except (OSError, ValueError, TypeError):
+                continue
+            if manifest.order == order and manifest.sha256 == hashlib.sha256(model).hexdigest():
+                return model
+        return None
 
     def save_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json."""

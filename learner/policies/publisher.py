@@ -76,6 +76,7 @@ class Publisher:
         published: How many policies went out.
         held_back: How many did not, by reason.
         timings: How long the stages took.
+        on_published: Called on the worker with place and bytes of each policy, before it goes out.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Publisher:
         self.published = 0
         self.held_back: Counter[str] = Counter()
         self.timings = timings.Timings()
+        self.on_published: Callable[[messages.Order, bytes], None] = lambda order, model: None
 
     @property
     def newest_order(self) -> messages.Order | None:
@@ -287,6 +289,7 @@ class Publisher:
             created_s=created_s,
             expires_s=created_s + self._expire_after_s if self._expire_after_s else 0.0,
         )
+        self.on_published(manifest.order, model)
         self._sent_at[self.version], self._newest_at, self._acts = started_s, time.monotonic(), False
         self._channel.send(manifest, model, outgoing)
         self.timings.add("delta_ms", self._channel.delta_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 from broker.contract import errors, specs
 from learner import algorithms, config
 from learner.algorithms import registry
+from learner.audit import auditor, holding
 from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
@@ -117,6 +119,10 @@ def build(
         weight_bits=train.weight_bits,
         expire_after_s=train.policy_expire_s,
     )
+    checks = auditor.Auditor(
+        spec, algorithm.head, train.precision, actors.actors, train.audit_share, directory.stored_policy
+    )
+    policies.on_published = checks.note_policy
     policies.prepare(algorithm.policy_layers())
     written = metrics.Metrics.open(directory.path, display, started_s, kept)
     good = algorithm.state()
@@ -124,7 +130,10 @@ def build(
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
     owed = receipts.Receipts(fleet, actors, ingesting.receipts)
-    receiver = receiving.Receiver(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures)
+    receiver = receiving.Receiver(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks)
+    settle = functools.partial(receiver.commit, wait=True)
+    held = holding.read(directory.path)
+    ingesting.keep_holding(held)
     updater = _updater(algorithm_settings, spec, algorithm, buffer, limiter, rng, policies)
     measured = [fleet.times, receiver.times, ingesting.times, committed.times, updater.times, policies.timings.times]
     parts = training_loop.Parts(
@@ -141,6 +150,8 @@ def build(
         assigner=assigner,
         updater=updater,
         recovery=recovery.Recovery(algorithm, good, ingesting),
+        auditor=checks,
+        holding=holding.Holding(checks, ingesting, directory.path, settle, receiver.count, held, kept),
         scores=scores,
         checkpoints=saving,
         records=kept,

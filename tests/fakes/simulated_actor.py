@@ -87,6 +87,7 @@ class Pattern:
         self._arrays: dict[str, Any] = {
             "length": np.array([steps], np.int32),
             "env_index": np.zeros(1, np.int32),
+            "row": np.zeros(1, np.int32),
             "terminated": np.ones(1, np.uint8),
             "truncated": np.zeros(1, np.uint8),
             "episode_return": np.ones(1, np.float32),
@@ -108,6 +109,7 @@ class Pattern:
                 assigned_epoch=epoch,
                 epoch=0,
                 version=0,
+                draw=0,
                 **self._arrays,
             )
         )

@@ -1,9 +1,9 @@
 """Prints what policies answer here: a digest of the outputs' bytes per model, to be compared between machines.
 
 `make DIRECTORY` adds int8 models (needs TensorFlow), `give [DIRECTORY]` prints answers to the same 500 observations,
-`compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels. `give --reference` asks
-tflite-runtime's reference kernels: those of 32-bit ARM answer like them in every bit, where the optimised ones of x86
-differ in 1 % of outputs.
+`compare HERE.json THERE.json` wants int8 alike in every bit, on the same kernels, and what exploration draws. `give
+--reference` asks tflite-runtime's reference kernels: those of 32-bit ARM answer like them in every bit, where the
+optimised ones of x86 differ in 1 % of outputs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import sys
 from contextlib import AbstractContextManager
@@ -20,12 +21,14 @@ from unittest import mock
 
 import numpy as np
 
+from broker.contract import draws, specs
 from edge_actor.policies import interpreter
 from tests.edge_actor.policies.models import files
 
 _WIDTHS = (64, 256, 1024)
 _OBSERVATIONS = 500
 _SPREAD = (1.0, 1.0, 0.1, 1.0)  # of CartPole's position, speed, angle, its speed
+_DRAWS = "random rows"
 _KINDS = 10  # fewer different outputs would mean a policy that ignores what it sees
 
 
@@ -71,7 +74,21 @@ def _give(directories: list[Path], reference: bool) -> dict[str, dict[str, str]]
             "kernels": built.delegate,
             "sha256": hashlib.sha256(outputs.tobytes()).hexdigest(),
         }
-    return answers
+    return answers | {_DRAWS: {"sha256": _draws()}}
+
+
+def _draws() -> str:
+    """The digest of what an actor draws, but for what goes through the machine's own logarithm, or BLAS."""
+    found = hashlib.sha256()
+    choices = specs.ActionSpec("discrete", n=6)
+    arm = specs.ActionSpec("continuous", shape=(3,), low=(-1.0, 0.0, -2.5), high=(1.0, 5.0, 0.1))
+    for block, action in itertools.product(range(20), (choices, arm)):
+        for array in draws.exploring(7, 3, block, action, 4):
+            found.update(array.astype("<f8").tobytes())
+        if action is arm:
+            found.update(draws.perturbations(7, 3, block, arm, 4, 0.2, 0.0).tobytes())
+            found.update(draws.sampling(7, 3, block, arm, 4, "gaussian").tobytes())
+    return found.hexdigest()
 
 
 def _reference_kernels() -> AbstractContextManager[object]:
@@ -86,13 +103,14 @@ def _reference_kernels() -> AbstractContextManager[object]:
 
 
 def _compare(here: dict[str, Any], there: dict[str, Any]) -> int:
-    different = [name for name in here if "int8" in name and here[name] != there.get(name)]
+    different = [name for name in here if ("int8" in name or name == _DRAWS) and here[name] != there.get(name)]
     for name in different:
         print(f"{name}: here {here[name]}, there {there.get(name)}", file=sys.stderr)
     if not different:
         same = [name for name in here if "int8" in name]
         kernels = sorted({f"{there[name]['runtime']} {there[name]['kernels']}" for name in same})
-        print(f"{len(same)} int8 models x {_OBSERVATIONS} observations alike in every bit: {', '.join(kernels)}")
+        count = f"{len(same)} int8 models x {_OBSERVATIONS} observations, and random rows"
+        print(f"{count}, alike in every bit: {', '.join(kernels)}")
     return bool(different)
 
 

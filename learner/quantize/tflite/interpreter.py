@@ -44,19 +44,55 @@ def run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, fl
         outputs = _invoke(built, entry, exit_, observations)
     except RuntimeError:  # the graph reshapes to a fixed batch
         outputs = np.concatenate([_invoke(built, entry, exit_, row[None]) for row in observations])
-    native = built._interpreter
+    scale, zero_point = _output_scale(built._interpreter, exit_)
+    if not scale:
+        return outputs, -np.inf, np.inf
+    return outputs, scale * (-127.5 - zero_point), scale * (126.5 - zero_point)  # half a step inside the ends
+
+
+def answer(model: bytes, observations: NDArray[Any], *, delegated: bool = True) -> tuple[FloatArray, float]:
+    """Runs a model as actors do. Leaves stderr alone, so that it may be called from any thread.
+
+    Args:
+        model: A .tflite file.
+        observations: Raw observations [N, *shape] in any dtype.
+        delegated: Let XNNPACK take what it can; else the built-in kernels run everything.
+
+    Returns:
+        Outputs [N, n], and the step between two values of its int8 output; 0 of other models.
+
+    Raises:
+        RuntimeError, ValueError: The runtime does not run it.
+    """
+    kinds = litert.OpResolverType
+    resolver = kinds.AUTO if delegated else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    built = litert.Interpreter(model_content=model, num_threads=1, experimental_op_resolver_type=resolver)
+    entry, exit_ = built.get_input_details()[0]["index"], built.get_output_details()[0]["index"]
+    try:
+        outputs = _answer(built, entry, exit_, observations)
+    except RuntimeError:  # the graph reshapes to a fixed batch
+        outputs = np.concatenate([_answer(built, entry, exit_, row[None]) for row in observations])
+    return outputs, _output_scale(built._interpreter, exit_)[0]
+
+
+def _output_scale(native: Any, exit_: int) -> tuple[float, int]:
+    """Returns scale and zero point of an int8 output before it becomes float32; zeros where it is none."""
     for node in reversed(range(native.NumNodes())):  # the last ones; details of all take longer than running it
         if native.NodeName(node) == "DEQUANTIZE" and exit_ in native.NodeOutputs(node):
             scale, zero_point = native.TensorQuantization(int(native.NodeInputs(node)[0]), 0)
-            return outputs, scale * (-127.5 - zero_point), scale * (126.5 - zero_point)  # half a step inside the ends
-    return outputs, -np.inf, np.inf
+            return scale, zero_point
+    return 0.0, 0
 
 
 def _invoke(built: Any, entry: int, exit_: int, observations: NDArray[Any]) -> FloatArray:
+    with stderr_filter.filtered():
+        return _answer(built, entry, exit_, observations)
+
+
+def _answer(built: Any, entry: int, exit_: int, observations: NDArray[Any]) -> FloatArray:
     if not np.array_equal(built.get_input_details()[0]["shape"], observations.shape):
         built.resize_tensor_input(entry, observations.shape)
-    with stderr_filter.filtered():
-        built.allocate_tensors()
+    built.allocate_tensors()
     built.set_tensor(entry, observations.astype(np.float32))
     built.invoke()
     outputs: FloatArray = built.get_tensor(exit_)

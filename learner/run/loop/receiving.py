@@ -7,7 +7,8 @@ import time
 
 from broker.contract import messages
 from broker.program import stopwatch
-from learner.experience import ingest, rate_limiter
+from learner.audit import auditor
+from learner.experience import ingest, ledger, rate_limiter
 from learner.fleet import receipts, roster, session
 from learner.policies import publisher
 from learner.run.loop import policy_scores
@@ -30,6 +31,7 @@ class Receiver:
         publisher: Is told which policy an actor acts on.
         scores: Takes in reports.
         failures: Takes in how environments fail.
+        checks: Looks at a sample of the experience.
 
     Attributes:
         ingest: As given.
@@ -48,11 +50,12 @@ class Receiver:
         publisher: publisher.Publisher,
         scores: policy_scores.PolicyScores,
         failures: notices.Notices,
+        checks: auditor.Auditor,
     ) -> None:
         self._session, self._roster, self._limiter, self._progress = fleet, actors, limiter, counted
         self._publisher, self._scores, self._notices = publisher, scores, failures
         self.ingest = ingesting
-        self._receipts = owed
+        self._receipts, self._auditor = owed, checks
         self.times = stopwatch.Stopwatch("wait", "broker")
 
     def receive(self, wait_s: float, *, starved: bool = False) -> None:
@@ -87,10 +90,14 @@ class Receiver:
             wait: Until all that was received is.
         """
         for experience in self.ingest.commit(wait=wait):
-            self._limiter.insert(len(experience.reward))
-            ours = experience.epoch == self._session.epoch
-            self._progress.count(experience, self._publisher.version if ours else None)
+            self.count(experience)
         self._receipts.send(at_once=wait)
+
+    def count(self, experience: messages.Experience) -> None:
+        """Counts a message that has entered replay."""
+        self._limiter.insert(len(experience.reward))
+        ours = experience.epoch == self._session.epoch
+        self._progress.count(experience, self._publisher.version if ours else None)
 
     def _receive_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
@@ -114,9 +121,13 @@ class Receiver:
             self.times.add("broker", way_s)
 
     def _receive_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
-        experience = self.ingest.receive(actor_id, topic, payload, self._publisher.version)
-        if experience is not None:  # refused or not, they used up its grant
-            self._roster.count_received(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward))
+        validated = self.ingest.receive(actor_id, topic, payload, self._publisher.version)
+        if validated is None or (experience := validated.experience) is None:
+            return
+        # Refused or not, they used up its grant
+        self._roster.count_received(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward))
+        if validated.entry.verdict == ledger.OK:
+            self._auditor.consider(actor_id, experience)
 
     def _receive_report(self, actor_id: str, report: messages.Report) -> None:
         if not self._scores.receive(actor_id, report):

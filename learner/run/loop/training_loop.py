@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from learner import algorithms, config
+from learner.audit import auditor, holding
 from learner.experience import ingest, memory, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
@@ -60,6 +61,8 @@ class Parts:
     assigner: assigning.Assigner
     updater: updating.Updater[Any]
     recovery: recovery.Recovery
+    auditor: auditor.Auditor
+    holding: holding.Holding
     scores: policy_scores.PolicyScores
     checkpoints: checkpoints.Checkpoints
     records: records.Records
@@ -114,6 +117,7 @@ class TrainingLoop:
                 ending.callback(self._computing.shutdown)
                 ending.callback(parts.ingest.close)
                 ending.callback(parts.orders.close)
+                ending.callback(parts.auditor.close)
                 ending.callback(parts.metrics.close)
                 ending.callback(self.save, last=True)
                 ending.callback(parts.publisher.close)
@@ -163,6 +167,8 @@ class TrainingLoop:
         yield parts.validator.summary()
         yield parts.session.summary()
         yield parts.recovery.metrics()
+        yield parts.auditor.summary()
+        yield parts.holding.summary()
         yield parts.records.summary()
         yield parts.notices.summary()
 
@@ -259,7 +265,7 @@ class TrainingLoop:
         return computing.result()
 
     def _tick(self) -> None:
-        """Does what is due with time: heartbeat, assignments, scores and metrics."""
+        """Does what is due with time: heartbeat, assignments, scores, audits and metrics."""
         parts, now = self.parts, time.monotonic()
         parts.session.beat()
         parts.orders.leave(now)
@@ -268,6 +274,7 @@ class TrainingLoop:
         parts.assigner.assign(parts.publisher.version if self._settings.deterministic else 0)
         parts.scores.advance(parts.roster.working(), now, parts.session.brokers.changes)
         parts.first_steps.begin_early(now)
+        parts.holding.advance()
         parts.waiting.notice(now)
         if (row := parts.progress.row(parts.algorithm.updates, parts.pace.env_steps)) is not None:
             parts.metrics.write(row | metrics.merged(self._stage_metrics()))
@@ -281,6 +288,8 @@ class TrainingLoop:
         yield parts.session.metrics()
         yield parts.notices.metrics()
         yield parts.recovery.metrics()
+        yield parts.auditor.metrics()
+        yield parts.holding.metrics()
         yield parts.records.metrics()
         yield parts.updater.metrics()
         yield parts.scores.metrics()

@@ -63,9 +63,9 @@ def test_a_stack_is_frames_side_by_side() -> None:
     assert stacked.observation.frame_bytes == 84 * 84 * 3
     assert stacked.describe() == "obs uint8[84,84,12] of 4 frames -> 2 actions"
     one, two = stacked.experience_bytes(1), stacked.experience_bytes(2)
-    assert two - one == 84 * 84 * 3 + 4 + 8 + 18
+    assert two - one == 84 * 84 * 3 + 4 + 8 + 22
     assert stacked.experience_bytes(99) // (84 * 84 * 3) == 50 * 5  # episodes of one step
-    assert one - specs.EXPERIENCE_HEADER_BYTES == 5 * 84 * 84 * 3 + 4 + 8 + 18
+    assert one - specs.EXPERIENCE_HEADER_BYTES == 5 * 84 * 84 * 3 + 4 + 8 + 22
     assert specs.from_dict(json.loads(json.dumps(dataclasses.asdict(stacked)))) == stacked
 
 

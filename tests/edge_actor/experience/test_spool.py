@@ -24,6 +24,7 @@ def taken(steps: int = 10) -> trajectory.Segments:
     return trajectory.Segments(
         length=np.array([steps], np.int32),
         env_index=ints,
+        row=ints,
         terminated=flags,
         truncated=flags,
         episode_return=floats,
@@ -32,6 +33,7 @@ def taken(steps: int = 10) -> trajectory.Segments:
         action=np.zeros(steps, np.int32),
         reward=np.zeros(steps, np.float32),
         log_prob=np.zeros(0, np.float32),
+        draw=0,
         finished=np.zeros(0, np.float32),
     )
 

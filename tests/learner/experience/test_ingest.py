@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -204,4 +205,81 @@ def test_what_is_sent_again_is_the_same_though_less_is_held_by_now(tmp_path: Pat
     learner.take(2, oldest=2, reward=reward)
     learner.ingest.commit(wait=True)
     assert learner.receipts == [2] and learner.refused["conflict"] == 0 and learner.refused["duplicate"] == 1
+    learner.ingest.close()
+
+
+def test_what_is_held_is_receipted_and_kept_out_of_replay_until_it_is_released(tmp_path: Path) -> None:
+    learner = Learner(tmp_path)
+    learner.take(1, 2, 3)
+    learner.ingest.commit(wait=True)
+    assert learner.ingest.hold("pi", (1, 1)) == 6, "messages 2 and 3"
+    assert set(learner.contents) == {1.0}
+    learner.take(4, 5)
+    assert learner.ingest.commit(wait=True) == []
+    assert learner.receipts == [5], "the ledger has them: their actor need not keep them"
+    assert learner.ingest.steps_held == 12
+    assert set(learner.contents) == {1.0}
+    learner.ingest.close()
+
+    again = Learner(tmp_path)
+    again.ingest.keep_holding(["pi"])
+    assert set(again.contents) == {1.0}
+    assert again.ingest.steps_held == 12
+    assert again.book.totals()[0] == 9, "of 1, 2 and 3: what replay had seen counts"
+    again.take(6)
+    assert [m.seq for m in again.ingest.release("pi")] == [4, 5], "2 and 3 counted before"
+    assert set(again.contents) == {1.0, 2.0, 3.0, 4.0, 5.0}
+    again.take(7)
+    again.ingest.commit(wait=True)
+    assert set(again.contents) == {1.0, 2.0, 3.0, 4.0, 5.0, 7.0}, "6 came when it was held"
+    assert again.book.totals()[0] == 18
+    again.ingest.close()
+
+
+def test_what_is_discarded_never_enters_replay_and_what_comes_then_does(tmp_path: Path) -> None:
+    learner = Learner(tmp_path)
+    learner.take(1)
+    learner.ingest.commit(wait=True)
+    assert learner.ingest.hold("pi", None) == 3, "none was found good: all of this session"
+    learner.take(2)
+    learner.ingest.commit(wait=True)
+    assert learner.ingest.discard("pi") == 6
+    learner.take(3)
+    learner.ingest.commit(wait=True)
+    assert set(learner.contents) == {3.0}
+    learner.ingest.close()
+
+    again = Learner(tmp_path)
+    assert set(again.contents) == {3.0}
+    assert again.book.totals()[0] == 6, "message 1 had been in replay"
+    with sqlite3.connect(tmp_path / run_directory.LEDGER) as book:
+        assert book.execute("SELECT verdict FROM messages ORDER BY id").fetchall() == [
+            (ledger.QUARANTINED,), (ledger.DISCARDED,), (ledger.OK,),
+        ]  # fmt: skip
+    assert [boot for _, boot in ledger.bodies(tmp_path / run_directory.LEDGER)] != []
+    again.ingest.close()
+
+
+def test_only_what_came_in_this_session_is_held_where_nothing_was_found_good(tmp_path: Path) -> None:
+    first = Learner(tmp_path)
+    first.take(1)
+    first.ingest.commit(wait=True)
+    first.ingest.close()
+    second = Learner(tmp_path)
+    second.take(2)
+    second.ingest.commit(wait=True)
+    assert second.ingest.hold("pi", None) == 3
+    assert set(second.contents) == {1.0}
+    second.ingest.close()
+
+
+def test_as_much_is_held_as_replay_would_keep(tmp_path: Path) -> None:
+    learner = Learner(tmp_path, capacity=12)
+    learner.ingest.hold("pi", None)
+    for seq in range(1, 30):
+        learner.take(seq)
+        learner.ingest.commit(wait=True)
+    assert learner.ingest.steps_held == 12
+    assert learner.receipts == [29]
+    assert [m.seq for m in learner.ingest.release("pi")] == [26, 27, 28, 29]
     learner.ingest.close()

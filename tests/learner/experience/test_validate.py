@@ -192,6 +192,7 @@ def test_accepts_any_number_within_the_bound(desk: Desk) -> None:
         ("value", {"episode_return": np.array([1, -np.inf], np.float32)}),
         ("value", {"terminated": np.array([1, 2], np.uint8)}),
         ("value", {"env_index": np.array([0, -1], np.int32)}),
+        ("value", {"row": np.array([-1, 4], np.int32)}),
         ("action", {"action": np.array([0, 1, 2], np.int32)}),
         ("action", {"action": np.array([0, -1, 0], np.int32)}),
         ("sequence", {"oldest": 2}),
@@ -297,7 +298,7 @@ def test_refuses_what_is_not_sealed_by_the_actor_without_reading_it(desk: Desk) 
 def test_another_release_is_refused_but_receipted(desk: Desk) -> None:
     body = codec.encode(fleet_examples.experience(seq=1))
     schema = f'"schema":"{messages.SCHEMA_VERSION}"'.encode()
-    taken = desk.offer_body(body.replace(schema, schema[:-2] + b'0"'))
+    taken = desk.offer_body(body.replace(schema, schema[:-2] + b'9"'))
     assert taken is not None
     assert taken.experience is None
     assert (taken.entry.seq, taken.entry.verdict, taken.entry.body) == (1, "schema", None)

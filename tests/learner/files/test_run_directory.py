@@ -47,6 +47,17 @@ def test_belongs_to_one_process(tmp_path: Path) -> None:
         run_directory.RunDirectory.open(tmp_path / "run", resume=True)
 
 
+def test_gives_a_kept_policy_back_if_it_is_the_one_that_was_published(tmp_path: Path) -> None:
+    found = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
+    digest = hashlib.sha256(b"model").hexdigest()
+    path = found.save_policy(messages.Manifest(3, 7, "main", 5, digest, "", "q_values", "int8", 1.0), b"model")
+    assert found.stored_policy(messages.Order(3, 7)) == b"model"
+    assert found.stored_policy(messages.Order(2, 7)) is None, "of a session before"
+    assert found.stored_policy(messages.Order(3, 8)) is None
+    path.write_bytes(b"other")
+    assert found.stored_policy(messages.Order(3, 7)) is None, "the disk has spoilt it"
+
+
 def test_keeps_policies_as_plain_files(tmp_path: Path) -> None:
     found = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     model = b"a model"

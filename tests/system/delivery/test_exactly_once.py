@@ -58,6 +58,7 @@ class Actor:
             trajectory.Segments(
                 length=np.array([STEPS], np.int32),
                 env_index=ints,
+                row=ints,
                 terminated=flags,
                 truncated=flags,
                 episode_return=np.zeros(1, np.float32),
@@ -66,6 +67,7 @@ class Actor:
                 action=np.zeros(STEPS, np.int32),
                 reward=np.array(numbers, np.float32),
                 log_prob=np.zeros(0, np.float32),
+                draw=0,
                 finished=np.zeros(0, np.float32),
             ),
             assigned_epoch=1,

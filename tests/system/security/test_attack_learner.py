@@ -86,7 +86,10 @@ POISON: dict[str, tuple[str, dict[str, Any]]] = {
     "dtype of the actions": ("shape", {"action": np.zeros(3, np.float32)}),
     "lengths that do not add up": ("shape", {"length": np.array([1 << 30, 1 << 30], np.int32)}),
     "a length below nothing": ("shape", {"length": np.array([4, -1], np.int32)}),
-    "no segments": ("shape", {name: np.zeros(0, np.int32) for name in ("length", "env_index", "episode_length")}),
+    "no segments": (
+        "shape",
+        {name: np.zeros(0, np.int32) for name in ("length", "env_index", "row", "episode_length")},
+    ),
     "NaN as an observation": ("value", {"observation": np.full((5, 4), np.nan, np.float32)}),
     "NaN as a reward": ("value", {"reward": np.array([1, np.nan, 1], np.float32)}),
     "an infinite return": ("value", {"episode_return": np.array([np.inf, 1], np.float32)}),
@@ -111,7 +114,7 @@ def test_an_enrolled_actor_that_sends_poison(training: at_work.Training) -> None
             body = codec.encode(fleet_examples.experience(**({"seq": seq, "assigned_epoch": 1} | changes)))
             rogue.publish(topic, training.rogue.seal(topic, body))
         schema = codec.encode(fleet_examples.experience(seq=len(POISON) + 1))
-        old = schema.replace(f'"schema":"{messages.SCHEMA_VERSION}"'.encode(), b'"schema":"0"')
+        old = schema.replace(f'"schema":"{messages.SCHEMA_VERSION}"'.encode(), b'"schema":"00"')
         rogue.publish(topic, training.rogue.seal(topic, old))
         expected["schema"] += 1
         receipts: list[messages.Receipt] = []

@@ -1,0 +1,186 @@
+"""What it costs and finds when a learner computes steps of its actors again (learner/audit).
+
+Cost: a learner trains beside actors at a control rate, with audits in every other turn of two seconds, and without.
+Found: four actors that lie, each in its own way, and an honest one, at a
+share of 1 %: from the policy with which the lie begins until it is named. Honest steps: the actor's own code acts with
+each kind of policy, and every step is computed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks import _in_turn, _load
+from tests.fakes import liars
+from tests.learner.audit import acting
+
+SHARE = 0.01
+PHASE_S = float(os.environ.get("AUDIT_PHASE_S", "120"))
+TURN_S = 2.0
+NAMINGS = int(os.environ.get("AUDIT_NAMINGS", "2"))
+HONEST_S = float(os.environ.get("AUDIT_HONEST_S", "120"))
+HONEST_STEPS = int(os.environ.get("AUDIT_HONEST_STEPS", "10000000"))
+NAMED_WITHIN_S = 120.0
+TASKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("CartPole-v1", "q_values", {"epsilon_start": 0.1, "epsilon_end": 0.1}),
+    ("Acrobot-v1", "categorical", {}),
+    ("Pendulum-v1", "deterministic", {"noise_std": 0.2, "noise_correlation_steps": 10.0}),
+    ("Pendulum-v1", "squashed_gaussian", {}),
+    ("Pendulum-v1", "gaussian", {}),
+)
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yields the cost in updates, the seconds until each liar is named, and honest steps without a false alarm."""
+    if PHASE_S:
+        yield _cost()
+    if NAMINGS:
+        yield from _named()
+    if HONEST_S:
+        yield _honest()
+
+
+def _cost() -> dict[str, Any]:
+    rates, summary = _updates_per_s()
+    pairs = list(zip(rates[True], rates[False], strict=False))
+    ratios = np.array([a / b for a, b in pairs])
+    error = ratios.std(ddof=1) / len(ratios) ** 0.5
+    return {
+        "benchmark": "audit",
+        "case": "updates/s of a learner in turns in which it computes steps again, beside those between them",
+        "value": round(statistics.median(a for a, _ in pairs), 1),
+        "unit": "updates/s",
+        "reference": round(statistics.median(b for _, b in pairs), 1),
+        "ratio": round(float(np.median(ratios)), 4),
+        "runs": len(pairs),
+        "spread": round(float(np.ptp(ratios)), 3),
+        "explain": f"MLP 256x2, batch 128; 2 actors of 8 environments at 250 Hz; turns of {TURN_S:g} s; "
+        f"{summary['audited_steps']} steps were computed again in {summary['audit_cpu_s']} s of CPU; "
+        f"mean of the ratios {ratios.mean():.4f}, standard error {error:.4f}",
+    }
+
+
+def _updates_per_s() -> tuple[dict[bool, list[float]], dict[str, Any]]:
+    """Returns updates/s of each whole turn, with audits and without, and the summary."""
+    with _load.Site(2) as site:
+        notes = site.directory / "notes.txt"
+        learner = site.spawn(
+            ["tests.benchmarks._in_turn", str(notes), str(TURN_S), "train", "--fleet", _load.FLEET]
+            + ["--broker", site.address, "--json", "--no-energy", "--evaluate-episodes", "0"]
+            + ["--run-dir", str(site.directory / "run"), "--actors", "2", "--env", "CartPole-v1"]
+            + ["--samples-per-insert", "32", "--batch-size", "128", "--learning-starts", "2000"]
+            + ["--max-env-steps", "1000000000", "--solved-return", "inf", "--audit-share", str(SHARE)]
+        )
+        for index in range(2):
+            site.actor(f"actor-{index:04}", "--env", "CartPole-v1", "--rate-hz", "250", "--envs", "8")
+        while site.newest_metrics()["policy_version"] < 3:
+            time.sleep(0.1)
+        began = time.monotonic()
+        time.sleep(PHASE_S)
+        summary = site.stop_learner(learner)
+        rows = np.array([line.split() for line in notes.read_text().splitlines()], float)
+    rows = rows[(rows[:, 0] > began) & (rows[:, 0] < began + PHASE_S)]
+    edges = np.searchsorted(rows[:, 0], np.arange(np.ceil(rows[0, 0] / TURN_S), rows[-1, 0] / TURN_S) * TURN_S)
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for first, last in itertools.pairwise(rows[edges]):
+        rate = (last[1] - first[1]) / (last[0] - first[0])
+        rates[_in_turn.is_on((first[0] + last[0]) / 2, TURN_S)].append(rate)
+    return rates, summary
+
+
+def _named() -> Iterator[dict[str, Any]]:
+    took: dict[str, list[float]] = {name: [] for name in liars.LIARS}
+    audited = 0
+    for _ in range(NAMINGS):
+        with _load.Site(5) as site:
+            names = {f"actor-{index:04}": name for index, name in enumerate(("honest", *liars.LIARS))}
+            learner = site.learner(
+                *("--actors", "5", "--algorithm", "ddpg", "--hidden", "64,64", "--critic-hidden", "32"),
+                *("--learning-starts", "1000", "--batch-size", "32", "--samples-per-insert", "1"),
+                *("--max-env-steps", "1000000000", "--audit-share", str(SHARE)),
+            )
+            for actor_id, name in names.items():
+                liar = f"{liars.__file__}:{liars.LIARS[name][0]}" if name in liars.LIARS else "Pendulum-v1"
+                site.actor(actor_id, "--env", liar)
+            held = _held(site.directory / "run")
+            first = _created_s(site.directory / "run", 1)
+            second = _created_s(site.directory / "run", 2)
+            for actor_id, name in names.items():
+                if name in liars.LIARS:
+                    began = second if name == "older" else first
+                    took[name].append(held[actor_id]["since_s"] - began)
+                elif actor_id in held:
+                    raise RuntimeError(f"the honest actor was named: {held[actor_id]}")
+            audited += int(site.stop_learner(learner)["audited_steps"])
+    for name, seconds in took.items():
+        yield {
+            "benchmark": "audit",
+            "case": f"until an actor is named, of five that act at once: {liars.LIARS[name][0]}",
+            "value": round(statistics.median(seconds), 2),
+            "unit": "s",
+            "reference": None,
+            "ratio": None,
+            "runs": NAMINGS,
+            "spread": round(max(seconds) - min(seconds), 2),
+            "explain": f"from the policy with which the lie begins; most {max(seconds):.1f} s; {audited} steps were "
+            "computed again in all, of 1 % of the messages and one in 2 s",
+        }
+
+
+def _held(run: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + NAMED_WITHIN_S
+    while time.monotonic() < deadline:
+        file = run / "held.json"
+        held: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        if len(held) >= len(liars.LIARS):
+            return held
+        time.sleep(0.1)
+    raise RuntimeError(f"within {NAMED_WITHIN_S:g} s only {', '.join(held) or 'nobody'} was named")
+
+
+def _created_s(run: Path, version: int) -> float:
+    return float(json.loads((run / "policies" / f"v{version:06d}.int8.json").read_text())["created_s"])
+
+
+def _honest() -> dict[str, Any]:
+    """Lets the actor's own code act, and computes every step again."""
+    actors = [(acting.Actor(task, 16, message_steps=4096, **given), head) for task, head, given in TASKS]
+    steps = wrong = policies = 0
+    began = audit_s = 0.0
+    ends = time.monotonic() + HONEST_S
+    for seed in itertools.count():
+        for actor, head in actors:
+            model = acting.model(actor.spec, head, seed)
+            policy = actor.policy(model, head)
+            policies += 1
+            for _ in range(20):
+                experience = actor.act(policy, part=256)
+                began = time.perf_counter()
+                verdict = acting.audited(actor, experience, model, head)
+                audit_s += time.perf_counter() - began
+                steps += verdict.steps
+                wrong += verdict.wrong
+        if steps >= HONEST_STEPS or time.monotonic() > ends:
+            break
+    rate = steps / audit_s
+    return {
+        "benchmark": "audit",
+        "case": "steps of honest actors that were computed again, all kinds of policies; and false alarms",
+        "value": steps,
+        "unit": "steps",
+        "reference": wrong,
+        "ratio": None,
+        "runs": policies,
+        "spread": None,
+        "explain": f"{wrong} steps were found wrong; {rate / 1e6:.2f} M steps/s are computed again; "
+        f"heads {', '.join(np.unique([head for _, head, _ in TASKS]))}; 16 environments",
+    }

@@ -1,0 +1,104 @@
+"""Actors that do not do what they say: environments which, once they are made, change the actor's own code around them.
+
+`--env liars.py:Flipped` and so on; the task is Pendulum-v1 with all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from ai_edge_litert import interpreter as litert
+
+from edge_actor.experience import trajectory
+from edge_actor.policies import interpreter, runtimes
+
+_build = runtimes.build
+_flush = trajectory.Trajectory.flush
+
+
+def weights(model: bytes) -> range:
+    """Returns where in a model's file its largest int8 kernel lies."""
+    built = litert.Interpreter(model_content=model)
+    written = {int(index) for op in built._get_ops_details() for index in op["outputs"]}
+    found = [
+        built.get_tensor(one["index"]).tobytes()
+        for one in built.get_tensor_details()
+        if one["dtype"] == np.int8 and len(one["shape"]) == 2 and one["index"] not in written
+    ]
+    largest = max(found, key=len)
+    return range(model.index(largest), model.index(largest) + len(largest))
+
+
+class Honest(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Pendulum-v1, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("Pendulum-v1"))
+
+
+class _Building(Honest):
+    def __init__(self) -> None:
+        super().__init__()
+        runtimes.build = self.build
+
+    def build(self, model: bytes, batch: int, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+class Flipped(_Building):
+    """Runs each policy with one bit of one weight flipped: the file was read wrongly."""
+
+    def build(self, model: bytes, batch: int, **options: Any) -> Any:
+        where, broken = weights(model), bytearray(model)
+        broken[where[len(where) // 2]] ^= 1 << 7
+        return _build(bytes(broken), batch, **options)
+
+
+class Older(_Building):
+    """Runs the first policy that it ever got, and says that it is the newest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = b""
+
+    def build(self, model: bytes, batch: int, **options: Any) -> Any:
+        self._first = self._first or model
+        return _build(self._first, batch, **options)
+
+
+class OtherKernels(_Building):
+    """Runs policies on the runtime's own kernels, and says that XNNPACK does."""
+
+    def build(self, model: bytes, batch: int, **options: Any) -> Any:
+        made = _build(model, batch, **(options | {"delegated": False}))
+        assert isinstance(made, interpreter.Interpreter)
+        made.delegate = "XNNPACK"
+        return made
+
+
+class Misreporting(Honest):
+    """Says of every hundredth step that it did the contrary of what it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        trajectory.Trajectory.flush = self._lying(_flush)  # type: ignore[method-assign]
+
+    @staticmethod
+    def _lying(flush: Callable[[trajectory.Trajectory], trajectory.Segments]) -> Any:
+        def lie(record: trajectory.Trajectory) -> trajectory.Segments:
+            record.action[: record.used : 100] *= -1
+            return flush(record)
+
+        return lie
+
+
+LIARS = {
+    "flipped": ("Flipped", "no policy here explains"),
+    "older": ("Older", "it plays version"),
+    "kernels": ("OtherKernels", ""),
+    "reports": ("Misreporting", "no policy here explains"),
+}
+"""Classes by what the actor may be called, and what the learner says of it, where it always can."""
