@@ -20,6 +20,7 @@ from broker.program import cli, logs, settings
 from learner import config
 from learner.config import tasks
 from learner.study.compare import arguments
+from learner.watch import command as watching
 
 _PAGE = "report.html"
 
@@ -40,6 +41,7 @@ def _run(argv: Sequence[str]) -> int:
         "quantize": _quantize,
         "report": _report,
         "train": _train,
+        "watch": watching.run,
     }
     return runs[args.command](args)
 
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_report(commands)
     _add_bench(commands)
+    watching.add(commands)
     compare = commands.add_parser(
         "compare",
         allow_abbrev=False,

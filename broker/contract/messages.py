@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -186,7 +186,7 @@ class PolicyPiece:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Who an actor is: fixed for one process."""
+    """Who an actor is: fixed for one process. `release` is that of its actorq-fleet; empty where it is not installed."""
 
     env_id: str
     spec: specs.EnvSpec
@@ -196,9 +196,10 @@ class Birth:
     runtime: str
     delegate: str
     rate_hz: float
+    release: str = ""
 
     def __post_init__(self) -> None:
-        texts = (self.env_id, self.board, self.python, self.runtime, self.delegate)
+        texts = (self.env_id, self.board, self.python, self.runtime, self.delegate, self.release)
         if any(len(text) > MAX_NAME_CHARS for text in texts):
             raise errors.SpecError(
                 f"a birth certificate has texts of at most {MAX_NAME_CHARS} characters",
@@ -218,6 +219,9 @@ class Vitals:
     heartbeat, `step_energy_j` that energy per step, both by `power_source`: measured, or `power_modelled` from load.
     `energy_j` is that energy since the process started, as far as readings tell it: of `energy_s` seconds. `board_id`
     is the same for all actors on one board, each of which tells the whole board's (empty: unknown).
+    `latency_p50_us` and `latency_p99_us` are of the newest calls of observation to action that were timed. `throttled`
+    has the bits of the Pi's get_throttled: those above 15 since its start. `spool_share` is how full the spool is, 0 to
+    1. `clock_known` says whether the time of day was ever set since the board started.
     `stages` has how often each of ACTOR_STAGES ran, and its seconds; `cpu_s` is the process's CPU time, of all threads,
     and `created_s` the Unix time at which all this was so (0: nobody looked). Fields a board cannot read are None.
     """
@@ -253,6 +257,11 @@ class Vitals:
     stages: dict[str, tuple[float, ...]] = field(default_factory=dict)
     cpu_s: float | None = None
     created_s: float = 0.0
+    latency_p50_us: float | None = None
+    latency_p99_us: float | None = None
+    throttled: int | None = None
+    spool_share: float | None = None
+    clock_known: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.stages.keys() <= _STAGES or not all(map(_is_spent, self.stages.values())):

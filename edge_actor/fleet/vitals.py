@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import importlib.metadata
 import math
 import platform
 import time
@@ -14,7 +15,7 @@ import psutil
 
 from broker.contract import messages, specs
 from broker.program import machine, stopwatch
-from edge_actor.board import board, power
+from edge_actor.board import board, clock, power
 
 _ENERGY_WINDOW_S = _LOAD_WINDOW_S = 0.5
 _STAGES_WINDOW_S = 0.2
@@ -103,6 +104,8 @@ class Load:
             "rss_bytes": self.rss_bytes,
             "memory_available_bytes": self.memory_available_bytes,
             "temperature_c": self.temperature_c,
+            "throttled": self.throttled,
+            "clock_known": self.clock_known,
             "power_w": self.energy.power_w,
             "step_energy_j": self.energy.step_energy_j,
             "power_source": self.energy.source,
@@ -130,6 +133,8 @@ class Load:
         self.rss_bytes = int(self._process.memory_info().rss)
         self.memory_available_bytes = int(psutil.virtual_memory().available)
         self.temperature_c = board.temperature_c()
+        self.throttled = board.throttled()
+        self.clock_known = clock.now_s() is not None
 
 
 class Stages:
@@ -165,12 +170,21 @@ def birth(env_id: str, spec: specs.EnvSpec, n_envs: int, runtime: str, delegate:
         runtime=runtime,
         delegate=delegate,
         rate_hz=rate_hz,
+        release=_release(),
     )
 
 
 @functools.cache
 def _board() -> str:
     return (board.model() or f"{platform.system()} {platform.machine()}")[: messages.MAX_NAME_CHARS]
+
+
+@functools.cache
+def _release() -> str:
+    try:
+        return importlib.metadata.version("actorq-fleet")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 class Source(Protocol):

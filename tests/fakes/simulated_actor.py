@@ -240,7 +240,10 @@ class SimulatedActor:
 
     def _state(self, *, online: bool) -> bytes:
         birth = messages.Birth("Simulated-v0", SPEC, 1, "simulated", "", "none", "", 0.0)
-        state = messages.ActorState(online, "swarm", BOOT, self._beats, birth)
+        vitals = messages.Vitals(
+            steps=self._recorded, messages_held=len(self._held), delegate="XNNPACK", created_s=time.time()
+        )
+        state = messages.ActorState(online, "swarm", BOOT, self._beats, birth, vitals)
         return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
 
     def receive(self) -> None:
