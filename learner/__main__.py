@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -57,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         "--take-over",
         action="store_true",
         help="take the actors of a learner that is live on the fleet; that one saves and ends",
+    )
+    train.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve the page of `actorq-learner watch` beside it, in a process of its own",
     )
     demo = commands.add_parser(
         "demo",
@@ -257,10 +263,12 @@ def _train(args: argparse.Namespace) -> int:
 
     display = console.Console.on_stderr()
     logs.configure(display)
+    beside = watching.beside(initial.train.fleet, initial.train.broker) if args.watch else contextlib.nullcontext()
     try:
-        summary, path = train.run(
-            initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, display=display
-        )
+        with beside:
+            summary, path = train.run(
+                initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, display=display
+            )
     except gathering.Stopped:
         print("interrupted before training began", file=sys.stderr)
         return errors.EXIT_INTERRUPTED

@@ -221,7 +221,7 @@ class Vitals:
     is the same for all actors on one board, each of which tells the whole board's (empty: unknown).
     `latency_p50_us` and `latency_p99_us` are of the newest calls of observation to action that were timed. `throttled`
     has the bits of the Pi's get_throttled: those above 15 since its start. `spool_share` is how full the spool is, 0 to
-    1. `clock_known` says whether the time of day was ever set since the board started.
+    1.
     `stages` has how often each of ACTOR_STAGES ran, and its seconds; `cpu_s` is the process's CPU time, of all threads,
     and `created_s` the Unix time at which all this was so (0: nobody looked). Fields a board cannot read are None.
     """
@@ -261,7 +261,6 @@ class Vitals:
     latency_p99_us: float | None = None
     throttled: int | None = None
     spool_share: float | None = None
-    clock_known: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.stages.keys() <= _STAGES or not all(map(_is_spent, self.stages.values())):

@@ -15,7 +15,7 @@ import psutil
 
 from broker.contract import messages, specs
 from broker.program import machine, stopwatch
-from edge_actor.board import board, clock, power
+from edge_actor.board import board, power
 
 _ENERGY_WINDOW_S = _LOAD_WINDOW_S = 0.5
 _STAGES_WINDOW_S = 0.2
@@ -105,7 +105,6 @@ class Load:
             "memory_available_bytes": self.memory_available_bytes,
             "temperature_c": self.temperature_c,
             "throttled": self.throttled,
-            "clock_known": self.clock_known,
             "power_w": self.energy.power_w,
             "step_energy_j": self.energy.step_energy_j,
             "power_source": self.energy.source,
@@ -134,7 +133,6 @@ class Load:
         self.memory_available_bytes = int(psutil.virtual_memory().available)
         self.temperature_c = board.temperature_c()
         self.throttled = board.throttled()
-        self.clock_known = clock.now_s() is not None
 
 
 class Stages:

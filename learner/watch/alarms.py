@@ -35,9 +35,7 @@ def of(member: members.Member, now_s: float) -> dict[str, str]:
     before = member.history.at(now_s - LAG_WINDOW_S, "policy_lag")
     if before is not None and vitals.policy_lag >= LAG_VERSIONS and vitals.policy_lag > before:
         found["lag"] = f"{vitals.policy_lag} versions behind, {before:.0f} a minute ago"
-    if vitals.clock_known is False:
-        found["clock"] = "nothing has set the board's clock since it started"
-    elif member.clock_error_s is not None and abs(member.clock_error_s) > members.CLOCK_ERROR_S:
+    if member.clock_error_s is not None and abs(member.clock_error_s) > members.CLOCK_ERROR_S:
         found["clock"] = f"the board's clock is off by {member.clock_error_s:+.0f} s"
     if vitals.delegate and "xnnpack" not in vitals.delegate.lower():
         found["kernels"] = f"runs on {vitals.delegate}, not on XNNPACK"

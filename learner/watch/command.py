@@ -6,25 +6,25 @@ import argparse
 import asyncio
 import contextlib
 import json
-import logging
 import math
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from broker.contract import address, errors
 from broker.fleet import identity
-from broker.program import cli, logs
+from broker.program import children, cli, logs
 from learner.watch import fleet_view, run_files, watcher
 
 PORT = 8765
-_log = logging.getLogger(__name__)
 _TICK_S = 0.5
 _LOOK_S = 5.0
 """Between two looks for a run that was begun since."""
 _STOP_S = 1
+_END_S = 5.0
 
 
 def add(commands: Any) -> None:
@@ -75,6 +75,29 @@ def run(args: argparse.Namespace) -> int:
         curve = Curve(args.fleet, args.curve)
         _serve(args, listener, view, lambda: curve.run, f"fleet {args.fleet}", None, (following, curve))
     return errors.EXIT_OK
+
+
+@contextlib.contextmanager
+def beside(fleet: str, brokers: Sequence[str], port: int = PORT) -> Iterator[None]:
+    """Serves the page in a process of its own, for as long as the context lasts: training shall not wait for it.
+
+    It waits for the broker and the fleet's keys as the learner does. Where the port is taken, another page has it, and
+    says so on stderr.
+    """
+    _require()
+    command = [sys.executable, "-m", "learner", "watch", "--fleet", fleet, "--port", str(port)]
+    command += ["--broker", ",".join(brokers)] if brokers else []
+    # A session of its own, so that Ctrl-C ends the learner first, and this after it
+    child = subprocess.Popen(command, start_new_session=True, preexec_fn=children.die_with_parent())  # noqa: PLW1509
+    try:
+        yield
+    finally:
+        child.terminate()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 class Curve:

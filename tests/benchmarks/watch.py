@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -66,9 +68,15 @@ def run() -> Iterator[dict[str, Any]]:
         for _ in range(SCRAPES):
             began = time.perf_counter()
             with urllib.request.urlopen(f"{url}metrics") as answer:
-                size = len(answer.read())
+                told = answer.read()
             scrapes.append(1e3 * (time.perf_counter() - began))
-        yield _row("scrape of /metrics", scrapes, "ms", 50.0, f"{size:,} bytes")
+        yield _row("scrape of /metrics", scrapes, "ms", 50.0, f"{len(told):,} bytes")
+        if shutil.which("promtool"):
+            checked = subprocess.run(["promtool", "check", "metrics"], check=False, input=told, capture_output=True)
+            said = (checked.stdout + checked.stderr).decode().splitlines()
+            yield _row(
+                "lines that promtool check metrics complains with", [float(len(said))], "lines", None, f"{said[:3]}"
+            )
         yield _row("memory of the page's process", [_load.rss_mb(watch.pid)], "MB", None, "resident")
 
 

@@ -77,7 +77,9 @@ def browser() -> Iterator[Browser]:
     )
     try:
         assert driver.stdout is not None
-        port = next(line.rpartition("port ")[2].strip(" .\n") for line in driver.stdout if "successfully on port" in line)
+        port = next(
+            line.rpartition("port ")[2].strip(" .\n") for line in driver.stdout if "successfully on port" in line
+        )
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         wanted = {"alwaysMatch": {"goog:chromeOptions": {"args": arguments}, "acceptInsecureCerts": True}}
         base = f"http://127.0.0.1:{port}/session"
