@@ -186,7 +186,7 @@ class PolicyPiece:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Who an actor is: fixed for one process. `release` is that of its actorq-fleet; empty where it is not installed."""
+    """Who an actor is: fixed for one process. `release` is of its actorq-fleet; empty where that is not installed."""
 
     env_id: str
     spec: specs.EnvSpec

@@ -120,7 +120,7 @@ class StepTimes:
             self._divide()
 
     def vitals(self) -> dict[str, Any]:
-        """Returns the percentiles of observation to action, by fields of `messages.Vitals`; none before it was timed."""
+        """Returns percentiles of observation to action, by fields of `messages.Vitals`; none before it was timed."""
         timed = sorted(self._newest)  # takes the whole deque at once: this is another thread
         if not timed:
             return {}

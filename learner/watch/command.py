@@ -55,8 +55,8 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Shows a fleet on a page: learning curve, a row for each actor, alarms; /metrics is for Prometheus.
 
-    It follows the broker as a member that may only read, on the machine that has the fleet's keys; no learner is needed.
-    With RUN it shows what a run wrote in its files. Ctrl-C ends it.
+    It follows the broker as a member that may only read, on the machine that has the fleet's keys; it needs no
+    learner. With RUN it shows what a run wrote in its files. Ctrl-C ends it.
     """
     _require()
     logs.configure()

@@ -57,9 +57,9 @@ class Member:
         """
         old = self.state
         same = old is not None and (state.boot, state.session) == (old.boot, old.session)
-        if old is not None and (state.boot, state.heartbeat) <= (old.boot, old.heartbeat):
-            if same or retained or self.is_live(now_s):
-                return False
+        is_older = old is not None and (state.boot, state.heartbeat) <= (old.boot, old.heartbeat)
+        if is_older and (same or retained or self.is_live(now_s)):
+            return False
         self.state = state
         if not retained:
             self._note(state, old if same else None, now_s)
@@ -96,8 +96,8 @@ class Member:
             return row
         vitals = state.vitals
         if born := state.birth:
-            names = ("env_id", "n_envs", "board", "release", "python", "runtime", "rate_hz")
-            row |= {name: getattr(born, name) for name in names}
+            born_with = ("env_id", "n_envs", "board", "release", "python", "runtime", "rate_hz")
+            row |= {name: getattr(born, name) for name in born_with}
         names = ("steps", "episodes", "deadlines_missed", "messages_held", "steps_dropped", "env_failures")
         row |= {name: getattr(vitals, name) for name in names}
         row |= _figures(vitals)

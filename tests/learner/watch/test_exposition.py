@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -14,8 +15,10 @@ from broker.contract import messages
 from learner.watch import exposition, fleet_view, run_files
 from tests.fakes import simulated_actor
 
-DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
-NUMBERS = dict.fromkeys(("latency_p50_us", "latency_p99_us", "temperature_c", "power_w", "step_energy_j"), 1.0)
+DASHBOARD = Path(__file__).parents[3] / "docs" / "watch" / "grafana.json"
+NUMBERS: dict[str, Any] = dict.fromkeys(
+    ("latency_p50_us", "latency_p99_us", "temperature_c", "power_w", "step_energy_j"), 1.0
+)
 
 
 def text(view: fleet_view.FleetView, run: run_files.RunFiles | None = None) -> str:

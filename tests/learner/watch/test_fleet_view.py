@@ -47,7 +47,13 @@ def row(view: fleet_view.FleetView, name: str = "pi") -> dict[str, Any]:
 def test_a_row_has_what_the_heartbeat_says(view: fleet_view.FleetView, clock: Clock) -> None:
     view.hear_actor("pi", state(1, steps=100, created_s=clock.now_s), retained=False)
     clock.now_s += 2.0
-    told = {"latency_p99_us": 9.5, "power_w": 4.5, "power_source": "INA226", "temperature_c": 51.0, "throttled": 0}
+    told: dict[str, Any] = {
+        "latency_p99_us": 9.5,
+        "power_w": 4.5,
+        "power_source": "INA226",
+        "temperature_c": 51.0,
+        "throttled": 0,
+    }
     view.hear_actor("pi", state(2, steps=300, delegate="XNNPACK", **told), retained=False)
     found = row(view)
     assert found["steps_per_s"] == pytest.approx(100.0)
