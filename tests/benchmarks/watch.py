@@ -1,8 +1,8 @@
 """The page of `actorq-learner watch` with simulated actors: how late it is, what a scrape takes, and its memory.
 
 The heartbeats are on the clock of this machine, and so is the browser, headless Chromium by WebDriver: a heartbeat has
-reached the pixels at the second animation frame after its row was written. Chromium and chromium-driver must be installed
-for that (`sudo apt install chromium chromium-driver`).
+reached the pixels at the second animation frame after its row was written. Chromium and chromium-driver must be
+installed for that (`sudo apt install chromium chromium-driver`).
 """
 
 from __future__ import annotations
