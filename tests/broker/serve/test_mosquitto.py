@@ -331,4 +331,4 @@ def test_users_of_a_fleet_are_those_it_is_rendered_from() -> None:
     fleet = identity.Fleet.open("lab")
     fleet.enroll("pi-one")
     lines = access.Passwords().render(fleet.users()).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["learner", "pi-one"]
+    assert [line.split(":")[0] for line in lines] == ["_watch", "learner", "pi-one"]
