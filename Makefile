@@ -88,12 +88,12 @@ clean: ## remove .venv, caches and build output; runs/ stays
 
 .venv/.runtime: .venv/.created $(RECIPE)
 	@echo 'Installing into .venv: the first time this downloads about 700 MB, mostly TensorFlow, in 1 to 3 minutes.' >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,actor,local]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,watch,actor,local]'
 	@touch $@
 
 .venv/.dev: .venv/.runtime
 	@echo 'Installing the test tools into .venv.' >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,actor,local,mujoco,atari,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,watch,actor,local,mujoco,atari,dev]'
 	@touch $@
 
 # The runtime of 32-bit boards holds numpy below 2, so its tests run in an environment beside the other. It ended with

@@ -237,7 +237,7 @@ class _Gate:
         return True
 
     def _admission(self) -> access.Admission:
-        users = {identity.LEARNER_USER: self._fleet.password} | self._enrolled.found
+        users = self._fleet.own_users() | self._enrolled.found
         for user, password in self._shut_out:
             if users.get(user) == password:
                 del users[user]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,6 +22,7 @@ from learner import config
 from learner.config import tasks
 from learner.orders import command as fleet_orders
 from learner.study.compare import arguments
+from learner.watch import command as watching
 
 _PAGE = "report.html"
 
@@ -43,6 +45,7 @@ def _run(argv: Sequence[str]) -> int:
         "quantize": _quantize,
         "report": _report,
         "train": _train,
+        "watch": watching.run,
     }
     return runs[args.command](args)
 
@@ -58,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
         "--take-over",
         action="store_true",
         help="take the actors of a learner that is live on the fleet; that one saves and ends",
+    )
+    train.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve the page of `actorq-learner watch` beside it, in a process of its own",
     )
     demo = commands.add_parser(
         "demo",
@@ -92,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_bench(commands)
     fleet_orders.add(commands)
+    watching.add(commands)
     compare = commands.add_parser(
         "compare",
         allow_abbrev=False,
@@ -274,10 +283,12 @@ def _train(args: argparse.Namespace) -> int:
 
     display = console.Console.on_stderr()
     logs.configure(display)
+    beside = watching.beside(initial.train.fleet, initial.train.broker) if args.watch else contextlib.nullcontext()
     try:
-        summary, path = train.run(
-            initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, display=display
-        )
+        with beside:
+            summary, path = train.run(
+                initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, display=display
+            )
     except gathering.Stopped:
         print("interrupted before training began", file=sys.stderr)
         return errors.EXIT_INTERRUPTED

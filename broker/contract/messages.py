@@ -195,7 +195,11 @@ class PolicyPiece:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Who an actor is: fixed for one process. `ordered` has what orders changed of its settings, as KEY=VALUE."""
+    """Who an actor is: fixed for one process.
+
+    `ordered` has what orders changed of its settings, as KEY=VALUE. `release` is of its actorq-fleet; empty where that
+    is not installed.
+    """
 
     env_id: str
     spec: specs.EnvSpec
@@ -206,9 +210,10 @@ class Birth:
     delegate: str
     rate_hz: float
     ordered: tuple[str, ...] = ()
+    release: str = ""
 
     def __post_init__(self) -> None:
-        texts = (self.env_id, self.board, self.python, self.runtime, self.delegate, "".join(self.ordered))
+        texts = (self.env_id, self.board, self.python, self.runtime, self.delegate, self.release, "".join(self.ordered))
         if any(len(text) > MAX_NAME_CHARS for text in texts):
             raise errors.SpecError(
                 f"a birth certificate has texts of at most {MAX_NAME_CHARS} characters",
@@ -228,7 +233,9 @@ class Vitals:
     heartbeat, `step_energy_j` that energy per step, both by `power_source`: measured, or `power_modelled` from load.
     `energy_j` is that energy since the process started, as far as readings tell it: of `energy_s` seconds. `board_id`
     is the same for all actors on one board, each of which tells the whole board's (empty: unknown).
-    `paused`: an order keeps it from acting.
+    `latency_p50_us` and `latency_p99_us` are of the newest calls of observation to action that were timed. `throttled`
+    has the bits of the Pi's get_throttled: those above 15 since its start. `spool_share` is how full the spool is, 0 to
+    1. `paused`: an order keeps it from acting.
     `stages` has how often each of ACTOR_STAGES ran, and its seconds; `cpu_s` is the process's CPU time, of all threads,
     and `created_s` the Unix time at which all this was so (0: nobody looked). Fields a board cannot read are None.
     """
@@ -265,6 +272,10 @@ class Vitals:
     cpu_s: float | None = None
     created_s: float = 0.0
     paused: bool = False
+    latency_p50_us: float | None = None
+    latency_p99_us: float | None = None
+    throttled: int | None = None
+    spool_share: float | None = None
 
     def __post_init__(self) -> None:
         if not self.stages.keys() <= _STAGES or not all(map(_is_spent, self.stages.values())):

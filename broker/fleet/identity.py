@@ -1,7 +1,8 @@
 """Keys on disk: the learner's fleet directory, and the bundle that makes a machine an actor.
 
 FLEET DIRECTORY (learner, 0700)      learner.pem  epoch  mqtt_password  actors/<id>.json  brokers
-                                     tls/authority.pem  tls/broker.pem  tls/learner.pem
+                                     watch_password  watch_token
+                                     tls/authority.pem  tls/broker.pem  tls/learner.pem  tls/watch.pem  tls/page.pem
 BUNDLE (actor, 0600)                 fleet, id, MAC key, learner's public key, brokers, MQTT password,
                                      the authority's certificate, TLS key and certificate
 """
@@ -27,6 +28,8 @@ from broker.program import storage
 
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
+WATCH_USER = "_watch"
+"""Whoever only looks. No actor can have this name."""
 DEFAULT_BROKER = "127.0.0.1:1883"
 
 
@@ -159,6 +162,24 @@ class Fleet:
         """The learner's MQTT password, as it is now."""
         return (self.directory / "mqtt_password").read_text()
 
+    @property
+    def watch_password(self) -> str:
+        """The MQTT password of those who only look; made at first use, as fleets of before have none."""
+        return self._secret("watch_password")
+
+    @property
+    def watch_token(self) -> str:
+        """The word that opens the page of `actorq-learner watch` over a network; made at first use."""
+        return self._secret("watch_token")
+
+    def _secret(self, name: str) -> str:
+        file = self.directory / name
+        if not file.exists():
+            with storage.locked(file):
+                if not file.exists():
+                    storage.write_atomic(file, _new_password())
+        return file.read_text()
+
     def next_epoch(self, above: int = 0) -> int:
         """Returns a number larger than `above` and that of every session before, kept beside the signing key."""
         return counters.next_count(self.directory / "epoch", above + 1)
@@ -213,10 +234,12 @@ class Fleet:
         """
         brokers = {name: self.bundle(name).brokers for name in self.actors()}  # as they are: some were named
         storage.write_atomic(self.directory / "learner.pem", _new_key())
-        storage.write_atomic(self.directory / "mqtt_password", _new_password())
+        for name in ("mqtt_password", "watch_password", "watch_token"):
+            storage.write_atomic(self.directory / name, _new_password())
         renewed = Fleet.open(self.name, self.directory, create=False)
         self.sealer = renewed.sealer
         self.learner_credential(renew=True)
+        self.watch_credential(renew=True)
         self.broker_credential(renew=True)
         return [self.enroll(name, where) for name, where in brokers.items()]
 
@@ -272,8 +295,12 @@ class Fleet:
         return Bundle.read(self._actor_file(actor_id))
 
     def users(self) -> dict[str, str]:
-        """Returns MQTT user names and passwords of the whole fleet, the learner's included."""
-        return {LEARNER_USER: self.password} | {name: self.bundle(name).password for name in self.actors()}
+        """Returns MQTT user names and passwords of the whole fleet, those of learner and watchers included."""
+        return self.own_users() | {name: self.bundle(name).password for name in self.actors()}
+
+    def own_users(self) -> dict[str, str]:
+        """Returns MQTT user names and passwords of those who are no actors."""
+        return {LEARNER_USER: self.password, WATCH_USER: self.watch_password}
 
     # -- TLS ----------------------------------------------------------------------------------------------------------
 
@@ -294,29 +321,49 @@ class Fleet:
             hosts: Further names and addresses.
             renew: Make it anew in any case.
         """
-        file = self.directory / "tls" / "broker.pem"
         known = [address.Address.parse(text).host for text in self.brokers]
-        wanted = list(dict.fromkeys([*known, *hosts, *certificates.LOCAL_HOSTS]))
+        file = self.directory / "tls" / "broker.pem"
+        return self._server_credential(file, [*known, *hosts, *certificates.LOCAL_HOSTS], renew=renew)
+
+    def learner_credential(self, *, renew: bool = False) -> bytes:
+        """Returns TLS key and certificate of the learner; made anew only if need be."""
+        return self._client_credential("learner.pem", LEARNER_USER, renew=renew)
+
+    def watch_credential(self, *, renew: bool = False) -> bytes:
+        """Returns TLS key and certificate of those who only look; made anew only if need be."""
+        return self._client_credential("watch.pem", WATCH_USER, renew=renew)
+
+    def page_credential(self, hosts: Sequence[str]) -> Path:
+        """Returns the file with key and certificate of a page that is served as `hosts`; made anew only if need be."""
+        file = self.directory / "tls" / "page.pem"
+        self._server_credential(file, [*hosts, *certificates.LOCAL_HOSTS], renew=False)
+        return file
+
+    def tls(self) -> ssl.SSLContext:
+        """Returns the TLS settings of the learner: its certificate, and the authority that a broker must have."""
+        return certificates.client_context(self.authority.certificate, self.learner_credential())
+
+    def watch_tls(self) -> ssl.SSLContext:
+        """Returns the same for those who only look."""
+        return certificates.client_context(self.authority.certificate, self.watch_credential())
+
+    def _client_credential(self, name: str, user: str, *, renew: bool) -> bytes:
+        file = self.directory / "tls" / name
+        with storage.locked(file):
+            pem = file.read_bytes() if file.exists() else b""
+            if renew or not self._holds(pem):
+                pem = self.authority.client(self.name, user, certificates.RENEWED_DAYS)
+                storage.write_atomic(file, pem)
+            return pem
+
+    def _server_credential(self, file: Path, hosts: Sequence[str], *, renew: bool) -> bytes:
+        wanted = list(dict.fromkeys(hosts))
         with storage.locked(file):
             pem = file.read_bytes() if file.exists() else b""
             if renew or not self._holds(pem) or not certificates.covers(pem, wanted):
                 pem = self.authority.broker(self.name, wanted)
                 storage.write_atomic(file, pem)
             return pem
-
-    def learner_credential(self, *, renew: bool = False) -> bytes:
-        """Returns TLS key and certificate of the learner; made anew only if need be."""
-        file = self.directory / "tls" / "learner.pem"
-        with storage.locked(file):
-            pem = file.read_bytes() if file.exists() else b""
-            if renew or not self._holds(pem):
-                pem = self.authority.client(self.name, LEARNER_USER, certificates.RENEWED_DAYS)
-                storage.write_atomic(file, pem)
-            return pem
-
-    def tls(self) -> ssl.SSLContext:
-        """Returns the TLS settings of the learner: its certificate, and the authority that a broker must have."""
-        return certificates.client_context(self.authority.certificate, self.learner_credential())
 
     def _holds(self, pem: bytes) -> bool:
         """Returns whether a certificate of this fleet is there and will be good for a while."""

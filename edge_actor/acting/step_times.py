@@ -11,6 +11,7 @@ measured and taken off.
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import random
@@ -25,6 +26,7 @@ TOGETHER = 8
 _GAPS = 2 * TOGETHER * (PERIOD - 1) + 1
 """Rows between those that are timed are fewer than this, and any number of them is as likely."""
 _ENOUGH = 64  # timed rows that shares are taken of: what was before them counts for less and less
+_NEWEST = 512  # timed calls of the policy that percentiles are taken of
 _SLOW_S = 2e-4  # rows that take so long are all timed, which is 1 % of them
 clock = time.perf_counter
 Call = Callable[[Any], Any]
@@ -56,6 +58,7 @@ class StepTimes:
         self._left, self._due = 0, TOGETHER  # rows until some are timed; rows to be timed now
         self._is_slow = False  # so that looking at the clock costs nothing
         self._asked, self._stepped = Timed(), Timed()
+        self._newest: collections.deque[float] = collections.deque(maxlen=_NEWEST)
         self._pieces, self._timed_s = 0, 0.0  # of timed rows, resets apart
         self._shares = Shares()
         self._rows, self._rows_s, self._asks = 0, 0.0, 0.0  # of loops, not divided yet; resets apart
@@ -116,9 +119,18 @@ class StepTimes:
         elif self._rows >= PERIOD and self._shares.rows:
             self._divide()
 
+    def vitals(self) -> dict[str, Any]:
+        """Returns percentiles of observation to action, by fields of `messages.Vitals`; none before it was timed."""
+        timed = sorted(self._newest)  # takes the whole deque at once: this is another thread
+        if not timed:
+            return {}
+        p50, p99 = (1e6 * max(0.0, timed[int(share * (len(timed) - 1))]) for share in (0.5, 0.99))
+        return {"latency_p50_us": round(p50, 2), "latency_p99_us": round(p99, 2)}
+
     def _learn(self) -> None:
         asked, stepped, cost = self._asked, self._stepped, self._overhead()
         outside_s = (asked.calls + stepped.calls) * cost.outside_s + self._pieces * cost.piece_s
+        self._newest.extend(seconds - cost.inside_s for seconds in asked.taken)
         newest = Shares(
             stepped.calls,
             asked.calls,

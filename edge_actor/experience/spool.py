@@ -199,7 +199,9 @@ class Spool:
 
     def vitals(self) -> dict[str, Any]:
         """Returns what is held and what was dropped, by fields of `messages.Vitals`."""
-        return {"messages_held": len(self), "steps_dropped": self.steps_dropped}
+        files = self._files
+        share = min(1.0, (files.size_bytes + self._unwritten_bytes) / files.limit_bytes) if files.limit_bytes else 1.0
+        return {"messages_held": len(self), "steps_dropped": self.steps_dropped, "spool_share": share}
 
     def close(self) -> None:
         """Leaves what is held to the next boot."""

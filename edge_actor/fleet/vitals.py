@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import importlib.metadata
 import math
 import platform
 import time
@@ -103,6 +104,7 @@ class Load:
             "rss_bytes": self.rss_bytes,
             "memory_available_bytes": self.memory_available_bytes,
             "temperature_c": self.temperature_c,
+            "throttled": self.throttled,
             "power_w": self.energy.power_w,
             "step_energy_j": self.energy.step_energy_j,
             "power_source": self.energy.source,
@@ -130,6 +132,7 @@ class Load:
         self.rss_bytes = int(self._process.memory_info().rss)
         self.memory_available_bytes = int(psutil.virtual_memory().available)
         self.temperature_c = board.temperature_c()
+        self.throttled = board.throttled()
 
 
 class Stages:
@@ -174,12 +177,21 @@ def birth(
         delegate=delegate,
         rate_hz=rate_hz,
         ordered=ordered,
+        release=_release(),
     )
 
 
 @functools.cache
 def _board() -> str:
     return (board.model() or f"{platform.system()} {platform.machine()}")[: messages.MAX_NAME_CHARS]
+
+
+@functools.cache
+def _release() -> str:
+    try:
+        return importlib.metadata.version("actorq-fleet")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 class Source(Protocol):

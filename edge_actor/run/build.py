@@ -140,6 +140,7 @@ def _loop(
     times, idle = step_times.StepTimes(), stopwatch.Stopwatch("wait", "send", "policy_receive")
     sources: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, orders, load]
     sources.append(vitals.Stages([record.times, outbox.times, newest.times, times.times, idle]))
+    sources += [times]
     sources += [metronome] if metronome else []
     reporter = status.StatusReporter(
         connection,

@@ -282,7 +282,13 @@ class SimulatedActor:
 
     def _state(self, *, online: bool) -> bytes:
         birth = messages.Birth("Simulated-v0", SPEC, 1, "simulated", "", "none", "", 0.0)
-        vitals = messages.Vitals(paused=self._orders is not None and self._orders.paused)
+        vitals = messages.Vitals(
+            steps=self._recorded,
+            messages_held=len(self._held),
+            delegate="XNNPACK",
+            created_s=time.time(),
+            paused=self._orders is not None and self._orders.paused,
+        )
         state = messages.ActorState(online, "swarm", BOOT, self._beats, birth, vitals)
         return self._mac.seal(self._topics.actor_state(self._id), codec.encode(state))
 

@@ -23,6 +23,7 @@ random, 192 bits."""
 
 _ACTOR_WRITES = ("state", "experience", "report", "answer")
 _ACTOR_READS = ("assignment", "receipt", "command", "orders")
+_WATCHER_READS = ("state", "assignment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Passwords:
 
 
 def render_acl(fleet: str) -> str:
-    """Returns what learner and actors may read and write; all that is not named is refused.
+    """Returns what learner, watchers and actors may read and write; all that is not named is refused.
 
     Mosquitto answers a refused publish with PUBACK as if it had been accepted (MQTT 3.1.1 has no other answer).
     Patterns stand for every user: with lines of their own, ten thousand actors made Mosquitto stand still for ten
@@ -62,6 +63,9 @@ def render_acl(fleet: str) -> str:
     """
     names = topics.Topics(fleet)
     lines = [f"user {identity.LEARNER_USER}", f"topic readwrite {topics.ROOT}/{fleet}/#", ""]
+    # Patterns stand for watchers too, and would let them write below the name that they have
+    lines += [f"user {identity.WATCH_USER}", f"topic deny {names.actor(identity.WATCH_USER, '#')}"]
+    lines += [f"topic read {names.every_actor(leaf)}" for leaf in _WATCHER_READS] + [""]
     lines += [f"pattern read {topic}" for topic in (names.learner_state, f"{topics.ROOT}/{fleet}/policy/#")]
     for right, leaves in (("write", _ACTOR_WRITES), ("read", _ACTOR_READS)):
         lines += [f"pattern {right} {topics.ROOT}/{fleet}/actor/%u/{leaf}" for leaf in leaves]

@@ -44,6 +44,7 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         if hint is messages.Vitals:
             fields["energy_j"] = st.none() | st.floats(0.0, 1e15)
             fields["energy_s"] = st.floats(0.0, 1e9)
+            fields["spool_share"] = st.none() | st.floats(0.0, 1.0)
             fields["cpu_s"] = st.none() | st.floats(0.0, 1e9)
             fields["stages"] = st.dictionaries(
                 st.sampled_from(messages.ACTOR_STAGES),

@@ -69,7 +69,7 @@ def test_every_actor_has_its_own_secrets(fleet: identity.Fleet) -> None:
     one, two = fleet.enroll("one"), fleet.enroll("two")
     assert one.mac_key != two.mac_key and one.password != two.password
     assert fleet.actors() == ["one", "two"]
-    assert fleet.users() == {"learner": fleet.password, "one": one.password, "two": two.password}
+    assert fleet.users() == fleet.own_users() | {"one": one.password, "two": two.password}
 
 
 def test_enrolling_again_renews(fleet: identity.Fleet) -> None:

@@ -102,6 +102,11 @@ def test_the_acl_says_what_all_actors_may_and_does_not_grow_with_them() -> None:
         "user learner",
         "topic readwrite actorq/lab/#",
         "",
+        "user _watch",
+        "topic deny actorq/lab/actor/_watch/#",
+        "topic read actorq/lab/actor/+/state",
+        "topic read actorq/lab/actor/+/assignment",
+        "",
         "pattern read actorq/lab/learner/state",
         "pattern read actorq/lab/policy/#",
         "pattern write actorq/lab/actor/%u/state",
@@ -328,4 +333,4 @@ def test_users_of_a_fleet_are_those_it_is_rendered_from() -> None:
     fleet = identity.Fleet.open("lab")
     fleet.enroll("pi-one")
     lines = access.Passwords().render(fleet.users()).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["learner", "pi-one"]
+    assert [line.split(":")[0] for line in lines] == ["_watch", "learner", "pi-one"]

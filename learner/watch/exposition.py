@@ -1,0 +1,126 @@
+"""The fleet in Prometheus' text format: a name for each figure, units as Prometheus wants them.
+
+One scrape reads the view once. Figures that a board cannot tell are left out, not 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from prometheus_client import registry
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+
+from learner.watch import alarms, fleet_view, run_files
+
+
+class Figure(NamedTuple):
+    """One figure of a row, as Prometheus has it."""
+
+    key: str
+    name: str
+    about: str
+    scale: float = 1.0
+    counts: bool = False
+
+
+_ACTOR = (
+    Figure("live", "up", "1 if the actor was heard lately, else 0"),
+    Figure("heard_s", "last_heard_timestamp_seconds", "when the actor was last heard, Unix time"),
+    Figure("steps", "steps", "environment steps of this process", counts=True),
+    Figure("steps_per_s", "steps_per_second", "environment steps a second, between its last two heartbeats"),
+    Figure("episodes", "episodes", "episodes of this process", counts=True),
+    Figure("return_mean", "return_mean", "mean return of its newest episodes"),
+    Figure("policy_lag", "policy_lag_versions", "versions between the newest policy it knows of and the acting one"),
+    Figure("latency_p50_us", "action_latency_p50_seconds", "observation to action, median of timed calls", 1e-6),
+    Figure("latency_p99_us", "action_latency_p99_seconds", "observation to action, 99th percentile", 1e-6),
+    Figure("deadlines_missed", "deadlines_missed", "steps that came too late for the control rate", counts=True),
+    Figure("temperature_c", "temperature_celsius", "of the board's processor"),
+    Figure("throttled", "throttled_bits", "get_throttled of a Raspberry Pi"),
+    Figure("power_w", "power_watts", "of the whole board, by power_source"),
+    Figure("step_energy_j", "step_energy_joules", "of the whole board, for each step of this actor"),
+    Figure("cpu_percent", "cpu_ratio", "of one core, by the actor's process", 0.01),
+    Figure("spool_share", "spool_ratio", "how full the spool is"),
+    Figure("messages_held", "spool_messages", "experience messages without a receipt"),
+    Figure("steps_dropped", "steps_dropped", "steps that a full spool dropped", counts=True),
+    Figure("env_failures", "environment_failures", "times that its environment failed", counts=True),
+)
+_LEARNER = (
+    Figure("env_steps", "env_steps", "environment steps that reached replay, whole run", counts=True),
+    Figure("updates", "updates", "gradient steps, whole run", counts=True),
+    Figure("episodes", "episodes", "episodes that ended, whole run", counts=True),
+    Figure("return_mean", "return_mean", "mean return of the last 100 training episodes"),
+    Figure("published_return_mean", "published_return_mean", "greedy return of the policy scored last"),
+    Figure("updates_per_s", "updates_per_second", "gradient steps a second"),
+    Figure("env_steps_per_s", "env_steps_per_second", "environment steps a second"),
+    Figure("policy_lag_mean", "policy_lag_mean_versions", "of the steps of this session, when they arrived"),
+    Figure("publish_to_acting_ms", "publish_to_acting_seconds", "from an update to an actor's acting on it", 1e-3),
+    Figure("messages", "messages", "experience messages taken in", counts=True),
+    Figure("messages_refused", "messages_refused", "messages refused", counts=True),
+    Figure("steps_missed", "steps_missed", "steps that actors dropped before they could be sent", counts=True),
+    Figure("writes_failed", "writes_failed", "files of the run that the disk did not take", counts=True),
+    Figure("bytes_received", "received_bytes", "MQTT payloads", counts=True),
+    Figure("bytes_sent", "sent_bytes", "MQTT payloads", counts=True),
+)
+_INFO = ("board", "release", "python", "runtime", "kernels", "env_id", "policy", "power_source")
+
+
+class FleetCollector(registry.Collector):
+    """Collects what a view and, where there is one, a run know.
+
+    Args:
+        view: The fleet.
+        run: Returns the run's files; None if there are none.
+    """
+
+    def __init__(self, view: fleet_view.FleetView, run: Any) -> None:
+        self._view, self._run = view, run
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields a family for each figure that somebody has."""
+        _, rows, _ = self._view.rows()
+        yield from _families("actorq_actor", _ACTOR, [([row["actor"]], row) for row in rows], ["actor"])
+        info = InfoMetricFamily("actorq_actor", "who the actor is", labels=["actor"])
+        alarm = GaugeMetricFamily("actorq_actor_alarm", "1 while the actor has this alarm", labels=["actor", "alarm"])
+        refused = CounterMetricFamily(
+            "actorq_actor_messages_refused", "messages that the actor refused", labels=["actor", "reason"]
+        )
+        for row in rows:
+            info.add_metric([row["actor"]], {key: str(row.get(key, "")) for key in _INFO})
+            for kind in row["alarms"]:
+                alarm.add_metric([row["actor"], kind], 1.0)
+            for reason, count in row.get("refused", {}).items():
+                refused.add_metric([row["actor"], reason], count)
+        yield from (info, alarm, refused)
+        fleet = self._view.fleet()
+        total = GaugeMetricFamily("actorq_fleet_alarms", "actors that have this alarm", labels=["alarm"])
+        for kind in alarms.KINDS:
+            total.add_metric([kind], fleet["alarms"].get(kind, 0))
+        yield total
+        yield GaugeMetricFamily("actorq_fleet_actors", "actors that are enrolled and were ever heard", fleet["actors"])
+        yield GaugeMetricFamily("actorq_fleet_actors_live", "actors that were heard lately", fleet["live"])
+        learner = fleet["learner"]
+        if learner:
+            yield GaugeMetricFamily("actorq_learner_up", "1 if the learner was heard lately", float(learner["live"]))
+            yield GaugeMetricFamily("actorq_learner_policy_version", "newest published", learner["version"])
+            yield GaugeMetricFamily("actorq_learner_epoch", "of the learner's session", learner["epoch"])
+        watch = CounterMetricFamily("actorq_watch_messages_refused", "messages not shown", labels=["reason"])
+        for reason, count in fleet["refused"].items():
+            watch.add_metric([reason], count)
+        yield watch
+        run: run_files.RunFiles | None = self._run()
+        if run is not None:
+            yield from _families("actorq_learner", _LEARNER, [([], run.newest)], [])
+
+
+def _families(
+    prefix: str, figures: tuple[Figure, ...], rows: list[tuple[list[str], dict[str, Any]]], labels: list[str]
+) -> Iterator[Metric]:
+    for one in figures:
+        kind = CounterMetricFamily if one.counts else GaugeMetricFamily
+        family = kind(f"{prefix}_{one.name}", one.about, labels=labels)
+        for values, row in rows:
+            if (value := row.get(one.key)) is not None:
+                family.add_metric(values, value * one.scale)
+        if family.samples:
+            yield family

@@ -1,0 +1,114 @@
+"""What a learner wrote of a run: its rows of metrics, followed while it trains, or read once it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from broker.contract import errors
+
+POINTS_MAX = 2000
+CURVE = (
+    *("wall_s", "env_steps", "updates", "episodes", "return_mean", "published_return_mean", "updates_per_s"),
+    *("env_steps_per_s", "policy_version", "policy_lag_mean", "actors_live", "loss", "actors_measured_j"),
+)
+"""Keys of metrics.jsonl that the page draws."""
+_READ_BYTES = 1 << 20
+_LINE_BYTES = 1 << 16
+
+
+class RunFiles:
+    """Follows metrics.jsonl. Of many rows it keeps ever fewer, so that its memory is bounded.
+
+    Args:
+        path: Run directory.
+
+    Attributes:
+        newest: The last row, all of it.
+        points: Rows by the keys of CURVE; `wall_s` goes on over the sessions of a run.
+        generation: Grows whenever `points` is not only longer than before.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.newest: dict[str, Any] = {}
+        self.points: list[dict[str, float]] = []
+        self.generation = 0
+        self._offset, self._rest = 0, b""
+        self._count, self._step = 0, 1
+        self._before_s = self._last_s = 0.0
+
+    @property
+    def has_ended(self) -> bool:
+        """Returns whether the run has its summary, and nothing was written after that."""
+        summary, rows = self.path / "summary.json", self.path / "metrics.jsonl"
+        with contextlib.suppress(OSError):
+            return summary.stat().st_mtime >= rows.stat().st_mtime
+        return False
+
+    def follow(self) -> None:
+        """Reads what was written since. A line that is no row is passed over: it may be half of one, of a full disk."""
+        try:
+            with open(self.path / "metrics.jsonl", "rb") as file:
+                file.seek(self._offset)
+                while chunk := file.read(_READ_BYTES):
+                    self._offset += len(chunk)
+                    *lines, self._rest = (self._rest + chunk).split(b"\n")
+                    self._rest = self._rest[-_LINE_BYTES:]
+                    for line in lines:
+                        with contextlib.suppress(ValueError, RecursionError):
+                            self._take(json.loads(line))
+        except OSError:
+            return
+
+    def actors(self) -> list[dict[str, Any]]:
+        """Returns who took part in a run that has ended, as its details have it; nothing of one that was killed."""
+        with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+            rows = json.loads((self.path / "details.json").read_text())["fleet"]
+            return [row for row in rows if isinstance(row, dict)]
+        return []
+
+    def _take(self, row: Any) -> None:
+        if not isinstance(row, dict):
+            return
+        self.newest = {key: value for key, value in row.items() if isinstance(value, int | float)}
+        point = {key: float(self.newest[key]) for key in CURVE if key in self.newest}
+        wall_s = point.get("wall_s", 0.0)
+        if wall_s < self._last_s:  # a resumed run counts from its own start
+            self._before_s += self._last_s
+        self._last_s, point["wall_s"] = wall_s, self._before_s + wall_s
+        if self._count % self._step == 0:
+            self.points.append(point)
+        self._count += 1
+        if len(self.points) >= POINTS_MAX:
+            self.points, self._step = self.points[::2], 2 * self._step
+            self.generation += 1
+
+
+def open_run(path: Path) -> RunFiles:
+    """Returns the files of a run, read to their end.
+
+    Raises:
+        RunError: There is no run.
+    """
+    if not (path / "metrics.jsonl").exists():
+        raise errors.RunError(
+            "there is no run to show: it has no metrics.jsonl", where=str(path), todo="name a directory as in runs/"
+        )
+    run = RunFiles(path)
+    run.follow()
+    return run
+
+
+def newest_run(fleet: str, directory: Path = Path("runs")) -> Path | None:
+    """Returns the run of a fleet that wrote its metrics last, of those in a directory; None if there is none."""
+    found = [(file.stat().st_mtime, file.parent) for file in directory.glob("*/metrics.jsonl") if file.exists()]
+    for _, path in sorted(found, reverse=True):
+        with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
+            settings = tomllib.loads((path / "config.toml").read_text())
+            if fleet in (settings.get("fleet"), settings.get("train", {}).get("fleet")):
+                return path
+    return None

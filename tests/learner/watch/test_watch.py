@@ -1,0 +1,164 @@
+"""`actorq-learner watch` as a process on a real broker: what it shows, to whom, and that it can say nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.contract import codec, messages, signing, topics
+from broker.fleet import identity
+from broker.serve.mosquitto import access, process
+from tests import conftest
+from tests.fakes import plain_client, simulated_actor
+
+BIRTH = messages.Birth("Arm-v0", simulated_actor.SPEC, 1, "Raspberry Pi 5", "3.11", "litert", "", 50.0, release="0.1.0")
+
+
+@pytest.fixture
+def fleet() -> identity.Fleet:
+    made = identity.Fleet.open("lab")
+    made.enroll("pi")
+    return made
+
+
+@pytest.fixture
+def port(fleet: identity.Fleet) -> Iterator[int]:
+    conftest.require("mosquitto")
+    admission = access.Admission(fleet.users(), fleet.authority.certificate, fleet.broker_credential())
+    with process.Mosquitto("127.0.0.1", 0, fleet="lab", admission=admission) as mosquitto:
+        yield mosquitto.port
+
+
+@contextlib.contextmanager
+def watching(*arguments: str) -> Iterator[str]:
+    """Starts the command; yields the page's address."""
+    command = [sys.executable, "-m", "learner", "watch", "--json", "--port", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            yield json.loads(child.stdout.readline())["url"]
+        finally:
+            child.terminate()
+            assert child.wait(30.0) == 0
+
+
+def get(url: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30.0) as answer:
+        return str(answer.read().decode())
+
+
+def first_event(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}events", timeout=30.0) as answer:
+        event: dict[str, Any] = json.loads(answer.readline().removeprefix(b"data: "))
+        return event
+
+
+def say(port: int, fleet: identity.Fleet, heartbeat: int, key: bytes = b"") -> None:
+    """The actor `pi` tells its state, over TLS."""
+    bundle, topic = fleet.bundle("pi"), topics.Topics("lab").actor_state("pi")
+    state = messages.ActorState(True, "s", 1, heartbeat, BIRTH, messages.Vitals(steps=10 * heartbeat, power_w=4.5))
+    with plain_client.PlainClient(port, "pi", "pi", bundle.password, bundle.tls()) as client:
+        client.publish(topic, signing.ActorMac(key or bundle.mac_key).seal(topic, codec.encode(state)))
+
+
+@pytest.mark.mosquitto
+@pytest.mark.system
+def test_shows_what_an_actor_says_and_counts_what_it_cannot_have_said(fleet: identity.Fleet, port: int) -> None:
+    with watching("--fleet", "lab", "--broker", f"mqtts://127.0.0.1:{port}") as url:
+        say(port, fleet, 1)
+        say(port, fleet, 2, key=bytes(32))
+        conftest.wait_until(lambda: 'reason="signature"' in get(f"{url}metrics"), "the forged state is counted")
+        found = get(f"{url}metrics")
+        assert 'actorq_actor_steps_total{actor="pi"} 10.0' in found and "actorq_actor_up" in found
+        event = first_event(url)
+        assert event["names"] == ["pi"] and event["rows"][0]["board"] == "Raspberry Pi 5"
+        assert json.loads(get(f"{url}actors/pi/history.json"))["power_w"] == [4.5]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(f"{url}actors/nobody/history.json")
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            get(url, Host="evil.example")
+        with pytest.raises(urllib.error.HTTPError, match="405"):
+            urllib.request.urlopen(urllib.request.Request(url, method="POST"))
+        page = get(url) + get(f"{url}page.js") + get(f"{url}page.css")
+        assert "http://" not in page and "https://" not in page, "it loads nothing from a network"
+
+
+@pytest.mark.mosquitto
+def test_the_broker_lets_a_watcher_read_alone(fleet: identity.Fleet, port: int) -> None:
+    names, bundle = topics.Topics("lab"), fleet.bundle("pi")
+    with (
+        plain_client.PlainClient(port, "pi", "pi", bundle.password, bundle.tls()) as actor,
+        plain_client.PlainClient(port, "learner", "learner", fleet.password, fleet.tls()) as learner,
+        plain_client.PlainClient(
+            port, "watch", identity.WATCH_USER, fleet.watch_password, fleet.watch_tls()
+        ) as watcher,
+    ):
+        learner.subscribe("actorq/lab/#")
+        watcher.subscribe("actorq/lab/#")
+        written = [
+            names.learner_state,
+            names.policy("main"),
+            *(names.actor("pi", leaf) for leaf in ("state", "command")),
+        ]
+        for topic in [*written, names.actor(identity.WATCH_USER, "state")]:
+            watcher.publish(topic, b"forged")
+        actor.publish(names.experience("pi"), b"experience")
+        actor.publish(names.actor_state("pi"), b"state")
+        assert [learner.next()[1] for _ in range(2)] == [b"experience", b"state"], "nothing that the watcher said"
+        assert watcher.next()[1] == b"state", "and it hears no experience"
+
+
+@pytest.mark.system
+def test_off_this_machine_it_takes_tls_and_a_token(fleet: identity.Fleet, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"wall_s": 1.0, "env_steps": 10, "return_mean": 5.0}\n')
+    (tmp_path / "details.json").write_text('{"fleet": [{"actor_id": "pi", "steps": 7, "refused": ""}]}')
+    trusted = ssl.create_default_context(cadata=fleet.authority.certificate.decode())
+    with watching("--fleet", "lab", "--bind", "0.0.0.0", "--host", "localhost", str(tmp_path)) as url:
+        port, token = url.partition("/?")[0].rpartition(":")[2], url.rpartition("token=")[2]
+        base = f"https://localhost:{port}/"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{base}metrics", context=trusted)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{base}metrics?token=wrong", context=trusted)
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            urllib.request.urlopen(f"http://localhost:{port}/metrics")
+        allowed = urllib.request.Request(f"{base}metrics", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(allowed, context=trusted) as answer:
+            assert b"actorq_learner_env_steps_total 10.0" in answer.read()
+        opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=trusted), urllib.request.HTTPCookieProcessor()
+        )
+        with opener.open(f"{base}?token={token}") as answer:
+            assert "token" not in answer.url and b"<title>" in answer.read()
+        assert token == fleet.watch_token and token not in socket.gethostname()
+
+
+@pytest.mark.system
+def test_replays_a_run_from_its_files(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"wall_s": 1.0, "env_steps": 10, "return_mean": 5.0}\n')
+    (tmp_path / "details.json").write_text('{"fleet": [{"actor_id": "pi", "delegate": "XNNPACK", "steps": 7}]}')
+    with watching(str(tmp_path)) as url:
+        event = first_event(url)
+    assert event["curve"] == [{"wall_s": 1.0, "env_steps": 10.0, "return_mean": 5.0}]
+    assert event["rows"] == [{"actor": "pi", "steps": 7, "kernels": "XNNPACK", "alarms": {}}]
+    assert event["fleet"]["replay"]
+
+
+def test_a_taken_port_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from learner.__main__ import main
+
+    (tmp_path / "metrics.jsonl").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["watch", str(tmp_path), "--port", str(taken.getsockname()[1])]) == 10
+    assert "--port" in capsys.readouterr().err
