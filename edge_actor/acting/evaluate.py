@@ -53,8 +53,8 @@ class Kept:
 
     def add(self, row: NDArray[Any], episode: int) -> None:
         """Takes a row [1, *shape] into account."""
-        self._seen += 1
-        if self._seen % self._every:
+        number, self._seen = self._seen, self._seen + 1
+        if number % self._every:
             return
         self._rows.append(row[0].copy())
         self._episodes.append(episode)

@@ -99,7 +99,7 @@ def actions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> A
 
 def clipped_actions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> Actions:
     """Compares actions [N, size] as `actions` does, both clipped to their bounds, as actors clip them."""
-    return actions(*(np.clip(one, action.low, action.high) for one in (exact, other)), action)
+    return actions(np.clip(exact, action.low, action.high), np.clip(other, action.low, action.high), action)
 
 
 def categorical_divergence(exact: FloatArray, other: FloatArray) -> NDArray[np.float64]:

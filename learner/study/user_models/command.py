@@ -78,7 +78,7 @@ class _Candidate:
         made: The model.
         verdict: Decision of the gate.
         measures: What is reported beside that.
-        failing: Mean of `distillation.failings`.
+        failing: Mean of `distillation.failings` of values; mean error of actions.
     """
 
     name: str
@@ -111,28 +111,17 @@ def run(request: Request) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
         fp32 = Path(scratch, "fp32.tflite")
         fp32.write_bytes(policy.float32())
-        if request.env:
-            gathered = Path(scratch, "observations.npz")
-            _log.info("playing %d episodes of %s to calibrate on", request.calibration_episodes, request.env)
-            play.score(fp32, task, request.calibration_episodes, request.seed, policy.head, gathered)
-            rows, episodes = observations.load(gathered)
-        else:
-            assert request.calibration is not None
-            rows, episodes = observations.load(request.calibration)
+        rows, episodes = _observed(request, policy, task, fp32)
         rows = _fitted(policy, rows, request)
         learn, judge = observations.split(episodes, len(rows), request.seed)
         candidates, outside = _candidates(request, policy, rows[learn], rows[judge])
         ranked = sorted(candidates, key=lambda one: (not one.verdict.passed, one.failing))
-        chosen, played = ranked[0], None
-        for turn, chosen in enumerate(_worth_playing(ranked) if request.env else []):
-            file = Path(scratch, f"{turn}.tflite")
-            file.write_bytes(chosen.made.model)
-            seed = request.seed + (turn + 1) * returns.FRESH  # none that an earlier one has failed on
-            played = returns.judge(fp32, file, task, request.episodes, seed, policy.head)
-            if played.passed:
-                break
+        chosen, played = _played(request, policy, task, fp32, ranked) if request.env else (ranked[0], None)
         float32_bytes = fp32.stat().st_size
     passed = chosen.verdict.passed if played is None else played.passed
+    if not passed and not request.force_publish:
+        raise _refusal(request, policy, chosen, played)
+    model = chosen.made.model
     result = {
         "model": str(request.model),
         "source": policy.source,
@@ -143,26 +132,51 @@ def run(request: Request) -> dict[str, Any]:
         "written": chosen.name,
         "passed": passed,
         **chosen.made.notes,
-        "sha256": hashlib.sha256(chosen.made.model).hexdigest(),
-        "bytes": {"float32": float32_bytes, "model": len(chosen.made.model)},
+        "sha256": hashlib.sha256(model).hexdigest(),
+        "bytes": {"float32": float32_bytes, "model": len(model)},
         "rows": {
             "calibration": len(learn),
             "judged": len(judge),
-            "split": "blocks" if episodes is None or len(np.unique(episodes)) < 4 else "episodes",
+            "split": "episodes" if observations.has_episodes(episodes) else "blocks",
             "outside": outside,
         },
         "candidates": {one.name: {**dataclasses.asdict(one.verdict), **one.measures} for one in candidates},
         "returns": played.measured() if played else None,
         "runtime": f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}",
-        "delegate": interpreter.kernels(chosen.made.model) if chosen.verdict.reason != "unrunnable" else "",
-        "operations": [dataclasses.asdict(operation) for operation in operations.list_operations(chosen.made.model)],
+        "delegate": interpreter.kernels(model) if chosen.verdict.reason != "unrunnable" else "",
+        "operations": [dataclasses.asdict(operation) for operation in operations.list_operations(model)],
         "versions": run_directory.versions(),
     }
-    if not passed and not request.force_publish:
-        raise _refusal(request, policy, chosen, played)
-    storage.write_atomic(request.output, chosen.made.model, mode=0o644)
+    storage.write_atomic(request.output, model, mode=0o644)
     storage.write_atomic(request.report, (json.dumps(result, indent=1) + "\n").encode(), mode=0o644)
     return result
+
+
+def _observed(
+    request: Request, policy: subject.Subject, task: play.Task, fp32: Path
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Returns observations [N, *shape], and the number of the episode of each where it is known."""
+    if request.calibration is not None:
+        return observations.load(request.calibration)
+    gathered = fp32.with_name("observations.npz")
+    _log.info("playing %d episodes of %s to calibrate on", request.calibration_episodes, request.env)
+    play.score(fp32, task, request.calibration_episodes, request.seed, policy.head, gathered)
+    return observations.load(gathered)
+
+
+def _played(
+    request: Request, policy: subject.Subject, task: play.Task, fp32: Path, ranked: list[_Candidate]
+) -> tuple[_Candidate, returns.Verdict | None]:
+    """Returns the first of the best candidates that is non-inferior, or the last that was tried."""
+    chosen, played = ranked[0], None
+    for turn, chosen in enumerate(_worth_playing(ranked)):
+        file = fp32.with_name(f"{turn}.tflite")
+        file.write_bytes(chosen.made.model)
+        seed = request.seed + (turn + 1) * returns.FRESH  # none that an earlier one has failed on
+        played = returns.judge(fp32, file, task, request.episodes, seed, policy.head)
+        if played.passed:
+            break
+    return chosen, played
 
 
 def _check(request: Request) -> None:
@@ -292,13 +306,17 @@ def _judge(policy: subject.Subject, name: str, made: subject.Made, judged: NDArr
     try:
         answer, _, _ = interpreter.run(made.model, judged)
     except RuntimeError as error:
-        verdict = gate.ChoiceVerdict(False, "unrunnable")
         _log.warning("the runtime does not run the %s model: %s", name, error)
-        return _Candidate(name, made, verdict, {"relative_mean": [], "relative_max": []}, math.inf)
+        nothing: dict[str, Any] = {"relative_mean": [], "relative_max": []}
+        return _Candidate(name, made, gate.Verdict(False, "unrunnable"), nothing, math.inf)
     settings = config.GateConfig()
+    verdict: gate.Verdict
+    off: NDArray[Any]
+    spread: NDArray[Any]
     if policy.outputs == "values":
         verdict = gate.judge(made.model, exact, judged, settings)
         off, spread = np.abs(answer - exact), distillation.spread(exact)
+        failing = float(distillation.failings(answer, exact, "values").mean())
     else:
         action = policy.action(exact)
         compared = compare.actions if policy.low is None else compare.clipped_actions
@@ -307,8 +325,8 @@ def _judge(policy: subject.Subject, name: str, made: subject.Made, judged: NDArr
             verdict = dataclasses.replace(verdict, passed=False, reason="dead")
         clipped = [np.clip(one, action.low, action.high) if policy.low is not None else one for one in (answer, exact)]
         off, spread = np.abs(clipped[0] - clipped[1]), np.array(action.high) - action.low
+        failing = float((off / spread).mean())
     measures = {"relative_mean": (off.mean(0) / spread).tolist(), "relative_max": (off.max(0) / spread).tolist()}
-    failing = float(distillation.failings(answer, exact, policy.outputs).mean())
     return _Candidate(name, made, verdict, measures, failing)
 
 

@@ -17,6 +17,7 @@ from broker.contract import errors
 
 ROWS_MIN = 64
 _BLOCKS = 16
+_EPISODES_MIN = 4
 BYTES_MAX = 1 << 30
 """The limit of observations in memory, at four bytes a number or more: networks run on float32. The size that a file
 would have is read in its headers, before anything else of it is."""
@@ -60,6 +61,11 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     return array
 
 
+def has_episodes(episodes: NDArray[Any] | None) -> bool:
+    """Returns whether there are enough episodes to hold some of them back."""
+    return episodes is not None and len(np.unique(episodes)) >= _EPISODES_MIN
+
+
 def split(episodes: NDArray[Any] | None, rows: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns indices of three quarters of the rows to calibrate with, and of the rest to judge by.
 
@@ -72,7 +78,7 @@ def split(episodes: NDArray[Any] | None, rows: int, seed: int) -> tuple[NDArray[
         rows: N.
         seed: Of the choice.
     """
-    groups = np.arange(rows) * _BLOCKS // rows if episodes is None or len(np.unique(episodes)) < 4 else episodes
+    groups = episodes if episodes is not None and has_episodes(episodes) else np.arange(rows) * _BLOCKS // rows
     known = np.random.default_rng(seed).permutation(np.unique(groups))
     held_out = np.isin(groups, known[: max(1, len(known) // 4)])
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)

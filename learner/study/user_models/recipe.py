@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from learner.study.user_models import subject
 from learner.study.user_models.formats import chain
 
 FloatArray = NDArray[np.float32]
+_log = logging.getLogger(__name__)
 _ROWS_MAX = 16_384
 _CLIPPED_STEPS: tuple[ptq.Step, ...] = ("clipped_outputs", *ptq.ACTION_STEPS[1:])
 
@@ -63,7 +65,11 @@ class ChainSubject(subject.Subject):
 
         centred = calibrated.centred(original)
         end = max(map(abs, params.outputs[-1])) if self.outputs == "actions" else np.inf
-        refined, params = refine.refine(centred, params, sample, run, end=end)
+        try:
+            refined, params = refine.refine(centred, params, sample, run, end=end)
+        except (RuntimeError, np.linalg.LinAlgError) as error:  # of a runtime that does not run it, or a dead layer
+            _log.info("not refined: %s", str(error).partition("\n")[0])
+            return None
         model = self._quantizer.quantize(refined, params, sample)
         notes = {
             "levelled": centred is not original,

@@ -45,7 +45,7 @@ def _dtype(value: Any) -> np.dtype[Any]:
         code = str(value.arguments[0])
         order = value.state[1] if isinstance(value.state, tuple) and len(value.state) > 1 else "="
         if code[:1] in "fiub" and code[1:].isdigit():
-            return np.dtype(code).newbyteorder({">": ">", "<": "<"}.get(order, "="))
+            return np.dtype(f">{code}" if order == ">" else code)
     raise symbolic_pickle.Unreadable("an array of no known kind of number")
 
 

@@ -19,7 +19,7 @@ _NUMBERS = {
 }  # fmt: skip
 """Opcodes whose argument is a value."""
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY: dict[str, type] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "EMPTY_SET": set}
+_EMPTY: dict[str, type] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -115,10 +115,10 @@ def _read(stream: io.BytesIO) -> Any:
         elif name == "MARK":
             marks.append(len(stack))
         elif name in ("TUPLE", "LIST", "FROZENSET"):
-            stack.append({"TUPLE": tuple, "LIST": list, "FROZENSET": frozenset}[name](marked()))
+            stack.append(tuple(marked()) if name == "TUPLE" else marked())
         elif name == "DICT":
             members = marked()
-            stack.append(dict(zip(members[::2], members[1::2], strict=True)))
+            stack.append(_paired(members))
         elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
         elif name == "MEMOIZE":
@@ -131,20 +131,16 @@ def _read(stream: io.BytesIO) -> Any:
             marked()
         elif name == "DUP":
             stack.append(stack[-1])
-        elif name in ("APPEND", "APPENDS"):
-            members = marked() if name == "APPENDS" else [stack.pop()]
+        elif name in ("APPEND", "APPENDS", "ADDITEMS"):
+            members = [stack.pop()] if name == "APPEND" else marked()
             if isinstance(stack[-1], list):
                 stack[-1].extend(members)
-        elif name == "ADDITEMS":
-            marked_items = marked()
-            if isinstance(stack[-1], set):
-                stack[-1].update(marked_items)
         elif name in ("SETITEM", "SETITEMS"):
             members = marked() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
             target = stack[-1].items if isinstance(stack[-1], Call) else stack[-1]
-            target.update(zip(members[::2], members[1::2], strict=True))
+            target.update(_paired(members))
         elif name == "GLOBAL":
-            module, _, member = argument.partition(" ")
+            module, _, member = str(argument).partition(" ")
             stack.append(Named(module, member))
         elif name == "STACK_GLOBAL":
             stack[-2:] = [Named(str(stack[-2]), str(stack[-1]))]
@@ -161,3 +157,10 @@ def _read(stream: io.BytesIO) -> Any:
         else:
             raise Unreadable(f"it uses {name}, which plain data does not need")
     raise Unreadable("it ends too early")
+
+
+def _paired(members: list[Any]) -> dict[Any, Any]:
+    """Returns a dictionary of keys and values in turn. Keys are plain: a deeply nested one has a hash that crashes."""
+    if not all(isinstance(key, str | bytes | int | float | None | Named) for key in members[::2]):
+        raise Unreadable("a dictionary with keys that plain data does not have")
+    return dict(zip(members[::2], members[1::2], strict=True))
