@@ -114,7 +114,7 @@ def _add_quantize(commands: Any) -> None:
         "model",
         type=Path,
         metavar="FILE",
-        help="Stable-Baselines3 .zip, .onnx, .keras, or the directory of a SavedModel: one input, one output [N, n]",
+        help="Stable-Baselines3 .zip, .onnx or .keras: one input, one output [N, n]",
     )
     quantize.add_argument(
         "--env",

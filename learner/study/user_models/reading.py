@@ -26,10 +26,10 @@ def read(
     normaliser: Path | None,
     verbose: bool,
 ) -> tuple[subject.Subject, str]:
-    """Reads a policy: Stable-Baselines3 (.zip), ONNX, Keras or a TensorFlow SavedModel.
+    """Reads a policy: Stable-Baselines3 (.zip), ONNX or Keras.
 
     Args:
-        path: Its file, or the directory of a SavedModel.
+        path: Its file.
         outputs: What it puts out, where the file does not tell; None takes values.
         low: Lower bounds of its actions [size], where the file does not tell.
         high: Upper bounds.
