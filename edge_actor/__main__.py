@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RANDOM = "random"
 """The word that stands for a policy whose actions are drawn uniformly."""
+_KEPT_BYTES = 1 << 26
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,6 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     score.add_argument(
         "--head", choices=specs.HEADS, help="what the model puts out (default: q_values, or deterministic)"
+    )
+    score.add_argument(
+        "--observations",
+        type=Path,
+        metavar="OBS.npz",
+        help=f"keep what it saw, with the number of the episode, to calibrate with; at most {_KEPT_BYTES / 1e6:.0f} MB",
     )
     score.add_argument("--runtime", default="auto", help=f"{config.RUNTIME_HELP} (default: %(default)s)")
     score.add_argument("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
@@ -230,9 +237,12 @@ def _score(args: argparse.Namespace, chosen: config.ActorConfig) -> tuple[evalua
         error.where = error.where or args.policy
         raise
     limits = evaluate.Limits(args.max_steps, args.max_s)
-    score = evaluate.run(acting, environment, args.episodes, args.seed, limits=limits)
+    kept = evaluate.Kept(_KEPT_BYTES) if args.observations else None
+    score = evaluate.run(acting, environment, args.episodes, args.seed, limits=limits, kept=kept)
     environment.close()
     assert score is not None
+    if kept is not None:
+        kept.write(args.observations)
     return score, {
         "sha256": hashlib.sha256(model).hexdigest(),
         "runtime": str(acting.interpreter.runtime),

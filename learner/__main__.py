@@ -121,17 +121,43 @@ def _add_quantize(commands: Any) -> None:
     quantize = commands.add_parser(
         "quantize",
         allow_abbrev=False,
-        help="turn any Keras model into a full-integer .tflite that actors run",
+        help="turn any policy (Stable-Baselines3, ONNX, Keras) into a full-integer .tflite that actors run",
         description=_quantize.__doc__,
     )
-    quantize.add_argument("model", type=Path, metavar="MODEL.keras", help="one input [N, ...], one output [N, outputs]")
+    quantize.add_argument(
+        "model",
+        type=Path,
+        metavar="FILE",
+        help="Stable-Baselines3 .zip, .onnx or .keras: one input, one output [N, n]",
+    )
+    quantize.add_argument(
+        "--env",
+        default="",
+        metavar="ID",
+        help="environment to calibrate in and to compare returns in, as `actorq-actor evaluate` takes it",
+    )
+    quantize.add_argument("--env-kwargs", default="{}", metavar="JSON", help="arguments for the environment")
+    quantize.add_argument(
+        "--frame-stack", type=int, default=1, metavar="N", help="observations that the policy sees at once (default: 1)"
+    )
+    quantize.add_argument(
+        "--episodes",
+        type=int,
+        default=50,
+        metavar="N",
+        help="fresh ones that fp32 and int8 both play; up to eight times as many where those do not decide it "
+        "(default: %(default)s)",
+    )
+    quantize.add_argument(
+        "--calibration-episodes", type=int, default=20, metavar="N", help="that fp32 plays first (default: %(default)s)"
+    )
     quantize.add_argument(
         "--calibration",
         type=Path,
-        required=True,
         metavar="OBS.npz",
-        help="observations [N, ...] as the model is fed them, in an array `observations` or the only one, at most "
-        "1 GB in memory (4 bytes a number or more); three quarters set the ranges, a quarter judges the result",
+        help="instead of --env: observations [N, ...] as the model is fed them, in an array `observations` or the only "
+        "one, at most 1 GB in memory (4 bytes a number or more), and in `episode` the number of the episode of each; "
+        "three quarters set the ranges, a quarter judges the result",
     )
     quantize.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.tflite", help="OUT.json goes beside")
     quantize.add_argument(
@@ -140,9 +166,22 @@ def _add_quantize(commands: Any) -> None:
     quantize.add_argument(
         "--outputs",
         choices=("values", "actions"),
-        default="values",
-        help="what the outputs are: values of actions (or logits), of which the largest is taken, and greedy choices "
-        "are judged; or continuous actions, whose error is judged (default: %(default)s)",
+        help="what the outputs of ONNX and Keras models are: values of actions (or logits), of which the largest is "
+        "taken; or continuous actions (default: what --env takes, else values)",
+    )
+    for end in ("low", "high"):
+        quantize.add_argument(
+            f"--action-{end}",
+            type=_numbers,
+            default=(),
+            metavar="X[,X...]",
+            help="bound to which continuous actions are clipped, one or one each (default: the file's, or --env's)",
+        )
+    quantize.add_argument(
+        "--normaliser",
+        type=Path,
+        metavar="FILE.pkl",
+        help="what VecNormalize saved (default: vecnormalize.pkl beside the .zip, if there is one)",
     )
     quantize.add_argument(
         "--aware",
@@ -155,8 +194,13 @@ def _add_quantize(commands: Any) -> None:
         "--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: %(default)s)"
     )
     quantize.add_argument("--force", action="store_true", help="overwrite OUT.tflite and OUT.json")
+    quantize.add_argument("--force-publish", action="store_true", help="write it although it acts otherwise than fp32")
     quantize.add_argument("--json", action="store_true", help="print the report as one JSON object on stdout")
     quantize.add_argument("-v", "--verbose", action="store_true", help="show tracebacks and what the converter says")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(number) for number in text.split(","))
 
 
 def _add_fidelity(commands: Any) -> None:
@@ -383,10 +427,11 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _quantize(args: argparse.Namespace) -> int:
-    """Turns a Keras model into a .tflite that takes raw observations and runs on actors, and judges it beside fp32.
+    """Turns a policy into a .tflite that takes raw observations and runs on actors, and judges it beside fp32.
 
-    int8 means full-integer: whatever cannot be is named, and nothing is written. Nor is it if the result acts otherwise
-    than the original; --aware then helps.
+    With --env by the returns of fresh episodes, else by what it answers to held-out observations. Nothing of a file is
+    executed. int8 means full-integer: whatever cannot be is named, and nothing is written. Nor is it if the result acts
+    otherwise than the original; --aware then helps.
     """
     if args.output.suffix != ".tflite":
         raise errors.ConfigError("the output is no .tflite file", where=str(args.output), todo="name it OUT.tflite")
@@ -396,8 +441,9 @@ def _quantize(args: argparse.Namespace) -> int:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with stderr_filter.filtered(everything=not args.verbose):
-        from learner.quantize.user_models import command, report
+        from learner.study.user_models import command, report
 
+    logs.configure()
     request = {field.name: getattr(args, field.name) for field in dataclasses.fields(command.Request)}
     result = command.run(command.Request(**request))
     print(json.dumps(result) if args.json else report.table(result))

@@ -5,16 +5,19 @@ Chance is the other end of every scale of returns, so it can be scored too.
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, messages, specs
+from broker.program import storage
 from edge_actor.environment import answers, env
 from edge_actor.policies import policy
 
@@ -33,6 +36,36 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+
+
+class Kept:
+    """Keeps observations with the number of their episode: all of them, or every n-th where those are many.
+
+    Args:
+        limit_bytes: When they would take more, every other one is dropped, and half as many are kept from there on.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._rows: list[NDArray[Any]] = []
+        self._episodes: list[int] = []
+        self._every, self._seen = 1, 0
+
+    def add(self, row: NDArray[Any], episode: int) -> None:
+        """Takes a row [1, *shape] into account."""
+        number, self._seen = self._seen, self._seen + 1
+        if number % self._every:
+            return
+        self._rows.append(row[0].copy())
+        self._episodes.append(episode)
+        if len(self._rows) * row.nbytes > self._limit_bytes:
+            self._rows, self._episodes, self._every = self._rows[::2], self._episodes[::2], 2 * self._every
+
+    def write(self, path: Path) -> None:
+        """Writes an .npz file of `observations` [N, *shape] and `episode` [N]."""
+        packed = io.BytesIO()
+        np.savez(packed, observations=np.array(self._rows), episode=np.array(self._episodes, np.int32))
+        storage.write_atomic(path, packed.getvalue(), mode=0o644)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +95,7 @@ def run(
     seed: int,
     stop: Callable[[], bool] = lambda: False,
     limits: Limits = NO_LIMITS,
+    kept: Kept | None = None,
 ) -> Score | None:
     """Plays greedily; episode k starts from `reset(seed=seed + k)`.
 
@@ -72,6 +106,7 @@ def run(
         seed: Of the first episode.
         stop: Asked before each step.
         limits: When to give up.
+        kept: Gets every observation.
 
     Returns:
         None if `stop` said so.
@@ -79,7 +114,7 @@ def run(
     Raises:
         EnvironmentFailure: The episodes did not end within the limits.
     """
-    played = _play(acting.act, environment, episodes, seed, stop, limits)
+    played = _play(acting.act, environment, episodes, seed, stop, limits, kept)
     if played is None:
         return None
     returns, steps, seen = played
@@ -119,6 +154,7 @@ def _play(
     seed: int,
     stop: Callable[[], bool],
     limits: Limits,
+    kept: Kept | None = None,
 ) -> tuple[messages.FloatArray, int, list[NDArray[Any]]] | None:
     """Returns [episodes], steps, and the first observations [1, *shape] that were acted on; None if `stop` said so."""
     step, reset = answers.clipped(environment.step), answers.clipped(environment.reset)
@@ -145,6 +181,8 @@ def _play(
                 )
             if len(seen) < most_seen:
                 seen.append(row.copy())
+            if kept is not None:
+                kept.add(row, episode)
             frame, reward, terminated, truncated, _ = step(to_env(act(row)))
             frame = answers.finite(frame, observation_spec)
             row[...] = frame if seen_now is None else seen_now

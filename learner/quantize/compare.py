@@ -97,6 +97,11 @@ def actions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> A
     return Actions(float(means.max()), float(p99s.max()), float(error.max()), means.tolist(), p99s.tolist())
 
 
+def clipped_actions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> Actions:
+    """Compares actions [N, size] as `actions` does, both clipped to their bounds, as actors clip them."""
+    return actions(np.clip(exact, action.low, action.high), np.clip(other, action.low, action.high), action)
+
+
 def categorical_divergence(exact: FloatArray, other: FloatArray) -> NDArray[np.float64]:
     """Returns the KL divergence [N] in nats of one softmax from that of fp32: `other` and `exact` are logits [N, n]."""
     log_p, log_q = _log_softmax(other), _log_softmax(exact)

@@ -11,9 +11,9 @@ One fp32 pass over the calibration observations shows how large each channel is.
   2019, https://arxiv.org/abs/1906.04721; the factor is that of Xiao et al. 2023, https://arxiv.org/abs/2211.10438).
 * Bias correction: behind ReLUs the mean input is far from 0, and so is its product with the rounding errors of the
   weights. The bias makes up for that (Nagel et al. 2019, section 4.2).
-* Clipped tanh input: the last tanh's input may saturate where tanh has reached an end of int8. A trained policy brings
+* Clipped tanh input: what goes into a tanh may saturate where tanh has reached an end of int8. A trained policy brings
   it to 30 and more, and 256 steps over that are too coarse in the middle, where the action is decided.
-* Clipped outputs: the same for outputs that actors clip, and bring through a tanh (the head `squashed_gaussian`).
+* Clipped outputs: the same for outputs that actors clip: of the head `squashed_gaussian`, in front of a tanh.
 * Hi/lo input: each feature of the observation is two int8 numbers (`input_scaling`), and may go beyond what was seen.
 """
 
@@ -71,7 +71,7 @@ _CG_STEPS = 16
 """Steps of conjugate gradients. Any result leaves the choices alone, so it need not be exact."""
 _HEADROOM = 1.5
 """Other observations have wider close calls than the sample."""
-_BEYOND = 0.125
+BEYOND = 0.125
 """The share of its range that a hi/lo feature may go beyond either end, unclipped: it has levels to spare."""
 _CLEAR = 50.0
 """Percentile of the gaps between the best two; beyond such a gap an output is clear, and may saturate."""
@@ -118,11 +118,22 @@ class Calibrator:
             counts, as with action values; without it, or where the last layer is not linear, outputs stay what they
             are.
         hysteresis: Whether ranges and scales are kept like the factors, as long as they are at most a quarter too wide.
+        beyond: The share of its range that a hi/lo feature may go beyond either end, unclipped.
+        output_end: The size at which actors clip outputs, for `clipped_outputs`.
     """
 
-    def __init__(self, steps: Collection[Step] = STEPS, *, hysteresis: bool = False) -> None:
+    def __init__(
+        self,
+        steps: Collection[Step] = STEPS,
+        *,
+        hysteresis: bool = False,
+        beyond: float = BEYOND,
+        output_end: float = specs.SQUASHED_MEAN_MAX,
+    ) -> None:
         self._steps = steps
         self._hysteresis = hysteresis
+        self._beyond = beyond
+        self._output_end = output_end
         self._exponents: list[FloatArray] = []
         self._spans: list[scales.Range] = []
         self._ends: tuple[NDArray[Any], NDArray[Any]] | None = None
@@ -165,7 +176,7 @@ class Calibrator:
         channels, inputs, found = _observe(policy, observations, affine)
         last, common_kernel, common_bias = policy[-1], None, 0.0
         if "centred_outputs" in self._steps and isinstance(last, layers.Dense) and last.activation == "none":
-            common_kernel, common_bias = _common(inputs, found)
+            common_kernel, common_bias = _common(last, inputs, found)
             policy = _subtract(policy, common_kernel, common_bias)
             found = fp32.linear_outputs(layers.weighted(policy)[-1], inputs)
             channels[-1] = _channels(found)
@@ -178,12 +189,12 @@ class Calibrator:
         spans = [entry, *(_range(*both) for both in zip_longest(channels[1:], factors or ()))]
         if common_kernel is not None:
             spans[-1] = decisive_range(found)
-        end = math.inf
-        if "clipped_tanh_input" in self._steps and layers.weighted(policy)[-1].activation == "tanh":
-            end = _TANH_END
+        ends = [_TANH_END if layer.activation == "tanh" else math.inf for layer in layers.weighted(policy)]
+        if "clipped_tanh_input" not in self._steps:
+            ends[-1] = math.inf
         if "clipped_outputs" in self._steps:
-            end = specs.SQUASHED_MEAN_MAX
-        spans[-1] = max(spans[-1][0], -end), min(spans[-1][1], end)
+            ends[-1] = self._output_end
+        spans[1:] = [(max(low, -end), min(high, end)) for (low, high), end in zip(spans[1:], ends, strict=True)]
         if self._hysteresis:
             self._spans = list(starmap(scales.range_with_hysteresis, zip_longest(spans[1:], self._spans)))
             spans[1:] = self._spans
@@ -199,7 +210,7 @@ class Calibrator:
             low, high = np.where(fits, widest[0], low), np.where(fits, widest[1], high)
         self._ends = low, high
         hi_lo = "hi_lo_input" in self._steps
-        beyond = _BEYOND * (high - low) if hi_lo else np.zeros_like(low)
+        beyond = self._beyond * (high - low) if hi_lo else np.zeros_like(low)
         return input_scaling.from_ends(low - beyond, high + beyond, hi_lo=hi_lo)
 
 
@@ -249,15 +260,22 @@ def centre_outputs(policy: layers.PolicyLayers, inputs: FloatArray, outputs: Flo
         inputs: Inputs of its last layer [N, features].
         outputs: Outputs of the policy [N, n].
     """
-    return _subtract(policy, *_common(inputs, outputs))
+    last = policy[-1]
+    assert isinstance(last, layers.Dense)
+    return _subtract(policy, *_common(last, inputs, outputs))
 
 
-def _common(inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray, float]:
-    """Finds the weights [features] and the bias that outputs [N, n] have in common, from inputs [N, features]."""
-    middle = np.partition(outputs, -2, axis=1)[:, -2:].mean(1)
+def _common(last: layers.Dense, inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray, float]:
+    """Finds the weights [features] and the bias that outputs [N, n] have in common, from inputs [N, features].
+
+    Their mean is such a function exactly, and regression is left with what the middle of the best two is beyond it.
+    Advantages may be a hundredth of the values, and then what a ridge leaves of the values is as large as they are.
+    """
+    middle = np.partition(outputs, -2, axis=1)[:, -2:].mean(1) - outputs.mean(1)
     mean_output, mean_input = middle.mean(), inputs.mean(0)
     kernel = _ridge_regression(inputs - mean_input, middle - mean_output)
-    return kernel, float(mean_output - mean_input @ kernel)
+    bias = float(mean_output - mean_input @ kernel) + float(last.bias.mean())
+    return kernel + last.kernel.mean(0), bias
 
 
 def _subtract(policy: layers.PolicyLayers, kernel: FloatArray, bias: float) -> layers.PolicyLayers:

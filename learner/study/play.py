@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,69 @@ class Played:
     delegate: str
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What actors take as --env, --env-kwargs and --frame-stack."""
+
+    env_id: str
+    arguments: str = "{}"
+    frame_stack: int = 1
+
+    def spec(self) -> specs.EnvSpec:
+        """Returns what the environment observes and takes.
+
+        Raises:
+            EnvironmentFailure: It cannot be made on this machine.
+        """
+        said = _actor("spec", self, failure=errors.EnvironmentFailure)
+        return specs.from_dict({key: said[key] for key in ("observation", "action")})
+
+
+def score(
+    policy: Path | str,
+    task: Task,
+    episodes: int,
+    seed: int,
+    head: specs.Head | None = None,
+    observations: Path | None = None,
+) -> Played:
+    """Plays one policy greedily, or random actions.
+
+    Args:
+        policy: A .tflite file, or RANDOM.
+        task: What to play.
+        episodes: Episodes.
+        seed: Of the first episode; the k-th after it has `seed + k`.
+        head: What the policy puts out; None takes what `actorq-actor evaluate` does.
+        observations: File that gets what it saw.
+
+    Raises:
+        EnvironmentFailure: Random actions cannot be played: the environment cannot be made, or no actor can run here.
+        ActorqError: The policy cannot be played.
+    """
+    options = ["--episodes", str(episodes), "--seed", str(seed), "--max-s", str(_EPISODE_S * episodes), "--json"]
+    options += ["--head", head] if head else []
+    options += ["--observations", str(observations)] if observations else []
+    failure = errors.EnvironmentFailure if policy == RANDOM else errors.ActorqError
+    answer = _actor("evaluate", task, str(policy), *options, failure=failure)
+    values = np.array(answer["episode_return"], np.float32)
+    return Played(values, answer.get("runtime", ""), answer.get("delegate", ""))
+
+
+def _actor(what: str, task: Task, *options: str, failure: type[errors.ActorqError]) -> Any:
+    command = [sys.executable, "-m", "edge_actor", what, *options, "--env", task.env_id]
+    command += ["--env-kwargs", task.arguments, "--frame-stack", str(task.frame_stack)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
+        todo = [line.split("to do: ")[1] for line in done.stderr.splitlines() if line.startswith("  to do: ")]
+        where = f"{options[0]} in {task.env_id}" if options else task.env_id
+        raise failure(
+            said[0] if said else f"the actor ended with {done.returncode}", where=where, todo=todo[0] if todo else ""
+        )
+    return json.loads(done.stdout)
+
+
 def play(
     policies: Mapping[str, Path], env_id: str, episodes: int, seed: int, head: specs.Head | None = None
 ) -> dict[str, Played]:
@@ -43,36 +107,30 @@ def play(
         env_id: What an actor takes as --env.
         episodes: Episodes of each.
         seed: Of the first episode; the k-th after it has `seed + k`.
-        head: What the policies put out; None takes what `actorq-actor evaluate` does.
+        head: As for `score`.
 
     Returns:
         By name; under RANDOM what chance achieves.
 
     Raises:
-        EnvironmentFailure: The environment cannot be made on this machine, or no actor can run here at all.
-        ActorqError: A policy cannot be played.
+        EnvironmentFailure: As `score`.
+        ActorqError: As `score`.
     """
+    task = Task(env_id)
+    return {RANDOM: score(RANDOM, task, episodes, seed), **at_once(policies, task, episodes, seed, head)}
 
-    def one(policy: Path | str) -> Played:
-        command = [sys.executable, "-m", "edge_actor", "evaluate", str(policy), "--env", env_id]
-        command += ["--head", head] if head else []
-        command += ["--episodes", str(episodes), "--seed", str(seed), "--max-s", str(_EPISODE_S * episodes), "--json"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode:
-            said = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
-            kind = errors.EnvironmentFailure if policy == RANDOM else errors.ActorqError
-            raise kind(said[0] if said else f"the actor ended with {done.returncode}", where=f"{policy} in {env_id}")
-        answer = json.loads(done.stdout)
-        values = np.array(answer["episode_return"], np.float32)
-        return Played(values, answer.get("runtime", ""), answer.get("delegate", ""))
 
-    played = {RANDOM: one(RANDOM)}
+def at_once(
+    policies: Mapping[str, Path], task: Task, episodes: int, seed: int, head: specs.Head | None = None
+) -> dict[str, Played]:
+    """Plays each policy for the same episodes, two at a time. Raises as `score`."""
+    played: dict[str, Played] = {}
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        futures = {pool.submit(one, policy): name for name, policy in policies.items()}
+        futures = {pool.submit(score, policy, task, episodes, seed, head): name for name, policy in policies.items()}
         try:
             for future in concurrent.futures.as_completed(futures):
                 played[futures[future]] = future.result()
-                _log.info("played %d of %d: %s", len(played) - 1, len(futures), futures[future])
+                _log.info("played %d of %d: %s", len(played), len(futures), futures[future])
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -202,3 +202,25 @@ def test_junk_is_no_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (tmp_path / "junk.tflite").write_bytes(b"\1" * 500)
     assert command_line.main(["evaluate", str(tmp_path / "junk.tflite"), "--env", "CartPole-v1"]) == 16
     assert "not a TFLite model" in capsys.readouterr().err
+
+
+def test_what_it_saw_is_kept_with_the_number_of_the_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "seen.npz"
+    arguments = ["evaluate", str(files.INT8), "--env", "CartPole-v1", "--episodes", "3", "--json"]
+    assert command_line.main([*arguments, "--observations", str(file)]) == errors.EXIT_OK
+    said = json.loads(capsys.readouterr().out)
+    seen = np.load(file)
+    assert seen["observations"].shape == (said["steps"], 4)
+    assert np.bincount(seen["episode"]).tolist() == said["episode_return"]
+
+
+def test_of_too_many_observations_every_nth_is_kept(tmp_path: Path) -> None:
+    kept = evaluate.Kept(100 * 4)
+    for k in range(1000):
+        kept.add(np.full((1, 1), k, np.float32), k // 10)
+    kept.write(tmp_path / "seen.npz")
+    seen = np.load(tmp_path / "seen.npz")
+    values = seen["observations"][:, 0]
+    assert 25 < len(values) <= 101
+    assert (np.diff(values) == np.diff(values)[0]).all()
+    np.testing.assert_array_equal(seen["episode"], values // 10)

@@ -74,9 +74,15 @@ def test_what_all_outputs_have_in_common_is_taken_out() -> None:
     policy = (dense([[3.0, 3.0]], [8.0, 6.0]),)
     (level,) = ptq.centre_outputs(policy, x, reference.outputs(policy, x))
     assert isinstance(level, layers.Dense)
-    # The ridge is a hundredth of the sum of squares of the one input
-    assert level.kernel[:, 0].tolist() == pytest.approx([3 - 3 / 1.01] * 2, rel=1e-3)
+    assert level.kernel[:, 0].tolist() == pytest.approx([0, 0], abs=1e-6)
     assert level.bias.tolist() == pytest.approx([1, -1], abs=1e-5)
+    # A third output far below leaves the middle of the best two 2 x + 19 above the mean; that much is a regression's,
+    # whose ridge is a hundredth of the sum of squares of the one input
+    policy = (dense([[3.0, 3.0, -3.0]], [8.0, 6.0, -50.0]),)
+    (level,) = ptq.centre_outputs(policy, x, reference.outputs(policy, x))
+    assert isinstance(level, layers.Dense)
+    assert level.kernel[:, 0].tolist() == pytest.approx([2 - 2 / 1.01] * 2 + [-4 - 2 / 1.01], rel=1e-3)
+    assert level.bias.tolist() == pytest.approx([1, -1, -57], abs=1e-4)
     tanh = (dense([[3.0, 1.0]], [0.0, 0.0], "tanh"),)
     _, ranges, exact = ptq.Calibrator().prepare(tanh, x, 101)
     assert exact == pytest.approx(np.tanh(x * [3, 1]), abs=1e-5)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from broker.contract import errors
 
 ROWS_MIN = 64
+_BLOCKS = 16
+_EPISODES_MIN = 4
 BYTES_MAX = 1 << 30
 """The limit of observations in memory, at four bytes a number or more: networks run on float32. The size that a file
 would have is read in its headers, before anything else of it is."""
@@ -59,8 +61,34 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     return array
 
 
-def load(path: Path) -> NDArray[Any]:
+def has_episodes(episodes: NDArray[Any] | None) -> bool:
+    """Returns whether there are enough episodes to hold some of them back."""
+    return episodes is not None and len(np.unique(episodes)) >= _EPISODES_MIN
+
+
+def split(episodes: NDArray[Any] | None, rows: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns indices of three quarters of the rows to calibrate with, and of the rest to judge by.
+
+    Whole episodes go to either side: rows of one resemble each other, and a row beside one that set the ranges tells
+    nothing of what fresh episodes bring. Without numbers of episodes, or with fewer than four of them, blocks of
+    successive rows stand for them.
+
+    Args:
+        episodes: Number of the episode of each row [N]; None where it is not known.
+        rows: N.
+        seed: Of the choice.
+    """
+    groups = episodes if episodes is not None and has_episodes(episodes) else np.arange(rows) * _BLOCKS // rows
+    known = np.random.default_rng(seed).permutation(np.unique(groups))
+    held_out = np.isin(groups, known[: max(1, len(known) // 4)])
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def load(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Reads observations [N, *shape] from an .npz file: its array `observations`, or its only one.
+
+    Returns:
+        The observations, and the array `episode` [N] of the numbers of their episodes, where there is one.
 
     Raises:
         ConfigError: There is no such array, or it is too large, has too few rows, no numbers, or NaN.
@@ -71,6 +99,8 @@ def load(path: Path) -> NDArray[Any]:
             names = [member.removesuffix(".npy") for member in file.namelist()]
             name = "observations" if "observations" in names else names[0] if len(names) == 1 else ""
             array = _read(file, file.infolist()[names.index(name)]) if name else np.empty(0)
+            has_episodes = name == "observations" and "episode" in names
+            episodes = _read(file, file.infolist()[names.index("episode")]) if has_episodes else None
     except _TooLarge as error:
         raise errors.ConfigError(
             f"the observations would take {error} in memory, and {BYTES_MAX / 1e6:,.0f} MB are the limit",
@@ -95,4 +125,10 @@ def load(path: Path) -> NDArray[Any]:
         )
     if not np.isfinite(array).all():
         raise errors.ConfigError("observations hold NaN or infinite values", where=str(path), todo="leave those out")
-    return array
+    if episodes is not None and episodes.shape != (len(array),):
+        raise errors.ConfigError(
+            f"`episode` has the shape {episodes.shape}, and there are {len(array)} observations",
+            where=str(path),
+            todo="give each observation the number of its episode, or leave `episode` out",
+        )
+    return array, episodes

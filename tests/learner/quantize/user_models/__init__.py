@@ -1,1 +1,0 @@
-"""Tests of learner.quantize.user_models."""

@@ -1,0 +1,1 @@
+"""`actorq-learner quantize`: policies that come from elsewhere."""

@@ -1,0 +1,1 @@
+"""Readers of policies that other libraries saved."""
