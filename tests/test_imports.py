@@ -31,7 +31,7 @@ ACTOR_MAY_IMPORT = {"broker", "edge_actor", "gymnasium", "numpy", "psutil"} | TF
 EXTRAS = {
     "broker": (("local",), {"gymnasium"}),  # with what its environments need
     "edge_actor": (("actor",), {"ai-edge-litert", "tflite-runtime"}),  # edge_actor/policies/interpreter.py finds one
-    "learner": (("learner", "onnx"), {"tensorboard"}),  # reads what TensorFlow writes
+    "learner": (("learner", "onnx", "watch"), {"tensorboard"}),  # reads what TensorFlow writes
 }
 NOT_DECLARED = {"reverb", "onnx", "onnxruntime", "stable-baselines3", "torch"}
 """Packages that benchmarks compare with, where they are installed (tests/peers.txt)."""
@@ -165,7 +165,7 @@ def test_a_package_declares_what_it_imports_and_nothing_else(package: str) -> No
 
 
 def test_the_tests_import_only_what_is_declared() -> None:
-    extras = ("actor", "learner", "local", "mujoco", "dev")
+    extras = ("actor", "learner", "watch", "local", "mujoco", "dev")
     assert distributions("tests") <= declared().union(*map(declared, extras)) | NOT_DECLARED
 
 

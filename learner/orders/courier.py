@@ -73,7 +73,7 @@ class Courier:
         Raises:
             BrokerUnreachable: No broker answered, or let us in.
         """
-        self._enrolment.follow()
+        self._enrolment.read()
         self._brokers.start()
 
     def close(self) -> None:

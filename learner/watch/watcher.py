@@ -42,7 +42,7 @@ class Watcher:
         Raises:
             BrokerUnreachable: No broker answered, or none let us in.
         """
-        self._enrolment.follow()
+        self._enrolment.read()
         self.brokers.start()
 
     def follow(self) -> None:
