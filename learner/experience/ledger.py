@@ -369,6 +369,8 @@ class Ledger:
     def decide(self, actor_id: str, *, keep: bool) -> None:
         """Lets what is held of an actor into replay, now and after a restart, or keeps it out for good.
 
+        What was held for so long that its payload was forgotten stays out.
+
         Raises:
             StorageError, RunError: As for `wait`.
         """
@@ -380,6 +382,9 @@ class Ledger:
             db.execute("BEGIN")
             try:
                 if keep:
+                    gone = "UPDATE messages SET verdict = ? WHERE actor = ? AND verdict = ?"
+                    gone += " AND id NOT IN (SELECT id FROM payloads)"
+                    db.execute(gone, (DISCARDED, actor_id, HELD))
                     reached = "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages"
                     brought = db.execute(f"{reached} WHERE actor = ? AND verdict = ?", (actor_id, HELD)).fetchone()
                     db.execute("UPDATE totals SET steps = steps + ?, episodes = episodes + ?", brought)

@@ -282,4 +282,5 @@ def test_as_much_is_held_as_replay_would_keep(tmp_path: Path) -> None:
     assert learner.ingest.steps_held == 12
     assert learner.receipts == [29]
     assert [m.seq for m in learner.ingest.release("pi")] == [26, 27, 28, 29]
+    assert learner.book.totals()[0] == 12, "what was forgotten meanwhile has not reached replay"
     learner.ingest.close()
