@@ -172,7 +172,10 @@ def _up_mosquitto(args: argparse.Namespace) -> None:
             if gate is not None and gate.changed():
                 for one in brokers:
                     one.reload(gate.admission)
-                _log.info("%d actors enrolled", len(gate.admission.users) - 1)
+                _log.info(
+                    "%d actors enrolled",
+                    len(gate.admission.users.keys() - {identity.LEARNER_USER, identity.WATCH_USER}),
+                )
 
 
 def _keep_up(broker: process.Mosquitto, gate: _Gate | None, *, is_alone: bool) -> None:
@@ -186,8 +189,12 @@ def _keep_up(broker: process.Mosquitto, gate: _Gate | None, *, is_alone: bool) -
     except errors.BrokerUnreachable as error:
         if is_alone:
             raise
-        broker.restart(gate.admission if gate else None)
-        _log.warning("%s (%s); started it again", error.what, error.where)
+        try:
+            broker.restart(gate.admission if gate else None)
+        except errors.ActorqError as again:  # the others serve; the next look tries once more
+            _log.warning("%s (%s); it cannot be started: %s", error.what, error.where, again.what)
+        else:
+            _log.warning("%s (%s); started it again", error.what, error.where)
 
 
 def _log_excess(user: str, what: str) -> None:

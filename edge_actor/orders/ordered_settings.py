@@ -65,7 +65,7 @@ def _scalar(key: str, text: str) -> Any:
     """Returns a number, truth value or text; whatever is no JSON is a text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if isinstance(value, (dict, list)):
         raise errors.ConfigError(f"{key} must be a number, a truth value or a text, not {text[:60]}")

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from edge_actor.orders import order_log
 
@@ -20,11 +20,11 @@ _END_S = 10.0
 """Seconds that the actor has to end in order."""
 
 
-def start_again() -> None:
+def start_again(environment: Mapping[str, str] = os.environ) -> None:
     """Runs this very program with its own arguments in the place of this process; it does not return."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 class Trial:

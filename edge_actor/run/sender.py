@@ -39,7 +39,9 @@ class Sender:
 
     def answer(self, answer: messages.Answer) -> None:
         """Has the answer to an order sent soon."""
-        self._answers.append((self._connection.topics.answer(self._connection.actor_id), answer))
+        one = self._connection.topics.answer(self._connection.actor_id), answer
+        if one not in self._answers:  # a broker may repeat orders, and take no answer
+            self._answers.append(one)
         self._connection.inbox.wake.set()
 
     def send(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
 import shlex
 import subprocess
 import threading
@@ -29,7 +31,9 @@ def run(settings: config.ActorConfig, bundle: identity.Bundle) -> int:
     """
     lines = log_lines.LogLines.attached()
     log = order_log.OrderLog.open(build.state_directory(settings, bundle), bundle.learner_key)
-    dog, stopped, trying = watchdog.Watchdog.open(), threading.Event(), trial.Trial(log)
+    # As it was before the watchdog takes systemd's variables out of it: who starts again is supervised too
+    again = functools.partial(trial.start_again, dict(os.environ))
+    dog, stopped, trying = watchdog.Watchdog.open(), threading.Event(), trial.Trial(log, again)
     trying.start(settings.trial_s)
     follows = ""
     try:
@@ -57,7 +61,7 @@ def run(settings: config.ActorConfig, bundle: identity.Bundle) -> int:
         with contextlib.suppress(OSError):  # then it stays unanswered
             log.give_up(why or f"the board still runs {_REBOOT_S:g} s after {settings.reboot_command!r}")
     if follows or trying.is_undone:
-        trial.start_again()
+        again()
     return errors.EXIT_OK
 
 

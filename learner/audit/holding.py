@@ -100,6 +100,7 @@ class Holding:
         if actor_id in self.held:
             return
         self._settle()
+        (self._path / DECISIONS / actor_id).unlink(missing_ok=True)  # of a hold before: of this one nobody has decided
         steps = self._source.hold(actor_id, self._good.get(actor_id))
         self.held[actor_id] = Hold(verdict.why, boot, seq, verdict.steps, verdict.wrong, round(time.time(), 3))
         self.named += 1
@@ -154,7 +155,9 @@ def read(path: Path) -> dict[str, Hold]:
         return {name: Hold(**hold) for name, hold in json.loads(file.read_text()).items()} if file.exists() else {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise errors.RunError(
-            f"who is held cannot be read: {error}", where=str(file), todo="delete the file; then nobody is"
+            f"who is held cannot be read: {error}",
+            where=str(file),
+            todo="delete the file: the ledger knows who is held, if not why",
         ) from error
 
 

@@ -52,6 +52,7 @@ class Ingest:
         self._waiting_bytes = 0
         self.pending_steps = 0
         self.held: dict[str, collections.deque[tuple[int, int]]] = {}
+        self._released: collections.deque[tuple[int, int]] = collections.deque()  # first id, and the last one's end
         self.times = stopwatch.Stopwatch("decode", "replay_insert")
         self._under_way: list[validate.Validated] = []
         self._first_id = 0  # of those under way
@@ -209,12 +210,15 @@ class Ingest:
                 experience = self._validator.unpack_stored(codec.decode(messages.Experience, body))
             except errors.DecodeError:  # written by another release
                 continue
+            if not self._replay.fits(len(experience.reward), len(experience.length)):
+                continue  # this session's is smaller
             found[id_] = experience
             if verdict == ledger.HELD:
                 new.append(experience)
         self._ledger.decide(actor_id, keep=True)
         if found:
             self._insert(found)
+            self._released.append((min(found), self._replay.inserted))
         del self.held[actor_id]
         return new
 
@@ -262,10 +266,12 @@ class Ingest:
 
     def _note_held(self) -> None:
         """Keeps of what is held as much as replay would: where nothing else comes, nothing else makes room."""
+        grown = set()
         for id_, one in enumerate(self._under_way, self._first_id):
             if one.entry.verdict == ledger.HELD and one.entry.actor_id in self.held:
                 self.held[one.entry.actor_id].append((id_, one.entry.steps))
-        for ids in self.held.values():
+                grown.add(one.entry.actor_id)
+        for ids in (self.held[actor_id] for actor_id in grown):
             steps, forgotten = sum(steps for _, steps in ids), []
             while steps > self._replay.capacity:
                 id_, brought = ids.popleft()
@@ -283,4 +289,6 @@ class Ingest:
         """Returns the id of the first message of which replay still has transitions."""
         while self._inserted and self._inserted[0][1] <= self._replay.oldest:
             self._inserted.popleft()
-        return self._inserted[0][0] if self._inserted else 0
+        while self._released and self._released[0][1] <= self._replay.oldest:
+            self._released.popleft()
+        return min([self._inserted[0][0], *(id_ for id_, _ in self._released)]) if self._inserted else 0

@@ -356,6 +356,12 @@ class Ledger:
 
         return self._on_worker(write)
 
+    def actors_held(self) -> set[str]:
+        """Returns the actors of which something is held and not forgotten."""
+        query = "SELECT DISTINCT actor FROM messages JOIN payloads USING (id) WHERE verdict IN (?, ?)"
+        with _named(self._path):
+            return {actor for (actor,) in self._db.execute(query, (HELD, RECALLED))}
+
     def held(self, actor_id: str) -> list[tuple[int, int]]:
         """Returns ids and steps of what is held of an actor and not forgotten, the oldest first."""
         with _named(self._path):
@@ -398,14 +404,16 @@ class Ledger:
         self._on_worker(write)
 
     def forget(self, ids: Sequence[int]) -> None:
-        """Forgets the payloads of messages, unless all are kept for ever.
+        """Forgets the payloads of messages that are held; where all are kept for ever, lets them never be released.
 
         Raises:
             StorageError, RunError: As for `wait`.
         """
-        if not self._keep:
-            rows = [(id_,) for id_ in ids]
-            self._on_worker(lambda: self._db.executemany("DELETE FROM payloads WHERE id = ?", rows))
+        rows = [(id_,) for id_ in ids]
+        change = "DELETE FROM payloads WHERE id = ?"
+        if self._keep:
+            change = f"UPDATE messages SET verdict = '{DISCARDED}' WHERE id = ? AND verdict = '{HELD}'"
+        self._on_worker(lambda: self._db.executemany(change, rows))
 
     def _on_worker(self, job: Callable[[], _T]) -> _T:
         try:
@@ -606,8 +614,8 @@ def _first_of_newest(db: sqlite3.Connection, steps: int) -> int:
     """Returns the id from which on the messages that are still held have so many steps, if they have."""
     first, left = 1 << 62, steps
     rows = db.execute(
-        "SELECT id, steps FROM messages JOIN payloads USING (id) WHERE verdict NOT IN (?, ?) ORDER BY id DESC",
-        (HELD, RECALLED),
+        "SELECT id, steps FROM messages JOIN payloads USING (id) WHERE verdict NOT IN (?, ?, ?) ORDER BY id DESC",
+        (HELD, RECALLED, DISCARDED),
     )
     while left > 0 and (row := rows.fetchone()) is not None:
         first, left = row[0], left - row[1]

@@ -39,6 +39,10 @@ class Memory(Protocol):
     def drop(self, first: int, end: int) -> None:
         """Never gives out steps `first` to `end` - 1 again, which one message brought, nor its observations."""
 
+    @property
+    def has_observations(self) -> bool:
+        """Returns whether `observations` has any to give: not if all that was kept is held back."""
+
     def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
         """Returns up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
 

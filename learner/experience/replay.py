@@ -127,6 +127,7 @@ class Replay:
         self._tree = priorities.SumTree(capacity) if prioritized else None
         self._priority_max = 1.0
         self._dropped: list[_Dropped] = []
+        self._is_out = np.zeros(capacity, bool)  # the same, by slot: there may be thousands
 
     def __len__(self) -> int:
         """Returns the number of transitions that may be drawn."""
@@ -164,11 +165,17 @@ class Replay:
         _write(self._discount, self.inserted, discount)
         if self._tree is not None:
             self._tree.set(np.arange(self.inserted, self.inserted + n) % self.capacity, self._priority_max)
+        _write(self._is_out, self.inserted, np.zeros(n, bool))
         self.inserted += n
         for one in messages:  # these are large: one copy each
             _write(self._observation, self._observed, one.observation)
             self._observed += len(one.observation)
         return n
+
+    @property
+    def has_observations(self) -> bool:
+        """Returns whether `observations` has any to give."""
+        return len(self) > 0
 
     def drop(self, first: int, end: int) -> None:
         """Never draws transitions of ids `first` to `end` - 1 again, which one message brought, nor its observations.
@@ -177,18 +184,16 @@ class Replay:
         """
         first = max(first, self.oldest)
         slots = np.arange(first, end) % self.capacity
-        if not len(slots) or self._is_dropped(np.arange(first, end)).any():
+        if not len(slots) or self._is_out[slots].any():
             return
         observed = int(self._start[slots[0]]) - self._stack + 1, int(self._bootstrap[slots].max()) + 1
         self._dropped.append(_Dropped(first, end, *observed))
+        self._is_out[slots] = True
         if self._tree is not None:
             self._tree.set(slots, 0.0)
 
     def _is_dropped(self, ids: IntArray) -> NDArray[np.bool_]:
-        found = np.zeros(len(ids), bool)
-        for one in self._dropped:
-            found |= (ids >= one.first) & (ids < one.end)
-        return found
+        return self._is_out[ids % self.capacity]
 
     def _check(self, message: Segments) -> None:
         steps, segments, n = sum(message.length.tolist()), len(message.length), len(message.reward)

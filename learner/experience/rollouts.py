@@ -194,6 +194,11 @@ class Rollouts:
                 held.is_dropped = True
                 self._pass_over(held)
 
+    @property
+    def has_observations(self) -> bool:
+        """Returns whether `observations` has any to give; also between two phases, when no step waits."""
+        return any(not held.is_dropped for held in self._held)
+
     def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
         """Returns up to n different observations [n, *shape] that steps kept start from, uniformly, as they are stored.
 

@@ -133,6 +133,8 @@ def build(
     receiver = receiving.Receiver(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks)
     settle = functools.partial(receiver.commit, wait=True)
     held = holding.read(directory.path)
+    for actor_id in committed.actors_held() - held.keys():  # the session before was killed in between
+        held[actor_id] = holding.Hold("a session before found it wrong, and could not write down why", 0, 0, 0, 0, 0.0)
     ingesting.keep_holding(held)
     updater = _updater(algorithm_settings, spec, algorithm, buffer, limiter, rng, policies)
     measured = [fleet.times, receiver.times, ingesting.times, committed.times, updater.times, policies.timings.times]

@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -168,7 +169,9 @@ def _resumed() -> Iterator[dict[str, Any]]:
                 ]
                 book.begin(entries, book.last_id - HELD)
                 book.wait()
-            sizes_mb.append(path.stat().st_size / 1e6)
+            with contextlib.closing(sqlite3.connect(path)) as db:  # what is still in the log counts too
+                pages, page = (db.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size"))
+            sizes_mb.append(pages * page / 1e6)
         book.close()
         resumed_s = []
         for _ in range(5):

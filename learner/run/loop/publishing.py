@@ -62,6 +62,11 @@ class Publishing:
         is_behind = self._publisher.newest is not None and self._algorithm.updates > self._updates
         return self._is_on_policy and is_behind and self._scores.solved is None
 
+    @property
+    def has_observations(self) -> bool:
+        """Returns whether there is anything that ranges can be found from."""
+        return self._memory.has_observations
+
     def begin(self) -> futures.Future[gate.Verdict]:
         """Has a policy made and, if the gate lets it pass, sent; `finish` when that is done."""
         self._updates, self._at = self._algorithm.updates, time.monotonic()

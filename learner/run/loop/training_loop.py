@@ -244,6 +244,8 @@ class TrainingLoop:
     def _publish(self) -> None:
         """Makes a policy, and sends it unless the gate holds it back."""
         publishing = self.parts.publishing
+        if not publishing.has_observations:
+            return  # all that was there is held back
         publishing.finish(self._meanwhile(publishing.begin(), "a policy to be made"))
 
     def _meanwhile(self, computing: futures.Future[_T], what: str) -> _T:

@@ -45,6 +45,8 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     """
     if member.file_size > BYTES_MAX + _HEADER_BYTES_MAX:
         raise _TooLarge(f"{member.file_size / 1e6:,.0f} MB")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack all, and then count
+        raise ValueError("it is packed in a way that numpy.savez does not pack")
     with file.open(member) as stream:
         if (version := _format.read_magic(stream)) != (1, 0):
             raise ValueError(f"its array has format {version}, as no array of numbers has")

@@ -169,7 +169,7 @@ def _emptied(raw: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [_cut, _flipped, _emptied])
 def test_a_damaged_file_makes_no_order_new(board: Board, damage: Callable[[bytes], bytes]) -> None:
-    number = int(time.time() * 1000)
+    number = int(time.time() * 1000) - 1000
     board.give(order(number))
     file = board.directory / "state" / "orders.json"
     file.write_bytes(damage(file.read_bytes()))

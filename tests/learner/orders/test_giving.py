@@ -86,4 +86,5 @@ def test_a_learner_that_has_the_fleet_keeps_it(give: Give, mosquitto: conftest.B
 def test_nobody_answers_for_another(give: Give) -> None:
     entry, carrier = give("other", 2.0)
     assert entry.outcome == "waiting"
+    conftest.wait_until(lambda: not list(carrier.drain(0.1)) and carrier.refused, "the forged answer came", 20.0)
     assert carrier.refused == {"signature": 1}

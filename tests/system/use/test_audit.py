@@ -42,14 +42,14 @@ def test_each_liar_is_named_and_held_back_until_a_person_decides(
             "--json",
         ]
         + ["--actors", "5", "--learning-starts", "1000", "--batch-size", "32", "--evaluate-episodes", "0"]
-        + ["--max-env-steps", "100000000", "--publish-period-updates", "50", "--samples-per-insert", "1"]
+        + ["--max-env-steps", "100000000", "--publish-period-updates", "500", "--samples-per-insert", "1"]
     )
 
     def held() -> dict[str, Any]:
         file = run / "held.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
-    brokers.wait_until(lambda: held().keys() >= liars.LIARS.keys(), "all are named", timeout_s=120.0)
+    brokers.wait_until(lambda: held().keys() >= liars.LIARS.keys(), "all are named", timeout_s=400.0)
     assert held().keys() == liars.LIARS.keys()
     for name, (_, why) in liars.LIARS.items():
         assert why in held()[name]["why"], held()[name]

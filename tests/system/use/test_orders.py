@@ -56,6 +56,8 @@ class Site:
     def check_pause(self, name: str) -> None:
         """It says that it is paused, has handed on each step, and takes no more."""
         conftest.wait_until(lambda: self.vitals(name).paused, f"{name} is paused", 20.0)
+        said = self.state(name).heartbeat  # it may say so before it hands on what it had recorded
+        conftest.wait_until(lambda: self.state(name).heartbeat > said + 1, "it beats on", 20.0)
         recorded, beat = self.vitals(name).steps_recorded, self.state(name).heartbeat
         conftest.wait_until(lambda: self.learners[name].steps == recorded, f"{name} lost no step", 20.0)
         conftest.wait_until(lambda: self.state(name).heartbeat > beat + 2, "it beats on", 20.0)
@@ -110,6 +112,7 @@ def test_pause_and_resume_and_an_order_to_one_that_is_away(site: Site) -> None:
     conftest.wait_until(lambda: site.state("steady").boot > boot, "it is back", 60.0)
     site.grant("steady")
     conftest.wait_until(lambda: not site.vitals("steady").paused, "it was paused, and got the order", 20.0)
+    conftest.wait_until(lambda: not site.run("show", "steady")[0]["orders_waiting"], "it has answered", 60.0)
     (row,) = site.run("show", "steady")
     assert [(one["kind"], one["outcome"]) for one in row["orders"]] == [("resume", "done"), ("pause", "done")]
     assert row["orders_waiting"] == 0

@@ -42,7 +42,7 @@ def of(value: Any) -> NDArray[Any]:
 
 def _dtype(value: Any) -> np.dtype[Any]:
     if isinstance(value, symbolic_pickle.Call) and value.name == "numpy.dtype" and value.arguments:
-        code = str(value.arguments[0])
+        code = value.arguments[0] if isinstance(value.arguments[0], str) else ""
         order = value.state[1] if isinstance(value.state, tuple) and len(value.state) > 1 else "="
         if code[:1] in "fiub" and code[1:].isdigit():
             return np.dtype(f">{code}" if order == ">" else code)
@@ -69,4 +69,7 @@ def unpacked(archive: zipfile.ZipFile, name: str, limit: int = BYTES_MAX) -> byt
         raise symbolic_pickle.Unreadable(
             f"{name} would unpack to {member.file_size / 1e6:,.0f} MB, and {limit / 1e6:,.0f} MB are the limit"
         )
-    return archive.read(member)  # zipfile stops at the size that was looked at
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack all, and then count
+        raise symbolic_pickle.Unreadable(f"{name} is packed in a way that no agent is")
+    with archive.open(member) as stream:
+        return stream.read(member.file_size)  # with a size no more than that is unpacked

@@ -51,8 +51,9 @@ class Call:
     def name(self) -> str:
         """The dotted name of what would have been called; of a class made by `copyreg`, that of the class."""
         first = self.arguments[0] if self.arguments else None
-        made = str(self.function) in ("copyreg._reconstructor", "copyreg.__newobj__") and isinstance(first, Named)
-        return str(first if made else self.function)
+        own = str(self.function) if isinstance(self.function, Named) else type(self.function).__name__
+        made = own in ("copyreg._reconstructor", "copyreg.__newobj__") and isinstance(first, Named)
+        return str(first) if made else own
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -143,7 +144,9 @@ def _read(stream: io.BytesIO) -> Any:
             module, _, member = str(argument).partition(" ")
             stack.append(Named(module, member))
         elif name == "STACK_GLOBAL":
-            stack[-2:] = [Named(str(stack[-2]), str(stack[-1]))]
+            if not all(isinstance(part, str) for part in stack[-2:]):
+                raise Unreadable("a name that is no text")
+            stack[-2:] = [Named(*stack[-2:])]
         elif name in ("REDUCE", "NEWOBJ"):
             stack[-2:] = [Call(stack[-2], tuple(stack[-1]))]
         elif name == "NEWOBJ_EX":

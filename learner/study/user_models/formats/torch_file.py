@@ -63,7 +63,7 @@ def _read_legacy(data: bytes) -> dict[str, NDArray[Any]]:
     for _ in range(2):  # version and machine
         symbolic_pickle.read(stream)
     content, keys = symbolic_pickle.read(stream), symbolic_pickle.read(stream)
-    if not isinstance(keys, list):
+    if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
         raise symbolic_pickle.Unreadable("a PyTorch file without its list of storages")
     dtypes = {place[2]: _dtype(place[1]) for place in _places(content)}
     found: dict[Any, NDArray[Any]] = {}
@@ -78,11 +78,14 @@ def _read_legacy(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _tensors(content: Any, storage: Storages) -> dict[str, NDArray[Any]]:
-    return {
-        str(name): _tensor(value, storage)
-        for name, value in _items(content).items()
-        if isinstance(value, symbolic_pickle.Call) and value.name in (_REBUILD, _PARAMETER)
-    }
+    found, left = {}, arrays.BYTES_MAX  # tensors may share a storage
+    for name, value in _items(content).items():
+        if isinstance(value, symbolic_pickle.Call) and value.name in (_REBUILD, _PARAMETER):
+            found[str(name)] = tensor = _tensor(value, storage)
+            left -= tensor.nbytes
+            if left < 0:
+                raise symbolic_pickle.Unreadable(f"its tensors take more than {arrays.BYTES_MAX / 1e6:,.0f} MB")
+    return found
 
 
 def _items(content: Any) -> dict[Any, Any]:
@@ -107,13 +110,13 @@ def _inner(call: symbolic_pickle.Call) -> symbolic_pickle.Call:
 
 def _place(reference: Any) -> tuple[Any, ...]:
     key = reference.key if isinstance(reference, symbolic_pickle.Persistent) else ()
-    if not isinstance(key, tuple) or len(key) < 5 or key[0] != "storage":
+    if not isinstance(key, tuple) or len(key) < 5 or key[0] != "storage" or not isinstance(key[2], str | int):
         raise symbolic_pickle.Unreadable("a tensor without a storage")
     return key
 
 
 def _dtype(named: Any) -> np.dtype[Any]:
-    name = named.name if isinstance(named, symbolic_pickle.Named) else str(named)
+    name = named.name if isinstance(named, symbolic_pickle.Named) else type(named).__name__
     if name not in _DTYPES:
         raise symbolic_pickle.Unreadable(f"tensors of {name} are not read")
     return np.dtype(_DTYPES[name])
