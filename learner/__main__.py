@@ -20,9 +20,9 @@ from broker.contract import errors
 from broker.program import cli, logs, settings
 from learner import config
 from learner.config import tasks
-from learner.orders import command as fleet_orders
+from learner.operate.orders import command as fleet_orders
+from learner.operate.watch import command as watching
 from learner.study.compare import arguments
-from learner.watch import command as watching
 
 _PAGE = "report.html"
 

@@ -18,7 +18,7 @@ from learner.audit import auditor, holding
 from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
-from learner.orders import standing
+from learner.operate.orders import standing
 from learner.policies import publisher
 from learner.run.loop import (
     assigning,

@@ -25,7 +25,7 @@ from broker.fleet import identity
 from edge_actor.orders import order_log
 from learner.experience import ledger
 from learner.files import run_directory
-from learner.orders import courier, order_book
+from learner.operate.orders import courier, order_book
 from tests.benchmarks import _load, swap
 
 ACTORS = 200

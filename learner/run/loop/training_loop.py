@@ -24,7 +24,7 @@ from learner.audit import auditor, holding
 from learner.experience import ingest, memory, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
-from learner.orders import standing
+from learner.operate.orders import standing
 from learner.policies import publisher
 from learner.run.loop import (
     assigning,

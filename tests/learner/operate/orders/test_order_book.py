@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.contract import errors, messages
-from learner.orders import order_book
+from learner.operate.orders import order_book
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from broker.contract import codec, messages, signing
 from broker.fleet import identity
 from learner import config
 from learner.fleet import session
-from learner.orders import order_book, standing
+from learner.operate.orders import order_book, standing
 from tests import conftest
 from tests.fakes import log_reader, plain_client
 

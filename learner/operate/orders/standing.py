@@ -9,7 +9,7 @@ import time
 
 from broker.contract import errors
 from learner.fleet import session
-from learner.orders import order_book
+from learner.operate.orders import order_book
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 2.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.contract import messages
-from learner.watch import alarms, fleet_view, history
+from learner.operate.watch import alarms, fleet_view, history
 from tests.fakes import simulated_actor
 
 BIRTH = messages.Birth("Arm-v0", simulated_actor.SPEC, 1, "Raspberry Pi 5", "3.11", "litert", "", 50.0, release="0.1.0")

@@ -17,7 +17,7 @@ from typing import Any
 from broker.contract import address, errors
 from broker.fleet import identity
 from broker.program import children, cli, logs
-from learner.watch import fleet_view, run_files, watcher
+from learner.operate.watch import fleet_view, run_files, watcher
 
 PORT = 8765
 _TICK_S = 0.5
@@ -156,7 +156,7 @@ def _serve(
 ) -> None:
     import uvicorn
 
-    from learner.watch import server
+    from learner.operate.watch import server
 
     class Server(uvicorn.Server):
         """Leaves signals to us."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from learner.orders import courier, order_book
+from learner.operate.orders import courier, order_book
 
 _SHOWN_S = 60.0
 

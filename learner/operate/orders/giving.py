@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from learner.orders import courier, order_book
+from learner.operate.orders import courier, order_book
 
 _log = logging.getLogger(__name__)
 _ROLL_CALL_S = 1.0

@@ -7,7 +7,7 @@ import logging
 from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
 from learner.fleet import brokers, enrolment
-from learner.watch import fleet_view
+from learner.operate.watch import fleet_view
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.contract import errors
-from learner.watch import run_files
+from learner.operate.watch import run_files
 
 
 def write(path: Path, *rows: object, end: str = "\n") -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from broker.contract import codec, errors, messages, topics
 from broker.fleet import identity
 from learner.fleet import brokers, enrolment
-from learner.orders import order_book
+from learner.operate.orders import order_book
 
 _SEPARATE = 50
 """Actors up to which each is listened to by itself; of more, to all at once."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from prometheus_client import registry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from learner.watch import alarms, fleet_view, run_files
+from learner.operate.watch import alarms, fleet_view, run_files
 
 
 class Figure(NamedTuple):

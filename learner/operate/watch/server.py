@@ -22,8 +22,8 @@ from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from learner.watch import exposition as figures
-from learner.watch import fleet_view, run_files
+from learner.operate.watch import exposition as figures
+from learner.operate.watch import fleet_view, run_files
 
 PERIOD_S = 0.1
 """Between two looks for what to send: what comes meanwhile goes together."""

@@ -12,7 +12,7 @@ from broker.contract import codec, messages, signing, topics
 from broker.fleet import identity
 from learner import config
 from learner.fleet import session
-from learner.orders import courier, giving, order_book
+from learner.operate.orders import courier, giving, order_book
 from tests import conftest
 from tests.fakes import fleet_examples, plain_client
 

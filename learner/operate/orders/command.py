@@ -14,7 +14,7 @@ from typing import Any
 from broker.contract import errors, messages
 from broker.fleet import identity
 from broker.program import cli
-from learner.orders import courier, giving, order_book, tables
+from learner.operate.orders import courier, giving, order_book, tables
 
 _RENEW_S = 40.0
 _FOLLOW_S = 90.0

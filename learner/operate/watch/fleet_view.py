@@ -12,7 +12,7 @@ import numpy as np
 
 from broker.contract import messages
 from learner.fleet import roster
-from learner.watch import alarms, history, members
+from learner.operate.watch import alarms, history, members
 
 
 class FleetView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learner.watch import members
+from learner.operate.watch import members
 
 KINDS = ("silent", "refused", "throttled", "spool", "lag", "clock", "kernels", "refusals", "environment")
 SPOOL_SHARE = 0.5

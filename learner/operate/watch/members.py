@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.contract import messages
 from learner.fleet import roster
-from learner.watch import history
+from learner.operate.watch import history
 
 CLOCK_ERROR_S = 30.0
 """A heartbeat is under way for less, so that a clock which is off by more is wrong."""
