@@ -214,8 +214,8 @@ def _add_deploy(commands: Any) -> None:
         "policy",
         type=Path,
         metavar="FILE",
-        help="what `quantize` wrote, OUT.tflite with its OUT.json beside it; or what it takes, which is quantized first, "
-        "with its default settings, and needs --env or --calibration",
+        help="what `quantize` wrote, OUT.tflite with its OUT.json beside it; or what it takes, which is quantized, "
+        "by its default settings, first, and needs --env or --calibration",
     )
     defaults = config.TrainConfig()
     deploy.add_argument("--fleet", default=defaults.fleet, metavar="NAME", help="(default: %(default)s)")
@@ -498,6 +498,7 @@ def _deploy(args: argparse.Namespace) -> int:
     """
     if args.actors < 1 or args.episodes < 2 or not args.wait_s > 0:
         raise errors.ConfigError("--actors must be at least 1, --episodes at least 2, --wait-s positive")
+    identity.Fleet.open(args.fleet, create=False)  # before what takes seconds or minutes
     from learner.fleet import gathering
     from learner.quantize.tflite import stderr_filter
 
@@ -515,7 +516,6 @@ def _deploy(args: argparse.Namespace) -> int:
         wait_s=args.wait_s,
         evaluate_episodes=args.episodes,
     )
-    identity.Fleet.open(args.fleet, create=False)  # before minutes of quantizing
     with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
         path = args.policy
         if path.suffix != ".tflite":

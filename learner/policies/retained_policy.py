@@ -50,7 +50,7 @@ class RetainedPolicy:
             except errors.MessageError as error:
                 _log.warning("what is retained at %s is no policy of this fleet: %s", topic, error.what)
         found = [*wholes, *(made for whole in wholes for patch in patches if (made := _patched(whole, patch)))]
-        sound = [one for one in found if hashlib.sha256(one.model).hexdigest() == one.manifest.sha256]
+        sound = [one for one in found if hashlib.sha256(one.model.data).hexdigest() == one.manifest.sha256]
         return max(sound, key=lambda one: one.order, default=None)
 
 

@@ -76,7 +76,8 @@ class _Deployment:
         self._file, self._settings, self._fleet, self._stop = file, settings, fleet, stop
         self._roster = roster.Roster(fleet.id, fleet.epoch, settings.env, settings.actors, unfit=file.unfit)
         self._scoring = scoring.Scoring(fleet.command, settings, fleet.id)
-        self._error, self._score = "", None  # of the newest report
+        self._error = ""  # of the newest report
+        self._score: scoring.Score | None = None
         self._not_taken = 0
 
     def run(self) -> dict[str, Any]:
