@@ -208,7 +208,7 @@ class _Deployment:
         limit_s = max(scoring.TIMEOUT_S, 2.0 * asking.limits(working[0])[1]) if working else scoring.TIMEOUT_S
         asking.end_s = time.monotonic() + limit_s
         failures, self._score = asking.failures, None
-        while not self._stop.is_set() and self._score is None and time.monotonic() < asking.end_s:
+        while asking.busy and not self._stop.is_set() and time.monotonic() < asking.end_s:
             working = self._roster.working()
             if working and asking.failures - failures >= len(working):  # each has had its turn
                 break
