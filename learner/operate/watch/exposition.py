@@ -148,5 +148,5 @@ class _FleetCollector(registry.Collector):
         newest = run.newest if run is not None else {}
         for one in _LEARNER:
             if (value := newest.get(one.key)) is not None:
-                kind = CounterMetricFamily if one.counts else GaugeMetricFamily
-                yield kind(f"actorq_learner_{one.name}", one.about, value=value * one.scale)
+                family = CounterMetricFamily if one.counts else GaugeMetricFamily
+                yield family(f"actorq_learner_{one.name}", one.about, value=value * one.scale)
