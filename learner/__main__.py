@@ -67,8 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument(
         "--watch",
-        action="store_true",
-        help="serve the page of `actorq-learner watch` beside it, in a process of its own",
+        type=int,
+        nargs="?",
+        const=watching.PORT,
+        metavar="PORT",
+        help=f"serve the page of `actorq-learner watch` beside it, in a process of its own; 0 takes any port "
+        f"(default: {watching.PORT})",
     )
     demo = commands.add_parser(
         "demo",
@@ -366,7 +370,10 @@ def _train(args: argparse.Namespace) -> int:
 
     display = console.Console.on_stderr()
     logs.configure(display)
-    beside = watching.beside(initial.train.fleet, initial.train.broker) if args.watch else contextlib.nullcontext()
+    beside: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if args.watch is not None:
+        curve = str(args.resume or initial.train.run_dir)
+        beside = watching.beside(initial.train.fleet, initial.train.broker, args.watch, curve)
     try:
         with beside:
             summary, path = train.run(

@@ -99,12 +99,15 @@ class FleetView:
             now_s = self._clock()
             told, heard_s = self._learner, self._learner_heard_s
             silent = heard_s is None or now_s - heard_s > roster.SILENCE_S
+            births = [one.state.birth for one in self._members.values() if one.state and one.is_live(now_s)]
+            tasks = Counter(birth.env_id for birth in births if birth)
             learner = told and {
                 "live": told.online and not silent,
                 "heard_s": heard_s,
                 "epoch": told.epoch,
                 "version": told.version,
-                "env_id": told.env_id,
+                # A learner that names no task takes that of its actors
+                "env_id": told.env_id or (tasks.most_common(1)[0][0] if tasks else ""),
             }
             counts = Counter(kind for member in self._members.values() for kind in member.alarms)
             live = sum(member.is_live(now_s) for member in self._members.values())

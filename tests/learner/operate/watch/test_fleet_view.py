@@ -44,6 +44,13 @@ def row(view: fleet_view.FleetView, name: str = "pi") -> dict[str, Any]:
     return next(one for one in view.rows()[1] if one["actor"] == name)
 
 
+def test_a_learner_that_names_no_task_has_that_of_its_actors(view: fleet_view.FleetView) -> None:
+    view.hear_learner(messages.LearnerState(True, "s", 1, 1), retained=False)
+    assert view.fleet()["learner"]["env_id"] == ""
+    view.hear_actor("pi", state(1), retained=False)
+    assert view.fleet()["learner"]["env_id"] == "Arm-v0"
+
+
 def test_a_row_has_what_the_heartbeat_says(view: fleet_view.FleetView, clock: Clock) -> None:
     view.hear_actor("pi", state(1, steps=100, created_s=clock.now_s), retained=False)
     clock.now_s += 2.0
