@@ -61,6 +61,7 @@ class Ingest:
         self._waiting_bytes = 0
         self.pending_steps = 0
         self.held: dict[str, collections.deque[tuple[int, int]]] = {}
+        self._too_old: collections.deque[tuple[int, int]] = collections.deque()  # of this session: ids and steps
         self._released: collections.deque[tuple[int, int]] = collections.deque()  # first id, and the last one's end
         self.times = stopwatch.Stopwatch("decode", "replay_insert")
         self._under_way: list[validate.Validated] = []
@@ -294,13 +295,15 @@ class Ingest:
         return list(accepted.values())
 
     def _note_held(self) -> None:
-        """Keeps of what is held as much as replay would: where nothing else comes, nothing else makes room."""
+        """Keeps of what is held, and too old, as much as replay would: where nothing else comes, nothing makes room."""
         grown = set()
         for id_, one in enumerate(self._under_way, self._first_id):
             if one.entry.verdict == ledger.HELD and one.entry.actor_id in self.held:
                 self.held[one.entry.actor_id].append((id_, one.entry.steps))
                 grown.add(one.entry.actor_id)
-        for ids in (self.held[actor_id] for actor_id in grown):
+            elif one.entry.verdict == ledger.TOO_OLD:
+                self._too_old.append((id_, one.entry.steps))
+        for ids in (self._too_old, *(self.held[actor_id] for actor_id in grown)):
             steps, forgotten = sum(steps for _, steps in ids), []
             while steps > self._replay.capacity:
                 id_, brought = ids.popleft()

@@ -406,7 +406,7 @@ class Ledger:
         self._on_worker(write)
 
     def forget(self, ids: Sequence[int]) -> None:
-        """Forgets the payloads of messages that are held; where all are kept for ever, lets them never be released.
+        """Forgets payloads that replay lacks; where all are kept for ever, lets those held never be released.
 
         Raises:
             StorageError, RunError: As for `wait`.

@@ -288,7 +288,7 @@ def test_as_much_is_held_as_replay_would_keep(tmp_path: Path) -> None:
 
 
 def test_what_is_too_old_is_in_the_ledger_and_receipted_and_never_in_replay(tmp_path: Path) -> None:
-    learner = Learner(tmp_path, capacity=6)
+    learner = Learner(tmp_path, capacity=9)
     learner.ingest.ages = age.Ages(limit_s=60.0, clock=lambda: 2000.0)
     learner.take(1, 2, created_ms=1_990_000)
     learner.take(3, 4, 5, created_ms=1_000_000)
@@ -300,12 +300,18 @@ def test_what_is_too_old_is_in_the_ledger_and_receipted_and_never_in_replay(tmp_
     assert learner.ingest.ages.summary()["experience_age_s_p99"] == 10.0
     assert learner.book.totals() == (6, 4), "what reached replay"
     assert len(list(ledger.bodies(tmp_path / run_directory.LEDGER))) == 5, "an export has all"
+    before = learner.contents
     learner.ingest.close()
-    again = Learner(tmp_path, capacity=6)
-    assert again.contents == [1.0] * 5 + [2.0] * 5, "as it was, and not less for what lies between"
-    again.take(5, created_ms=1_000_000)
+    again = Learner(tmp_path, capacity=9)
+    assert again.contents == before == [1.0] * 5 + [2.0] * 5, "as it was, and not less for what came behind"
+    again.ingest.ages = age.Ages(limit_s=60.0, clock=lambda: 2000.0)
+    again.take(5, 6, 7, 8, created_ms=1_000_000)
     again.ingest.commit(wait=True)
     assert again.refused["duplicate"] == 1
+    again.take(9, 10, created_ms=1_000_000)
+    again.ingest.commit(wait=True)
+    assert again.receipts == [10]
+    assert len(list(ledger.bodies(tmp_path / run_directory.LEDGER))) == 8, "of its session as much as replay would hold"
     again.ingest.close()
 
 
