@@ -90,7 +90,11 @@ def table(summary: dict[str, Any]) -> str:
         ("MQTT at the learner", f"{_bytes(s['bytes_received'])} in, {_bytes(s['bytes_sent'])} out"),
         *breakdown.rows(summary),
         ("refused", ", ".join(f"{k} {v}" for k, v in summary["messages_refused"].items()) or "nothing"),
-        *([("too old to learn from", _stale(s["steps_stale"], s["steps_too_old"]))] if s["steps_stale"] else []),
+        *(
+            [("too old to learn from", _stale(summary["steps_stale"], summary["steps_too_old"]))]
+            if s["steps_stale"]
+            else []
+        ),
         *(
             (f"environment of {actor_id}", f"failed {one['count']:,} times: {one['message']}")
             for actor_id, one in summary["env_failures"].items()
