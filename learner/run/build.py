@@ -15,7 +15,7 @@ from broker.contract import errors, specs
 from learner import algorithms, config
 from learner.algorithms import registry
 from learner.audit import auditor, holding
-from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
+from learner.experience import age, dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
@@ -94,7 +94,7 @@ def build(
     )
     earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
     actors.set_earlier_steps(earlier_steps)
-    ingesting = ingest.Ingest(validator, committed, buffer)
+    ingesting = ingest.Ingest(validator, committed, buffer, age.Ages(train.max_experience_age_s))
     ingesting.rebuild_replay()
     committed.on_commit = fleet.wake
     fleet.announce(spec.fingerprint, version)

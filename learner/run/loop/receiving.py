@@ -108,6 +108,7 @@ class Receiver:
         if not retained:
             self._notices.observe(actor_id, state, now)
             self._note_way(state.vitals.created_s)
+            self.ingest.ages.hear(actor_id, state.boot, state.vitals.created_s)
         version = state.vitals.policy_version
         self._session.compare_epochs(actor_id, state.vitals.policy_epoch)
         if state.vitals.policy_epoch == self._session.epoch and version > actor.version and not retained:
