@@ -28,6 +28,8 @@ from learner import config
 LEDGER = "ledger.sqlite"
 """The file in which a run keeps its accepted experience."""
 DETAILS = "details.json"
+DRIFT = "drift.json"
+"""Which actors drift, and how, while the run goes on."""
 """The file in which a run keeps what its report draws and its summary has no room for: fleet, and distributions."""
 _NAME_CHARS = 100
 """Characters of the environment's name in that of its run: file systems take 255 in all."""

@@ -22,7 +22,7 @@ _KEYS = (
     *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_stale", "steps_unsampled"),
     *("steps_quarantined", "recoveries"),
     *("audited_messages", "audited_steps", "audited_with_tolerance", "audit_cpu_s", "audits_passed_over"),
-    *("actors_named", "actors_held", "steps_held"),
+    *("actors_named", "actors_held", "steps_held", "actors_drifting"),
     *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),
     *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "session_env_steps"),
     "energy",
