@@ -154,7 +154,7 @@ class Drift:
         if not experience.version:
             return
         now, order = self._clock(), messages.Order(experience.epoch, experience.version)
-        account = self._accounts.setdefault(actor_id, _Account())
+        account = self._accounts.get(actor_id) or self._accounts.setdefault(actor_id, _Account())
         account.heard_at = now
         if account.returns is None or account.returns.order < order:
             account.returns = _Returns(order)
