@@ -139,7 +139,7 @@ class Drift:
         self._job: futures.Future[None] | None = None
         self._resumes_at = 0.0
         self.alarms: dict[str, dict[str, str]] = {}
-        self._file.unlink(missing_ok=True)  # of a session before, which may have been killed
+        self._written: dict[str, dict[str, str]] | None = None  # not yet: a session before may have been killed
 
     def note_policy(self, order: messages.Order, model: bytes) -> None:
         """Keeps a policy that goes out, whose ranges may be asked for; of older ones, a few. From any thread."""
@@ -231,7 +231,8 @@ class Drift:
         for actor_id, found in alarms.items():
             for kind in found.keys() - self.alarms.get(actor_id, {}).keys():
                 _log.warning("actor %s drifts: %s", actor_id, found[kind])
-        if alarms != self.alarms:
+        if alarms != self._written:
+            self._written = alarms
             with self._kept.attempt("alarms of drift"):
                 storage.write_atomic(self._file, (json.dumps(alarms, indent=2) + "\n").encode(), mode=0o644, sync=False)
         self.alarms = alarms

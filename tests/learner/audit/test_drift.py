@@ -76,10 +76,12 @@ def test_a_float_policy_has_no_ranges() -> None:
 
 def test_a_sensor_that_goes_astray_is_named(tmp_path: Path) -> None:
     site = Site(tmp_path)
+    site.file.write_text('{"pi": {"outside": "said by a learner that was killed"}}')
     for _ in range(8):
         site.take(site.act())
     told = site.told()
-    assert told["observations_outside"] < 0.05 and not told["actors_drifting"] and not site.file.exists()
+    assert told["observations_outside"] < 0.05 and not told["actors_drifting"]
+    assert json.loads(site.file.read_text()) == {}
     for _ in range(8):
         sent = site.act()
         astray = sent.observation.astype(np.float32)
