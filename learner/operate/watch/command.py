@@ -222,6 +222,7 @@ async def _run(
                 following, curve = followed
                 following.follow()
                 curve.follow(loop.time())
+                view.hear_drift(curve.run.drift if curve.run is not None else {})
                 view.tick()
             await asyncio.wait([served], timeout=_TICK_S)
     finally:

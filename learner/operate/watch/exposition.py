@@ -61,6 +61,9 @@ _LEARNER = (
     Figure("messages_refused", "messages_refused", "messages refused", counts=True),
     Figure("steps_missed", "steps_missed", "steps that actors dropped before they could be sent", counts=True),
     Figure("writes_failed", "writes_failed", "files of the run that the disk did not take", counts=True),
+    Figure("observations_outside", "observations_outside_ratio", "steps outside calibration, worst feature and actor"),
+    Figure("actions_at_bound", "actions_at_bound_ratio", "steps with an action at one bound, worst element and actor"),
+    Figure("actors_drifting", "actors_drifting", "actors that left what their policy was made for"),
     Figure("bytes_received", "received_bytes", "MQTT payloads", counts=True),
     Figure("bytes_sent", "sent_bytes", "MQTT payloads", counts=True),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,12 @@ class FleetView:
             self._learner = state
             if not retained:
                 self._learner_heard_s = self._clock()
+
+    def hear_drift(self, found: Mapping[str, Mapping[str, str]]) -> None:
+        """Takes in how actors drift, by name and kind, as their learner found; `tick` tells of it."""
+        with self._lock:
+            for name, member in self._members.items():
+                member.drift = found.get(name, {})
 
     def count_refused(self, reason: str) -> None:
         """Counts what came and cannot be shown."""

@@ -23,7 +23,7 @@ _KEYS = (
     *("steps_too_old", "experience_age_s_p50", "experience_age_s_p99", "messages_of_unknown_age"),
     *("steps_quarantined", "recoveries"),
     *("audited_messages", "audited_steps", "audited_with_tolerance", "audit_cpu_s", "audits_passed_over"),
-    *("actors_named", "actors_held", "steps_held"),
+    *("actors_named", "actors_held", "steps_held", "actors_drifting"),
     *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),
     *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "session_env_steps"),
     "energy",

@@ -150,6 +150,16 @@ def test_a_refused_actor_says_why(view: fleet_view.FleetView) -> None:
     assert row(view)["alarms"] == {"refused": "another spec"}
 
 
+def test_what_the_learner_found_is_an_alarm_while_it_says_so(view: fleet_view.FleetView, clock: Clock) -> None:
+    view.hear_actor("pi", state(1), retained=False)
+    view.hear_drift({"pi": {"outside": "feature 2", "other": "of another release"}, "gone": {"returns": "fell"}})
+    view.tick()
+    assert row(view)["alarms"] == {"outside": "feature 2"} and view.fleet()["alarms"] == {"outside": 1}
+    view.hear_drift({})
+    view.tick()
+    assert not row(view)["alarms"]
+
+
 def test_who_is_revoked_is_gone(view: fleet_view.FleetView) -> None:
     view.hear_actor("pi", state(1), retained=False)
     view.keep({"other"})
