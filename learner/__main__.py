@@ -129,14 +129,14 @@ def _add_quantize(commands: Any) -> None:
     quantize = commands.add_parser(
         "quantize",
         allow_abbrev=False,
-        help="turn any policy (Stable-Baselines3, ONNX, Keras) into a full-integer .tflite that actors run",
+        help="turn any policy (Stable-Baselines3, ONNX, Keras, SavedModel) into a full-integer .tflite that actors run",
         description=_quantize.__doc__,
     )
     quantize.add_argument(
         "model",
         type=Path,
         metavar="FILE",
-        help="Stable-Baselines3 .zip, .onnx or .keras: one input, one output [N, n]",
+        help="Stable-Baselines3 .zip, .onnx, .keras or the directory of a SavedModel: one input, one output [N, n]",
     )
     quantize.add_argument(
         "--env",
