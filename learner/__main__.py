@@ -66,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         help="take the actors of a learner that is live on the fleet; that one saves and ends",
     )
     train.add_argument(
+        "--standby",
+        action="store_true",
+        help="with --resume: wait as long as the learner of that run lives, and go on with it once that one is gone",
+    )
+    train.add_argument(
         "--watch",
         type=int,
         nargs="?",
@@ -349,10 +354,12 @@ def _train(args: argparse.Namespace) -> int:
     """Trains on what the actors of a fleet send, and publishes int8 policies to them.
 
     It waits for actors, and stops when the published policy is good or the budget is spent. Ctrl-C saves a checkpoint;
-    --resume goes on from there.
+    --resume goes on from there. --standby does so by itself when the learner before is gone.
     """
     saved = [_saved_settings(args.resume)] if args.resume else []
     initial = config.effective(args, "", *saved)
+    if args.standby:
+        _check_standby(args, initial.train.fleet, *saved)
     # What is tuned for the task is in a run's settings already, and weaker than they are
     in_force = initial if saved else config.effective(args, initial.train.env)
     if settings.dump_if_asked(args, *_known(in_force)):
@@ -376,8 +383,15 @@ def _train(args: argparse.Namespace) -> int:
         beside = watching.beside(initial.train.fleet, initial.train.broker, args.watch, curve)
     try:
         with beside:
+            held = None
+            if args.standby:
+                held = train.stand_by(initial.train, args.resume, stop)
+                if held is None:
+                    print(f"the run has ended by itself: {args.resume}", file=sys.stderr)
+                    return errors.EXIT_OK
+                initial = config.effective(args, "", _saved_settings(args.resume))  # as the live one had them
             summary, path = train.run(
-                initial, configure, resume=args.resume, take_over=args.take_over, stop=stop, display=display
+                initial, configure, resume=args.resume, held=held, take_over=args.take_over, stop=stop, display=display
             )
     except gathering.Stopped:
         print("interrupted before training began", file=sys.stderr)
@@ -400,6 +414,31 @@ def _train(args: argparse.Namespace) -> int:
             todo=f"go on with --resume {path} and a larger --max-env-steps, or try another --seed",
         )
     return errors.EXIT_OK
+
+
+def _check_standby(args: argparse.Namespace, fleet: str, *saved: settings.Table) -> None:
+    """Checks that a standby knows its run, and that this is of the fleet on which it stands by.
+
+    Raises:
+        ConfigError: It does not, or it shall not wait.
+        RunError: The run is of another fleet.
+    """
+    if args.take_over:
+        raise errors.ConfigError(
+            "--standby waits for the live learner, and --take-over does not", todo="leave one of them out"
+        )
+    if not saved:
+        raise errors.ConfigError(
+            "--standby does not know which run to go on with",
+            where="--resume RUN",
+            todo="name the live learner's run directory, on storage that both reach",
+        )
+    if (known := saved[0][1].get("fleet", fleet)) != fleet:
+        raise errors.RunError(
+            f"the run is of fleet {known!r}, and this standby would be on {fleet!r}",
+            where=str(args.resume),
+            todo=f"leave --fleet out, or name the run directory of the learner that is live on {fleet!r}",
+        )
 
 
 def _held(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import io
 import json
 import math
 import platform
+import secrets
 import subprocess
 import sys
 import time
@@ -31,8 +32,13 @@ DETAILS = "details.json"
 """The file in which a run keeps what its report draws and its summary has no room for: fleet, and distributions."""
 DRIFT = "drift.json"
 """The file that says which actors drift, and how, while the run goes on."""
+_LOCK = ".lock"
 _NAME_CHARS = 100
 """Characters of the environment's name in that of its run: file systems take 255 in all."""
+
+
+class InUse(errors.RunError):
+    """Another process has the run directory open."""
 
 
 class RunDirectory:
@@ -41,13 +47,14 @@ class RunDirectory:
     Args:
         path: Of the directory.
         lock: Locked for as long as it is open.
+        holder: What stands in it meanwhile.
     """
 
-    def __init__(self, path: Path, lock: io.BufferedWriter) -> None:
+    def __init__(self, path: Path, lock: io.BufferedWriter, holder: bytes) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.policies = path / "policies"
-        self._lock = lock  # until the process ends
+        self._lock, self._holder = lock, holder  # until the process ends
 
     @classmethod
     def open(cls, path: Path, *, resume: bool) -> RunDirectory:
@@ -67,19 +74,48 @@ class RunDirectory:
                 "the run directory holds a run already", where=str(path), todo=f"--resume {path}, or another --run-dir"
             )
         path.mkdir(parents=True, exist_ok=True)
-        lock = open(path / ".lock", "wb")  # noqa: SIM115  held, and thereby locked, until the process ends
+        # Held, and thereby locked, until the process ends. What another one wrote into it stays
+        lock = open(path / _LOCK, "ab")  # noqa: SIM115
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise errors.RunError(
+            lock.close()
+            raise InUse(
                 "another process is using the run directory",
                 where=str(path),
                 todo="stop it, or choose another --run-dir",
             ) from None
-        opened = cls(path, lock)
+        holder = secrets.token_hex(8).encode()
+        with storage.naming(path / _LOCK):
+            lock.truncate(0)
+            lock.write(holder)
+            lock.flush()
+        opened = cls(path, lock, holder)
         for directory in (opened.checkpoints, opened.policies):
             directory.mkdir(exist_ok=True)
         return opened
+
+    def is_ours(self) -> bool:
+        """Returns whether no other process has opened it since: shared storage gives up the locks of who is cut off."""
+        try:
+            return (self.path / _LOCK).read_bytes() == self._holder
+        except OSError:  # nobody opens it without making one; and where nothing can be read, who writes will say so
+            return True
+
+    def ended_by_itself(self, max_env_steps: int) -> bool:
+        """Returns whether the newest session solved the task, or took so many steps: killed or stopped it did neither.
+
+        Args:
+            max_env_steps: The budget of the run.
+        """
+        file = self.path / "summary.json"
+        try:
+            if file.stat().st_mtime_ns < (self.path / "run.json").stat().st_mtime_ns:
+                return False  # of a session before
+            summary = json.loads(file.read_text())
+            return bool(summary["solved"]) or summary["env_steps"] >= max_env_steps
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def describe(self, effective: config.Settings) -> None:
         """Writes the effective settings, and who ran what with which versions; a resumed run adds to the latter."""
@@ -149,6 +185,18 @@ class RunDirectory:
     def save_details(self, details: dict[str, Any]) -> None:
         """Writes details.json."""
         storage.write_atomic(self.path / DETAILS, (json.dumps(details) + "\n").encode(), mode=0o644)
+
+
+def is_used(path: Path) -> bool:
+    """Returns whether a process has a run directory open."""
+    try:
+        with open(path / _LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def no_run(path: Path) -> errors.RunError:

@@ -43,6 +43,11 @@ class Brokers:
         return ", ".join([where for where, one in self._links.items() if one.connected] or self._links)
 
     @property
+    def connected(self) -> bool:
+        """Returns whether any of them is."""
+        return any(one.connected for one in self._all)
+
+    @property
     def is_local(self) -> bool:
         """Returns whether they serve this machine only: they are spoken to without TLS."""
         return not any(address.Address.parse(where).tls for where in self._links)

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
 _RETAINED_S = 0.3  # retained messages follow the SUBACK at once
 _LEAVES = ("state", "experience", "report")
-_SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
+SILENCE_S = 2.5 * HEARTBEAT_S  # after this, a retained "online" of another learner counts as left over
 
 
 class Arrival(NamedTuple):
@@ -122,7 +122,7 @@ class Session:
             arrivals += self.drain(left)
             if self._left_over and not self._take_over:  # someone said "online": if alive, it will say so again
                 self._left_over = False
-                deadline = time.monotonic() + _SILENCE_S
+                deadline = time.monotonic() + SILENCE_S
         if self._heard_epoch > self.epoch:
             self._go_above()
         self._claimed = True

@@ -23,6 +23,7 @@ from learner.experience import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import gathering, roster, session
 from learner.quantize.tflite import stderr_filter
+from learner.run import standby
 from learner.run.reports import console, energy, summary
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ def run(
     configure: Callable[[str, str], config.Settings],
     *,
     resume: Path | None,
+    held: run_directory.RunDirectory | None = None,
     take_over: bool,
     stop: threading.Event,
     display: console.Console,
@@ -48,6 +50,7 @@ def run(
         initial: Settings for finding the fleet and its actors.
         configure: Effective settings once the environment and the kind of its actions are known.
         resume: Run directory to go on with.
+        held: The same, where it is open already.
         take_over: Claim the fleet though another learner is live; that one ends.
         stop: Set from outside to end the session early.
         display: Shows progress; closed at the end.
@@ -60,7 +63,7 @@ def run(
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:
-        directory = run_directory.RunDirectory.open(resume, resume=True) if resume else None
+        directory = held or (run_directory.RunDirectory.open(resume, resume=True) if resume else None)
         saved = checkpoint.load_newest(directory.checkpoints) if directory else None
         if directory and saved is None:
             _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
@@ -110,6 +113,16 @@ def run(
         raise
     finally:
         loading.join()  # until then stderr is held back, and an error message would be lost with it
+
+
+def stand_by(settings: config.TrainConfig, path: Path, stop: threading.Event) -> run_directory.RunDirectory | None:
+    """Waits as `standby.wait` does, with TensorFlow loaded meanwhile."""
+    loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
+    loading.start()
+    try:
+        return standby.wait(settings, path, stop)
+    finally:
+        loading.join()  # until then stderr is held back
 
 
 def _unfit(settings: config.Settings, birth: messages.Birth) -> str:

@@ -48,6 +48,19 @@ class Checkpoints:
         self._rng, self._pace, self._progress = rng, steps, counted
         self.epochs = frozenset({epoch})
 
+    def check_ours(self) -> None:
+        """Checks that no other learner goes on with the run: a checkpoint of ours would replace those of that one.
+
+        Raises:
+            InUse: One does.
+        """
+        if not self._directory.is_ours():
+            raise run_directory.InUse(
+                "another learner goes on with this run, and this one ends",
+                where=str(self._directory.path),
+                todo="nothing, if this machine was cut off from its storage: a standby has taken its place",
+            )
+
     def save(self, state: algorithms.State, updates: int, version: int, published: str, *, last: bool) -> None:
         """Writes a checkpoint.
 

@@ -98,7 +98,8 @@ class TrainingLoop:
 
         Raises:
             FleetBusy: Another learner has taken the fleet over.
-            StorageError, RunError: The ledger or the last checkpoint cannot be written, or training computes NaN.
+            StorageError, RunError: The ledger or the last checkpoint cannot be written, training computes NaN, or
+                another learner goes on with the run.
         """
         parts = self.parts
         advance = self._run_cycle if self._settings.deterministic else self._advance
@@ -132,9 +133,17 @@ class TrainingLoop:
 
         Raises:
             OSError: It is the last one, and the disk does not take it. Of others that is logged and counted.
+            InUse: Another learner goes on with the run.
         """
         parts = self.parts
         self._saved_at = time.monotonic()
+        try:
+            parts.checkpoints.check_ours()
+        except run_directory.InUse:
+            if not last:
+                raise
+            _log.warning("nothing more is saved: another learner goes on with this run")  # what ended this one is said
+            return
         parts.receiver.commit(wait=True)
         state = parts.algorithm.state()
         if not checkpoint.is_finite(state):

@@ -75,7 +75,7 @@ def test_a_second_learner_is_refused_while_the_first_lives(
 def test_what_a_dead_learner_left_behind_does_not_block(
     mosquitto: BrokerProcess, fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(session, "SILENCE_S", 0.3)
     state = messages.LearnerState(True, "dead", 1, 9)
     with plain_client.PlainClient(mosquitto.port, "ghost") as client:
         client.publish(TOPICS.learner_state, fleet.sealer.seal(TOPICS.learner_state, codec.encode(state)), retain=True)
@@ -223,7 +223,7 @@ def test_a_lost_epoch_is_found_again(
     monkeypatch: pytest.MonkeyPatch,
     log: log_reader.LogReader,
 ) -> None:
-    monkeypatch.setattr(session, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(session, "SILENCE_S", 0.3)
     said_before(mosquitto.port, fleet, online=online)
     found = session.Session.open(settings(mosquitto.address, wait_s=0.1))
     actors = roster.Roster(found.id, found.epoch, "")

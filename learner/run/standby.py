@@ -1,0 +1,190 @@
+"""A learner that stands by: it hears the live one, and goes on with that one's run once it is gone.
+
+Two things must be so. The fleet hears no learner: its will or its goodbye came, or its heartbeat stays away. And the
+run directory's lock is free, which the kernel, or the server of shared storage, holds for as long as the process lives:
+so one that computes for long, stands still or is cut off from its brokers is never taken for dead. The lock also
+decides between several that stand by: one gets it, and the others hear that one beat. Nothing is said to the fleet
+before; then all is as with --resume, whose higher epoch silences whatever there is of the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from pathlib import Path
+
+from broker.contract import codec, errors, messages, signing, specs, topics
+from broker.fleet import identity
+from broker.program import logs
+from learner import config
+from learner.experience import ledger
+from learner.files import run_directory
+from learner.fleet import brokers, gathering, session
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.2  # between two looks at the lock
+_UNUSED_BEATS = 3
+"""Heartbeats of a live learner during which nobody has the run directory: then it is not that learner's."""
+
+
+def wait(settings: config.TrainConfig, path: Path, stop: threading.Event) -> run_directory.RunDirectory | None:
+    """Waits until the learner that is live on the fleet is gone; returns its run directory, which is ours then.
+
+    Args:
+        settings: Fleet and brokers.
+        path: The live learner's run directory.
+        stop: Ends the wait.
+
+    Returns:
+        None if the run has ended by itself: solved, or all its steps taken.
+
+    Raises:
+        SpecError: The live learner trains on another task.
+        RunError: It has another run directory, or this one cannot be used.
+        BrokerUnreachable: No broker answered.
+        Stopped: `stop` was set meanwhile.
+    """
+    standby = Standby(settings, path, identity.Fleet.open(settings.fleet, create=False))
+    standby.brokers.start()
+    try:
+        return standby.wait(stop)
+    finally:
+        standby.brokers.close()
+
+
+class Standby:
+    """Hears what the fleet's learner says.
+
+    Args:
+        settings: Fleet and brokers.
+        path: The run directory.
+        fleet: The fleet's keys.
+
+    Attributes:
+        brokers: A link to each, which says nothing.
+    """
+
+    def __init__(self, settings: config.TrainConfig, path: Path, fleet: identity.Fleet) -> None:
+        self._settings, self._path = settings, path
+        self._keys = fleet.directory
+        self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
+        self._heard: queue.Queue[tuple[messages.LearnerState, bool]] = queue.Queue()
+        self._live: messages.LearnerState | None = None
+        self._is_gone = False  # it, or its broker, said so
+        self._unused_beats = 0
+        self._verified = ""  # the session that was seen to have the run directory
+        self._heard_at = time.monotonic()
+        self.brokers = brokers.Brokers(
+            settings.broker or fleet.brokers,
+            f"actorq-{settings.fleet}-standby",
+            username=identity.LEARNER_USER,
+            password=fleet.password,
+            tls=fleet.tls(),
+        )
+        self.brokers.subscribe(topics.Topics(settings.fleet).learner_state, self._hear)
+
+    def wait(self, stop: threading.Event) -> run_directory.RunDirectory | None:
+        """Waits as `standby.wait` says; the brokers are connected."""
+        changes = -1
+        _log.info(
+            "standing by for the run %s on fleet %r at %s", self._path, self._settings.fleet, self.brokers.address
+        )
+        while not stop.is_set():
+            if changes != self.brokers.changes or not self.brokers.connected:
+                changes, self._heard_at = self.brokers.changes, time.monotonic()  # who hears nothing knows nothing
+            try:
+                self._note(*self._heard.get(timeout=_POLL_S))
+                continue
+            except queue.Empty:
+                pass
+            silent_s = time.monotonic() - self._heard_at
+            if not self._is_gone and silent_s < session.SILENCE_S:
+                continue
+            try:
+                found = run_directory.RunDirectory.open(self._path, resume=True)
+            except run_directory.InUse:
+                _log.warning(
+                    "fleet %r hears no learner, but a process still has the run %s: it lives, and is left alone",
+                    self._settings.fleet,
+                    self._path,
+                    extra=logs.once(self._live and self._live.session),
+                )
+                continue
+            return self._take(found, silent_s)
+        raise gathering.Stopped
+
+    def _take(self, found: run_directory.RunDirectory, silent_s: float) -> run_directory.RunDirectory | None:
+        if found.ended_by_itself(self._settings.max_env_steps):
+            return None
+        why = "it is offline" if self._is_gone else f"nothing was heard for {silent_s:.1f} s"
+        who = f"the learner of epoch {self._live.epoch} is gone" if self._live else "no learner is live"
+        _log.warning("%s (%s): this standby takes over, and goes on with the run %s", who, why, self._path)
+        return found
+
+    def _hear(self, topic: str, payload: bytes, retained: bool) -> None:
+        """Opens what came, on a network thread."""
+        try:
+            state = codec.decode(messages.LearnerState, self._verifier.open(topic, payload))
+        except errors.MessageError as error:
+            _log.warning(
+                "what a learner says on fleet %r is not of this fleet's keys (%s). Are the keys in %s those of the "
+                "live learner? Copy its directory here",
+                self._settings.fleet,
+                error.reason,
+                self._keys,
+                extra=logs.once("keys"),
+            )
+            return
+        self._heard.put((state, retained))
+
+    def _note(self, state: messages.LearnerState, retained: bool) -> None:
+        """Takes in what a learner says of itself, or its broker of it."""
+        if not state.online:
+            if self._live is None or state.session == self._live.session:  # else of one before it
+                self._is_gone = True
+            return
+        if self._live is not None and state.epoch < self._live.epoch:
+            return  # it has lost the fleet, and does not know yet
+        if self._live is None or self._live.session != state.session:
+            self._unused_beats = 0
+        self._live, self._is_gone, self._heard_at = state, False, time.monotonic()
+        if not retained and self._verified != state.session:
+            self._verify(state)
+
+    def _verify(self, live: messages.LearnerState) -> None:
+        """Looks whether the run directory is the live learner's: on shared storage, whether locks are shared as well.
+
+        Raises:
+            SpecError: It trains on another task.
+            RunError: It has another run directory.
+        """
+        trained = _spec(self._path)
+        if trained is not None and live.fingerprint and live.fingerprint != trained.fingerprint:
+            raise errors.SpecError(
+                "the run is of another task than the live learner trains on",
+                where=f"run: {self._path}, {trained.describe()}; live learner: epoch {live.epoch}, "
+                f"{live.env_id or 'any environment'}, spec {live.fingerprint}",
+                todo="name the run directory of the live learner with --resume",
+            )
+        if run_directory.is_used(self._path):
+            self._verified = live.session
+            return
+        self._unused_beats += 1
+        if self._unused_beats >= _UNUSED_BEATS:
+            raise errors.RunError(
+                "the learner that is live on the fleet does not use this run directory",
+                where=f"{self._path}, fleet {self._settings.fleet!r}, epoch {live.epoch}",
+                todo="name its run directory with --resume; if this is it, on shared storage, then locks are not "
+                "shared there (NFS 4 without `nolock` and `local_lock` shares them), and nothing tells if it lives",
+            )
+
+
+def _spec(path: Path) -> specs.EnvSpec | None:
+    """Returns what a run trains on; None if it has not got so far, or its ledger cannot be read."""
+    try:
+        return specs.from_dict(json.loads(ledger.about(path / run_directory.LEDGER)["spec"]))
+    except (errors.ActorqError, OSError, ValueError, KeyError, TypeError):
+        return None
