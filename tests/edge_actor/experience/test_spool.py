@@ -70,7 +70,7 @@ def boot(tmp_path: Path) -> Callable[..., spool.Spool]:
 
     def make(count: int, number: int = 7, limit_bytes: int = 10**6, clock: Any = None) -> spool.Spool:
         files = journal.Journal.open(tmp_path / "spool", limit_bytes)
-        made = spool.Spool(number, "f", lambda body: b"sealed" + body, files, clock or Clock())
+        made = spool.Spool.open(number, "f", lambda body: b"sealed" + body, files, clock or Clock())
         for _ in range(count):
             made.add(taken(), assigned_epoch=4, epoch=3, version=9)
         return made
