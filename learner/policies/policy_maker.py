@@ -1,4 +1,4 @@
-"""From fp32 layers to a model that the gate has judged, whose bytes go ahead while it is made."""
+"""Makes of fp32 layers a model that the gate has judged, whose bytes go ahead meanwhile."""
 
 from __future__ import annotations
 
