@@ -131,7 +131,7 @@ def build(
     counted.restart_rates(algorithm.updates, steps.env_steps)
     owed = receipts.Receipts(fleet, actors, ingesting.receipts)
     receiver = receiving.Receiver(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks)
-    settle = functools.partial(receiver.commit, wait=True)
+    commit = functools.partial(receiver.commit, wait=True)
     held = holding.read(directory.path)
     for actor_id in committed.actors_held() - held.keys():  # the session before was killed in between
         held[actor_id] = holding.Hold("a session before found it wrong, and could not write down why", 0, 0, 0, 0, 0.0)
@@ -153,7 +153,7 @@ def build(
         updater=updater,
         recovery=recovery.Recovery(algorithm, good, ingesting),
         auditor=checks,
-        holding=holding.Holding(checks, ingesting, directory.path, settle, receiver.count, held, kept),
+        holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, held, kept),
         scores=scores,
         checkpoints=saving,
         records=kept,

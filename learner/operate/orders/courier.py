@@ -57,6 +57,7 @@ class Courier:
         self._book = book
         self._topics = topics.Topics(fleet.name)
         self._enrolment = enrolment.Enrolment(fleet)
+        # Not a BoundedQueue: `drain` waits for this one, and while it is full the links read no more
         self._arrived: queue.Queue[tuple[str, bytes, bool]] = queue.Queue(_QUEUED)
         self.heard: dict[str, Heard] = {}
         self.refused: Counter[str] = Counter()
