@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import errors
+from broker.fleet import identity
 from broker.program import cli, logs, settings
 from learner import config
 from learner.config import tasks
@@ -38,6 +40,7 @@ def _run(argv: Sequence[str]) -> int:
         "bench": _bench,
         "compare": _compare,
         "demo": _demo,
+        "deploy": _deploy,
         "export": _export,
         "fidelity": _fidelity,
         "fleet": _fleet,
@@ -64,8 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument(
         "--watch",
-        action="store_true",
-        help="serve the page of `actorq-learner watch` beside it, in a process of its own",
+        type=int,
+        nargs="?",
+        const=watching.PORT,
+        metavar="PORT",
+        help=f"serve the page of `actorq-learner watch` beside it, in a process of its own; 0 takes any port "
+        f"(default: {watching.PORT})",
     )
     demo = commands.add_parser(
         "demo",
@@ -94,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--actor-python", default="", help=argparse.SUPPRESS)  # of peers, for `compare`
     demo.add_argument("--actor-runtime", default="", help=argparse.SUPPRESS)
     _add_quantize(commands)
+    _add_deploy(commands)
     _add_fidelity(commands)
     _add_export(commands)
     _add_held(commands)
@@ -121,14 +129,14 @@ def _add_quantize(commands: Any) -> None:
     quantize = commands.add_parser(
         "quantize",
         allow_abbrev=False,
-        help="turn any policy (Stable-Baselines3, ONNX, Keras) into a full-integer .tflite that actors run",
+        help="turn any policy (Stable-Baselines3, ONNX, Keras, SavedModel) into a full-integer .tflite that actors run",
         description=_quantize.__doc__,
     )
     quantize.add_argument(
         "model",
         type=Path,
         metavar="FILE",
-        help="Stable-Baselines3 .zip, .onnx or .keras: one input, one output [N, n]",
+        help="Stable-Baselines3 .zip, .onnx, .keras or the directory of a SavedModel: one input, one output [N, n]",
     )
     quantize.add_argument(
         "--env",
@@ -197,6 +205,41 @@ def _add_quantize(commands: Any) -> None:
     quantize.add_argument("--force-publish", action="store_true", help="write it although it acts otherwise than fp32")
     quantize.add_argument("--json", action="store_true", help="print the report as one JSON object on stdout")
     quantize.add_argument("-v", "--verbose", action="store_true", help="show tracebacks and what the converter says")
+
+
+def _add_deploy(commands: Any) -> None:
+    deploy = commands.add_parser(
+        "deploy",
+        allow_abbrev=False,
+        help="publish a policy to a fleet without training; the older one goes back out if actors score it worse",
+        description=_deploy.__doc__,
+    )
+    deploy.add_argument(
+        "policy",
+        type=Path,
+        metavar="FILE",
+        help="what `quantize` wrote, OUT.tflite with its OUT.json beside it; or what it takes, which is quantized, "
+        "by its default settings, first, and needs --env or --calibration",
+    )
+    defaults = config.TrainConfig()
+    deploy.add_argument("--fleet", default=defaults.fleet, metavar="NAME", help="(default: %(default)s)")
+    deploy.add_argument(
+        "--broker", default="", metavar="HOST[:PORT],...", help="(default: as told to `actorq-broker init`)"
+    )
+    deploy.add_argument(
+        "--actors", type=int, default=1, metavar="N", help="to wait for; all that come act on it (default: 1)"
+    )
+    deploy.add_argument("--wait-s", type=float, default=30.0, metavar="X", help="for them (default: %(default)s)")
+    deploy.add_argument(
+        "--episodes", type=int, default=20, metavar="N", help="by which an actor scores each (default: %(default)s)"
+    )
+    deploy.add_argument("--env", default="", metavar="ID", help="to quantize FILE with, as in `quantize`")
+    deploy.add_argument("--calibration", type=Path, metavar="OBS.npz", help="the same, as in `quantize`")
+    deploy.add_argument(
+        "--force-publish", action="store_true", help="although the gate refused it; actors score it all the same"
+    )
+    deploy.add_argument("--json", action="store_true", help="print what became of it as one JSON object on stdout")
+    deploy.add_argument("-v", "--verbose", action="store_true", help="show tracebacks and what the converter says")
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -327,7 +370,10 @@ def _train(args: argparse.Namespace) -> int:
 
     display = console.Console.on_stderr()
     logs.configure(display)
-    beside = watching.beside(initial.train.fleet, initial.train.broker) if args.watch else contextlib.nullcontext()
+    beside: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if args.watch is not None:
+        curve = str(args.resume or initial.train.run_dir)
+        beside = watching.beside(initial.train.fleet, initial.train.broker, args.watch, curve)
     try:
         with beside:
             summary, path = train.run(
@@ -448,6 +494,72 @@ def _quantize(args: argparse.Namespace) -> int:
     result = command.run(command.Request(**request))
     print(json.dumps(result) if args.json else report.table(result))
     return errors.EXIT_OK
+
+
+def _deploy(args: argparse.Namespace) -> int:
+    """Publishes a policy to a fleet, signed, and no training goes on: actors go on acting on it when this has ended.
+
+    The gate must have let it pass. An actor plays it, and what the fleet had before, for the same episodes: if it is
+    worse, the older one goes back out as the newest version, and the exit code is 16. Actors are asked for no
+    experience; what they hold from before stays with them until a learner trains.
+    """
+    if args.actors < 1 or args.episodes < 2 or not args.wait_s > 0:
+        raise errors.ConfigError("--actors must be at least 1, --episodes at least 2, --wait-s positive")
+    identity.Fleet.open(args.fleet, create=False)  # before what takes seconds or minutes
+    from learner.fleet import gathering
+    from learner.quantize.tflite import stderr_filter
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with stderr_filter.filtered(everything=not args.verbose):
+        from learner.run.deploy import deployment, policy_file
+
+    logs.configure()
+    stop = threading.Event()
+    cli.on_stop_signal(stop.set)
+    chosen = config.TrainConfig(
+        fleet=args.fleet,
+        broker=tuple(filter(None, args.broker.split(","))),
+        actors=args.actors,
+        wait_s=args.wait_s,
+        evaluate_episodes=args.episodes,
+    )
+    with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
+        path = args.policy
+        if path.suffix != ".tflite":
+            path = _quantized(args, Path(scratch))
+        elif args.env or args.calibration:
+            raise errors.ConfigError("--env and --calibration are for files that are still to be quantized")
+        file = policy_file.PolicyFile.read(path, forced=args.force_publish)
+    try:
+        result = deployment.run(dataclasses.replace(file, path=args.policy), chosen, stop)
+    except gathering.Stopped:
+        print("interrupted before the policy was scored", file=sys.stderr)
+        return errors.EXIT_INTERRUPTED
+    print(json.dumps(result) if args.json else deployment.table(result))
+    if not result["deployed"]:
+        raise errors.PolicyError(
+            "the actors score it worse than the policy that the fleet had, which is out again",
+            reason="worse",
+            where=str(args.policy),
+            todo="train or quantize it anew; more --episodes tell smaller differences",
+        )
+    return errors.EXIT_OK
+
+
+def _quantized(args: argparse.Namespace, directory: Path) -> Path:
+    """Quantizes a policy as `quantize` does by default; returns the path of the .tflite."""
+    from learner.study.user_models import command
+
+    request = {
+        field.name: field.default
+        for field in dataclasses.fields(command.Request)
+        if field.default is not dataclasses.MISSING
+    }
+    given = {name: getattr(args, name) for name in ("env", "calibration", "force_publish", "verbose")}
+    output = directory / "policy.tflite"
+    own: dict[str, Any] = {"model": args.policy, "output": output, "precision": "int8", "outputs": None}
+    command.run(command.Request(**request | given | own, aware=False, steps=400, seed=0, force=True))
+    return output
 
 
 def _fidelity(args: argparse.Namespace) -> int:

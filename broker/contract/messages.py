@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -369,6 +369,8 @@ class Experience:
     `assigned_epoch` is that of the assignment they were recorded under: it says which run they belong to, where `epoch`
     may be an older one, because an actor acts on with the policy it has. Step j of segment k was taken with the random
     row `draw` + row[k] + j of that assignment's seed and slot (draws.py): so a learner can tell what the policy did.
+    `created_ms` is the Unix time, in milliseconds of the actor's clock, at which the message was finished, just after
+    its last step (0: the actor does not know the time).
     """
 
     boot: int
@@ -391,6 +393,7 @@ class Experience:
     action: NDArray[np.generic]  # [N] int32, or [N, *action.shape] float32
     reward: FloatArray  # [N]
     log_prob: FloatArray = field(default_factory=_no_floats)  # [N], or [0] for heads that have none
+    created_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class Spool:
         fingerprint: Of the environment's spec.
         seal: Bytes of an encoded message, ready to publish.
         files: Where it is kept, with what earlier boots left there.
+        clock: Monotonic time, in seconds.
+        date: Unix time, in seconds; None where this board cannot know it.
 
     Attributes:
         steps: Steps that were added since the start.
@@ -68,11 +70,13 @@ class Spool:
         seal: Callable[[bytes], bytes],
         files: journal.Journal,
         clock: Callable[[], float] = time.monotonic,
+        date: Callable[[], float | None] = time.time,
     ) -> None:
         self._boot = boot
         self._fingerprint = fingerprint
         self._seal = seal
         self._files = files
+        self._date = date
         self._window = window.Window(clock)
         self._held = collections.deque(_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records)
         self._newest: tuple[_Held | None, bytes] = (None, b"")  # its body need not be read back
@@ -96,9 +100,10 @@ class Spool:
         seal: Callable[[bytes], bytes],
         files: journal.Journal,
         clock: Callable[[], float] = time.monotonic,
+        date: Callable[[], float | None] = time.time,
     ) -> Spool:
         """Returns a spool of what the files hold, without what could never be sent; arguments as of the class."""
-        made = cls(boot, fingerprint, seal, files, clock)
+        made = cls(boot, fingerprint, seal, files, clock, date)
         if too_large := [held for held in made._held if held.size_bytes > specs.MAX_EXPERIENCE_BYTES]:
             made._discard(too_large)
         if made._held:
@@ -159,6 +164,7 @@ class Spool:
             action=segments.action,
             reward=segments.reward,
             log_prob=segments.log_prob,
+            created_ms=int(1e3 * (self._date() or 0.0)),
         )
         body = codec.encode(message)
         self._held.append(self._keep(oldest, segments.steps, body))
@@ -325,8 +331,9 @@ def from_settings(
     boot: int,
     fingerprint: str,
     seal: Callable[[bytes], bytes],
+    date: Callable[[], float | None] = time.time,
 ) -> Spool:
     """Opens the spool that the settings ask for; see Spool and journal.Journal for the rest."""
     directory = journal.default_directory(state_dir, settings.spool_dir)
     files = journal.Journal.open(directory, settings.spool_bytes)
-    return Spool.open(boot, fingerprint, seal, files)
+    return Spool.open(boot, fingerprint, seal, files, date=date)

@@ -23,6 +23,8 @@ _FILE = "orders.json"
 _FILE_BYTES = 1 << 20
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TAKEN, DONE, FAILED, UNDONE = "taken", "done", "failed", "undone"
+_LATE = ("set", "restart", "reboot")
+"""Kinds that the next process answers: newer orders may be answered, and no longer asked for, before they are."""
 
 
 class OrderLog:
@@ -82,9 +84,10 @@ class OrderLog:
         """Returns those that are new, by number.
 
         Raises:
-            MessageError: Newer ones were here before. `reason` is `older_order`.
+            MessageError: Newer ones were here before, and none of these is answered late. `reason` is `older_order`.
         """
-        if orders.orders[-1].number < self.number:
+        is_late = any(one.kind in _LATE for one in self.earlier(orders))
+        if orders.orders[-1].number < self.number and not is_late:
             raise errors.MessageError("orders that newer ones have replaced", reason="older_order")
         return [one for one in orders.orders if one.number > self.number]
 

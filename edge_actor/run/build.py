@@ -123,7 +123,9 @@ def _loop(
             policy.from_manifest, spec=spec, batch=batch, runtime=settings.runtime, threads=settings.threads
         )
 
-    outbox = spool.from_settings(settings, state_dir, connection.boot, spec.fingerprint, connection.seal_experience)
+    outbox = spool.from_settings(
+        settings, state_dir, connection.boot, spec.fingerprint, connection.seal_experience, connection.date
+    )
     record = recorder.Recorder(trajectory.Trajectory(spec, n_envs, _MESSAGE_STEPS), outbox)
     explorer = exploration.Explorer(spec.action, n_envs, settings.seed, lambda: record.recorded)
     metronome = pace.Metronome(settings.rate_hz) if settings.rate_hz else None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
 from collections.abc import Callable, Sequence
 
-from broker.contract import codec, messages, signing, topics
+from broker.contract import address, codec, messages, signing, topics
 from broker.fleet import identity
 from broker.mqtt import link
+from edge_actor.board import clock
 from edge_actor.environment import task
 from edge_actor.fleet import inbox, state_sequence
 
@@ -28,6 +30,8 @@ class FleetConnection:
         inbox: Messages that wait for the acting loop, and its `wake`.
         link: The connection itself.
         task: The environment that the learner names.
+        date: Returns Unix time, in seconds; None where this board cannot know it. A learner behind brokers of this
+            machine has the same clock, right or wrong.
         states: Numbers this actor's states.
         on_announced: Called on the network thread with the order of the learner's newest policy.
     """
@@ -37,6 +41,8 @@ class FleetConnection:
         self.verifier = signing.LearnerVerifier(bundle.learner_key)
         self._mac = signing.ActorMac(bundle.mac_key)
         self._reconnected = False
+        local = all(address.is_loopback(address.Address.parse(broker).host) for broker in brokers)
+        self.date: Callable[[], float | None] = time.time if local else clock.now_s
         self.inbox = inbox.Inbox(self.verifier, boot)
         self.task = task.Task()
         self.states = state_sequence.StateSequence(boot, lambda state: self.seal(self.state_topic, state))

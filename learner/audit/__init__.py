@@ -1,1 +1,1 @@
-"""Whether actors act as they were told: steps are computed again, and what cannot be true is held back."""
+"""Whether actors act as they were told: steps are computed again, what cannot be true is held back; and who drifts."""

@@ -312,6 +312,9 @@ class TrainConfig:
     message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
     record_fraction: float = setting(1.0, "share of the episodes that actors record, whole and evenly spread")
     max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
+    max_experience_age_s: float = setting(
+        0.0, "keep steps that come later than so long after they were taken out of replay; 0: none"
+    )
     audit_share: float = setting(
         0.01, "share of the messages whose actions are computed again; some of each actor's at least; 0: none"
     )
@@ -432,6 +435,10 @@ def check(chosen: Settings) -> Settings:
         clashes.append(f"record_fraction must be above 0 and at most 1, not {train.record_fraction}")
     if not 0.0 <= train.policy_expire_s < math.inf:
         clashes.append(f"policy_expire_s must be 0 or positive, not {train.policy_expire_s}")
+    if not 0.0 <= train.max_experience_age_s < math.inf:
+        clashes.append(f"max_experience_age_s must be 0 or positive, not {train.max_experience_age_s}")
+    if train.max_experience_age_s and train.deterministic:
+        clashes.append("deterministic runs wait for every step: max_experience_age_s must be 0")
     if train.precision not in PRECISIONS:
         clashes.append(f"precision {train.precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
     elif (size := hidden_bytes(chosen)) > messages.MAX_POLICY_BYTES:

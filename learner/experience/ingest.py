@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from broker.contract import codec, errors, messages
-from broker.program import stopwatch
-from learner.experience import ledger, memory, validate
+from broker.program import logs, stopwatch
+from learner.experience import age, ledger, memory, validate
 
 _log = logging.getLogger(__name__)
 LIMIT_BYTES = 32_000_000
@@ -36,22 +36,32 @@ class Ingest:
         validator: Decides what may enter.
         committed: The ledger, which has what was received before its receipt goes out.
         buffer: Replay, or whatever keeps experience in its place.
+        ages: Tells what is too old for it; without, nothing is.
 
     Attributes:
         pending_steps: Steps that were received and are not yet in replay.
         held: Actors whose experience is committed and receipted, and does not enter replay, by name: ids of theirs and
             steps.
+        ages: As given.
         times: `decode`: opening and validating, by messages; `replay_insert`, by messages.
     """
 
-    def __init__(self, validator: validate.Validator, committed: ledger.Ledger, buffer: memory.Memory) -> None:
+    def __init__(
+        self,
+        validator: validate.Validator,
+        committed: ledger.Ledger,
+        buffer: memory.Memory,
+        ages: age.Ages | None = None,
+    ) -> None:
         self._validator = validator
         self._ledger = committed
         self._replay = buffer
+        self.ages = ages or age.Ages()
         self._waiting: list[validate.Validated] = []
         self._waiting_bytes = 0
         self.pending_steps = 0
         self.held: dict[str, collections.deque[tuple[int, int]]] = {}
+        self._too_old: collections.deque[tuple[int, int]] = collections.deque()  # of this session: ids and steps
         self._released: collections.deque[tuple[int, int]] = collections.deque()  # first id, and the last one's end
         self.times = stopwatch.Stopwatch("decode", "replay_insert")
         self._under_way: list[validate.Validated] = []
@@ -109,8 +119,8 @@ class Ingest:
             validated = self._validator.validate(actor_id, topic, payload, version)
         if validated is None:
             return None
-        if actor_id in self.held and validated.entry.verdict == ledger.OK:
-            validated = validated._replace(entry=validated.entry._replace(verdict=ledger.HELD))
+        if validated.experience is not None and validated.entry.verdict == ledger.OK:
+            validated = self._kept_out(actor_id, validated, validated.experience)
         self._waiting.append(validated)
         self.pending_steps += validated.entry.steps
         self._waiting_bytes += validated.entry.size_bytes
@@ -250,6 +260,23 @@ class Ingest:
             boot,
         )
 
+    def _kept_out(
+        self, actor_id: str, validated: validate.Validated, experience: messages.Experience
+    ) -> validate.Validated:
+        """Returns a sound message with the verdict that keeps it out of replay all the same, if one does."""
+        if actor_id in self.held:
+            verdict = ledger.HELD
+        elif self.ages.is_too_old(actor_id, experience):
+            verdict = ledger.TOO_OLD
+            _log.warning(
+                "what %s sends is over --max-experience-age-s: it is in the ledger, not in replay (steps_too_old)",
+                actor_id,
+                extra=logs.once(actor_id),
+            )
+        else:
+            return validated
+        return validated._replace(entry=validated.entry._replace(verdict=verdict))
+
     def _insert_committed(self) -> list[messages.Experience]:
         accepted = {
             id_: one.experience
@@ -259,19 +286,24 @@ class Ingest:
         self._note_held()
         with self.times.time("replay_insert", len(accepted)):
             self._insert(accepted)
+        self.ages.note_inserted(
+            (self._under_way[id_ - self._first_id].entry.actor_id, one) for id_, one in accepted.items()
+        )
         self._validator.note_committed([one.entry for one in self._under_way])
         self.pending_steps -= sum(one.entry.steps for one in self._under_way)
         self._under_way = []
         return list(accepted.values())
 
     def _note_held(self) -> None:
-        """Keeps of what is held as much as replay would: where nothing else comes, nothing else makes room."""
+        """Keeps of what is held, and too old, as much as replay would: where nothing else comes, nothing makes room."""
         grown = set()
         for id_, one in enumerate(self._under_way, self._first_id):
             if one.entry.verdict == ledger.HELD and one.entry.actor_id in self.held:
                 self.held[one.entry.actor_id].append((id_, one.entry.steps))
                 grown.add(one.entry.actor_id)
-        for ids in (self.held[actor_id] for actor_id in grown):
+            elif one.entry.verdict == ledger.TOO_OLD:
+                self._too_old.append((id_, one.entry.steps))
+        for ids in (self._too_old, *(self.held[actor_id] for actor_id in grown)):
             steps, forgotten = sum(steps for _, steps in ids), []
             while steps > self._replay.capacity:
                 id_, brought = ids.popleft()

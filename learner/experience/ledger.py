@@ -51,7 +51,9 @@ RECALLED = "recalled"
 """The same, and was in replay before: it counts as before."""
 DISCARDED = "discarded"
 """Was held, and a person decided that replay shall not see it."""
-_RECEIVED = OK, QUARANTINED, HELD, RECALLED, DISCARDED
+TOO_OLD = "too old"
+"""Came later than the run learns from what it gets (age.py): replay does not see it."""
+_RECEIVED = OK, QUARANTINED, HELD, RECALLED, DISCARDED, TOO_OLD
 """The verdicts on what was not refused."""
 _SCHEMA_VERSION = "3"
 _DIGEST_BYTES = 8
@@ -314,7 +316,7 @@ class Ledger:
     def newest(self, steps: int) -> Iterator[tuple[int, bytes]]:
         """Yields ids and bodies of the newest messages that hold that many steps, or of all; oldest first."""
         with _named(self._path):
-            first = _first_of_newest(self._db, steps)
+            first = _first_of_newest(self._db, steps, QUARANTINED, TOO_OLD)
             yield from self._db.execute(
                 "SELECT id, body FROM payloads JOIN messages USING (id) WHERE id >= ? AND verdict = ? ORDER BY id",
                 (first, OK),
@@ -404,7 +406,7 @@ class Ledger:
         self._on_worker(write)
 
     def forget(self, ids: Sequence[int]) -> None:
-        """Forgets the payloads of messages that are held; where all are kept for ever, lets them never be released.
+        """Forgets payloads that replay lacks; where all are kept for ever, lets those held never be released.
 
         Raises:
             StorageError, RunError: As for `wait`.
@@ -522,7 +524,8 @@ class Ledger:
 
     def _has_row(self, actor_id: str, boot: int) -> bool:
         """Returns whether a message of a boot that was taken has its row still."""
-        query = "SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict IN (?, ?, ?, ?, ?) LIMIT 1"
+        verdicts = ", ".join("?" * len(_RECEIVED))
+        query = f"SELECT 1 FROM messages WHERE actor = ? AND boot = ? AND verdict IN ({verdicts}) LIMIT 1"
         return self._db.execute(query, (actor_id, boot, *_RECEIVED)).fetchone() is not None
 
     def _prune(self, brought: int) -> None:
@@ -610,12 +613,20 @@ def bodies(path: Path, newest_steps: int = 1 << 62) -> Iterator[tuple[str, bytes
         )
 
 
-def _first_of_newest(db: sqlite3.Connection, steps: int) -> int:
-    """Returns the id from which on the messages that are still held have so many steps, if they have."""
+def _first_of_newest(db: sqlite3.Connection, steps: int, *without: str) -> int:
+    """Returns the id from which on the messages that are still there have so many steps, if they have.
+
+    Args:
+        db: Open.
+        steps: So many.
+        without: Verdicts on messages that do not count, beside those on what is held.
+    """
+    without = HELD, RECALLED, DISCARDED, *without
     first, left = 1 << 62, steps
     rows = db.execute(
-        "SELECT id, steps FROM messages JOIN payloads USING (id) WHERE verdict NOT IN (?, ?, ?) ORDER BY id DESC",
-        (HELD, RECALLED, DISCARDED),
+        "SELECT id, steps FROM messages JOIN payloads USING (id) "
+        f"WHERE verdict NOT IN ({', '.join('?' * len(without))}) ORDER BY id DESC",
+        without,
     )
     while left > 0 and (row := rows.fetchone()) is not None:
         first, left = row[0], left - row[1]

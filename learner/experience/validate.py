@@ -301,6 +301,8 @@ class Validator:
         """
         if experience.oldest < 1 or experience.oldest > experience.seq:
             raise errors.DecodeError("the oldest message held is not among those sent", reason="sequence")
+        if not 0 <= experience.created_ms < 1 << 53:
+            raise errors.DecodeError("finished at no time that there is", reason="value")
         if experience.fingerprint != self._spec.fingerprint:
             raise errors.DecodeError("made in another environment", reason="fingerprint")
         if experience.assigned_epoch not in self._epochs:

@@ -29,6 +29,8 @@ LEDGER = "ledger.sqlite"
 """The file in which a run keeps its accepted experience."""
 DETAILS = "details.json"
 """The file in which a run keeps what its report draws and its summary has no room for: fleet, and distributions."""
+DRIFT = "drift.json"
+"""The file that says which actors drift, and how, while the run goes on."""
 _NAME_CHARS = 100
 """Characters of the environment's name in that of its run: file systems take 255 in all."""
 

@@ -28,7 +28,10 @@ PATIENCE_S = 0.25
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property needs a dict
 class Published:
-    """A policy that went out, and what it was made from. `sent` has no digest if the policy went ahead in pieces."""
+    """A policy that went out, and what it was made from: nothing that is known, where it came as a file.
+
+    `sent` has no digest if the policy went ahead in pieces.
+    """
 
     sent: messages.Manifest
     model: bytes
@@ -63,7 +66,7 @@ class Publisher:
         epoch: This session's.
         version: The last version used before this session.
         settings: The gate's.
-        directory: Where published policies are kept.
+        directory: Where published policies are kept; None keeps none.
         kept: Counts what the disk does not take.
         send_deltas: Whether policies go out as differences where that is smaller.
         precision: One of config.PRECISIONS.
@@ -88,7 +91,7 @@ class Publisher:
         epoch: int,
         version: int,
         settings: config.GateConfig,
-        directory: run_directory.RunDirectory,
+        directory: run_directory.RunDirectory | None,
         kept: records.Records,
         *,
         send_deltas: bool = True,
@@ -146,6 +149,12 @@ class Publisher:
     def publish_again(self, policy: Published) -> futures.Future[None]:
         """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
         self._publishing = publishing = self._worker.submit(self._publish_again, policy, time.monotonic())
+        return publishing
+
+    def publish_file(self, model: bytes, head: specs.Head, precision: str) -> futures.Future[None]:
+        """Sends a .tflite of any origin, which was judged before, as the next version."""
+        job = functools.partial(self._publish_file, model, head, precision, time.monotonic())
+        self._publishing = publishing = self._worker.submit(job)
         return publishing
 
     def acts(self, version: int, now_s: float) -> None:
@@ -237,6 +246,13 @@ class Publisher:
         outgoing.add(policy.model)
         self._send(policy.model, outgoing, policy.verdict, policy.layers, policy.calibration, started_s)
 
+    def _publish_file(self, model: bytes, head: specs.Head, precision: str, started_s: float) -> None:
+        self._catch_up()
+        outgoing = self._begin(None)
+        outgoing.add(model)
+        passed, unknown = gate.Verdict(True, ""), np.zeros(0, np.float32)
+        self._send(model, outgoing, passed, (), unknown, started_s, head=head, precision=precision)
+
     def _attempt(
         self,
         policy: layers.PolicyLayers,
@@ -268,6 +284,9 @@ class Publisher:
         policy: layers.PolicyLayers,
         calibration: NDArray[np.generic],
         started_s: float,
+        *,
+        head: specs.Head | None = None,
+        precision: str = "",
     ) -> None:
         if len(model) > messages.MAX_POLICY_BYTES:
             raise errors.PolicyError(
@@ -284,8 +303,8 @@ class Publisher:
             length=len(model),
             sha256=outgoing.sha256(),
             fingerprint=self._spec.fingerprint,
-            head=self._head,
-            precision=self._precision,
+            head=head or self._head,
+            precision=precision or self._precision,
             created_s=created_s,
             expires_s=created_s + self._expire_after_s if self._expire_after_s else 0.0,
         )
@@ -304,6 +323,8 @@ class Publisher:
             self._maker.calibrate(policy, calibration)
 
     def _keep(self, policy: Published) -> None:
+        if self._directory is None:
+            return
         with self._kept.attempt("files of policies"):
             self._directory.save_policy(policy.manifest, policy.model)
 

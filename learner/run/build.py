@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from broker.contract import errors, specs
+from broker.contract import errors, messages, specs
 from learner import algorithms, config
 from learner.algorithms import registry
-from learner.audit import auditor, holding
-from learner.experience import dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
+from learner.audit import auditor, drift, holding
+from learner.experience import age, dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
@@ -94,7 +94,7 @@ def build(
     )
     earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
     actors.set_earlier_steps(earlier_steps)
-    ingesting = ingest.Ingest(validator, committed, buffer)
+    ingesting = ingest.Ingest(validator, committed, buffer, age.Ages(train.max_experience_age_s))
     ingesting.rebuild_replay()
     committed.on_commit = fleet.wake
     fleet.announce(spec.fingerprint, version)
@@ -122,7 +122,13 @@ def build(
     checks = auditor.Auditor(
         spec, algorithm.head, train.precision, actors.actors, train.audit_share, directory.stored_policy
     )
-    policies.on_published = checks.note_policy
+    drifting = drift.Drift(spec, directory.path, kept)
+
+    def note_policy(order: messages.Order, model: bytes) -> None:
+        checks.note_policy(order, model)
+        drifting.note_policy(order, model)
+
+    policies.on_published = note_policy
     policies.prepare(algorithm.policy_layers())
     written = metrics.Metrics.open(directory.path, display, started_s, kept)
     good = algorithm.state()
@@ -130,7 +136,9 @@ def build(
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
     owed = receipts.Receipts(fleet, actors, ingesting.receipts)
-    receiver = receiving.Receiver(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks)
+    receiver = receiving.Receiver(
+        *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting)
+    )
     commit = functools.partial(receiver.commit, wait=True)
     held = holding.read(directory.path)
     for actor_id in committed.actors_held() - held.keys():  # the session before was killed in between
@@ -153,6 +161,7 @@ def build(
         updater=updater,
         recovery=recovery.Recovery(algorithm, good, ingesting),
         auditor=checks,
+        drift=drifting,
         holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, held, kept),
         scores=scores,
         checkpoints=saving,

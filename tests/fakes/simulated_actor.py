@@ -110,6 +110,7 @@ class Pattern:
                 epoch=0,
                 version=0,
                 draw=0,
+                created_ms=int(1e3 * time.time()),
                 **self._arrays,
             )
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from learner.operate.watch import members
 
-KINDS = ("silent", "refused", "throttled", "spool", "lag", "clock", "kernels", "refusals", "environment")
+DRIFTS = ("outside", "saturated", "returns")
+"""Those that a learner finds in what an actor sends, and writes into its run."""
+KINDS = ("silent", "refused", "throttled", "spool", "lag", "clock", "kernels", "refusals", "environment", *DRIFTS)
 SPOOL_SHARE = 0.5
 """A spool fuller than this fills faster than the learner takes from it: it holds little where all is well."""
 LAG_VERSIONS = 5
@@ -43,4 +45,4 @@ def of(member: members.Member, now_s: float) -> dict[str, str]:
         found["refusals"] = ", ".join(f"{count} {reason}" for reason, count in sorted(vitals.refused.items()))
     if now_s - member.failures_s < RECENT_S:
         found["environment"] = vitals.env_failure or "the environment failed"
-    return found
+    return found | {kind: about for kind, about in member.drift.items() if kind in DRIFTS}

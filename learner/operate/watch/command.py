@@ -78,15 +78,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def beside(fleet: str, brokers: Sequence[str], port: int = PORT) -> Iterator[None]:
+def beside(fleet: str, brokers: Sequence[str], port: int, curve: str) -> Iterator[None]:
     """Serves the page in a process of its own, for as long as the context lasts: training shall not wait for it.
 
     It waits for the broker and the fleet's keys as the learner does. Where the port is taken, another page has it, and
     says so on stderr.
+
+    Args:
+        fleet: Its name.
+        brokers: Their addresses; the fleet's own, if there are none.
+        port: 0 takes any.
+        curve: The run whose learning curve is shown; empty: the fleet's newest in runs/.
     """
     _require()
     command = [sys.executable, "-m", "learner", "watch", "--fleet", fleet, "--port", str(port)]
     command += ["--broker", ",".join(brokers)] if brokers else []
+    command += ["--curve", curve] if curve else []
     # A session of its own, so that Ctrl-C ends the learner first, and this after it
     child = subprocess.Popen(command, start_new_session=True, preexec_fn=children.die_with_parent())  # noqa: PLW1509
     try:
@@ -215,6 +222,7 @@ async def _run(
                 following, curve = followed
                 following.follow()
                 curve.follow(loop.time())
+                view.hear_drift(curve.run.drift if curve.run is not None else {})
                 view.tick()
             await asyncio.wait([served], timeout=_TICK_S)
     finally:

@@ -1,15 +1,17 @@
 """The fleet in Prometheus' text format: a name for each figure, units as Prometheus wants them.
 
-One scrape reads the view once. Figures that a board cannot tell are left out, not 0.
+Figures that a board cannot tell are left out, not 0. What each actor has is written here, line by line: a fleet has
+thousands of lines, and prometheus_client takes many times as long for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import prometheus_client
 from prometheus_client import registry
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from learner.operate.watch import alarms, fleet_view, run_files
 
@@ -59,39 +61,76 @@ _LEARNER = (
     Figure("messages_refused", "messages_refused", "messages refused", counts=True),
     Figure("steps_missed", "steps_missed", "steps that actors dropped before they could be sent", counts=True),
     Figure("writes_failed", "writes_failed", "files of the run that the disk did not take", counts=True),
+    Figure("observations_outside", "observations_outside_ratio", "steps outside calibration, worst feature and actor"),
+    Figure("actions_at_bound", "actions_at_bound_ratio", "steps with an action at one bound, worst element and actor"),
+    Figure("actors_drifting", "actors_drifting", "actors that left what their policy was made for"),
     Figure("bytes_received", "received_bytes", "MQTT payloads", counts=True),
     Figure("bytes_sent", "sent_bytes", "MQTT payloads", counts=True),
 )
 _INFO = ("board", "release", "python", "runtime", "kernels", "env_id", "policy", "power_source")
 
 
-class FleetCollector(registry.Collector):
-    """Collects what a view and, where there is one, a run know.
+class Exposition:
+    """Writes what a view and, where there is one, a run know.
 
     Args:
         view: The fleet.
         run: Returns the run's files; None if there are none.
     """
 
-    def __init__(self, view: fleet_view.FleetView, run: Any) -> None:
+    def __init__(self, view: fleet_view.FleetView, run: Callable[[], run_files.RunFiles | None]) -> None:
+        self._view = view
+        self._registry = prometheus_client.CollectorRegistry()
+        self._registry.register(_FleetCollector(view, run))
+
+    def text(self) -> bytes:
+        """Returns the answer to a scrape: a family for each figure that somebody has."""
+        _, rows, _ = self._view.rows()
+        return "".join(_actor_lines(rows)).encode() + prometheus_client.generate_latest(self._registry)
+
+
+def _actor_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    labels = [f'{{actor="{_escaped(row["actor"])}"' for row in rows]  # each open, for further ones
+    for one in _ACTOR:
+        name = f"actorq_actor_{one.name}" + ("_total" if one.counts else "")
+        lines = [
+            f"{name}{label}}} {float(value * one.scale)!r}\n"
+            for label, row in zip(labels, rows, strict=True)
+            if (value := row.get(one.key)) is not None
+        ]
+        if lines:
+            yield _head(name, one.about, "counter" if one.counts else "gauge")
+            yield from lines
+    yield _head("actorq_actor_info", "who the actor is", "gauge")
+    for label, row in zip(labels, rows, strict=True):
+        known = "".join(f',{key}="{_escaped(str(row.get(key, "")))}"' for key in _INFO)
+        yield f"actorq_actor_info{label}{known}}} 1.0\n"
+    yield _head("actorq_actor_alarm", "1 while the actor has this alarm", "gauge")
+    for label, row in zip(labels, rows, strict=True):
+        for kind in row["alarms"]:
+            yield f'actorq_actor_alarm{label},alarm="{kind}"}} 1.0\n'
+    yield _head("actorq_actor_messages_refused_total", "messages that the actor refused", "counter")
+    for label, row in zip(labels, rows, strict=True):
+        for reason, count in row.get("refused", {}).items():
+            yield f'actorq_actor_messages_refused_total{label},reason="{_escaped(reason)}"}} {float(count)}\n'
+
+
+def _head(name: str, about: str, kind: str) -> str:
+    return f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+class _FleetCollector(registry.Collector):
+    """Collects what is not of single actors; arguments as Exposition's."""
+
+    def __init__(self, view: fleet_view.FleetView, run: Callable[[], run_files.RunFiles | None]) -> None:
         self._view, self._run = view, run
 
     def collect(self) -> Iterator[Metric]:
         """Yields a family for each figure that somebody has."""
-        _, rows, _ = self._view.rows()
-        yield from _families("actorq_actor", _ACTOR, [([row["actor"]], row) for row in rows], ["actor"])
-        info = InfoMetricFamily("actorq_actor", "who the actor is", labels=["actor"])
-        alarm = GaugeMetricFamily("actorq_actor_alarm", "1 while the actor has this alarm", labels=["actor", "alarm"])
-        refused = CounterMetricFamily(
-            "actorq_actor_messages_refused", "messages that the actor refused", labels=["actor", "reason"]
-        )
-        for row in rows:
-            info.add_metric([row["actor"]], {key: str(row.get(key, "")) for key in _INFO})
-            for kind in row["alarms"]:
-                alarm.add_metric([row["actor"], kind], 1.0)
-            for reason, count in row.get("refused", {}).items():
-                refused.add_metric([row["actor"], reason], count)
-        yield from (info, alarm, refused)
         fleet = self._view.fleet()
         total = GaugeMetricFamily("actorq_fleet_alarms", "actors that have this alarm", labels=["alarm"])
         for kind in alarms.KINDS:
@@ -108,19 +147,9 @@ class FleetCollector(registry.Collector):
         for reason, count in fleet["refused"].items():
             watch.add_metric([reason], count)
         yield watch
-        run: run_files.RunFiles | None = self._run()
-        if run is not None:
-            yield from _families("actorq_learner", _LEARNER, [([], run.newest)], [])
-
-
-def _families(
-    prefix: str, figures: tuple[Figure, ...], rows: list[tuple[list[str], dict[str, Any]]], labels: list[str]
-) -> Iterator[Metric]:
-    for one in figures:
-        kind = CounterMetricFamily if one.counts else GaugeMetricFamily
-        family = kind(f"{prefix}_{one.name}", one.about, labels=labels)
-        for values, row in rows:
-            if (value := row.get(one.key)) is not None:
-                family.add_metric(values, value * one.scale)
-        if family.samples:
-            yield family
+        run = self._run()
+        newest = run.newest if run is not None else {}
+        for one in _LEARNER:
+            if (value := newest.get(one.key)) is not None:
+                family = CounterMetricFamily if one.counts else GaugeMetricFamily
+                yield family(f"actorq_learner_{one.name}", one.about, value=value * one.scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,12 @@ class FleetView:
             if not retained:
                 self._learner_heard_s = self._clock()
 
+    def hear_drift(self, found: Mapping[str, Mapping[str, str]]) -> None:
+        """Takes in how actors drift, by name and kind, as their learner found; `tick` tells of it."""
+        with self._lock:
+            for name, member in self._members.items():
+                member.drift = found.get(name, {})
+
     def count_refused(self, reason: str) -> None:
         """Counts what came and cannot be shown."""
         with self._lock:
@@ -99,12 +105,15 @@ class FleetView:
             now_s = self._clock()
             told, heard_s = self._learner, self._learner_heard_s
             silent = heard_s is None or now_s - heard_s > roster.SILENCE_S
+            births = [one.state.birth for one in self._members.values() if one.state and one.is_live(now_s)]
+            tasks = Counter(birth.env_id for birth in births if birth)
             learner = told and {
                 "live": told.online and not silent,
                 "heard_s": heard_s,
                 "epoch": told.epoch,
                 "version": told.version,
-                "env_id": told.env_id,
+                # A learner that names no task takes that of its actors
+                "env_id": told.env_id or (tasks.most_common(1)[0][0] if tasks else ""),
             }
             counts = Counter(kind for member in self._members.values() for kind in member.alarms)
             live = sum(member.is_live(now_s) for member in self._members.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +21,9 @@ _RATE_S = 0.5
 class Member:
     """An actor. Times are Unix times of this machine.
 
-    `heard_s` is when it was last heard, None if all that is known was retained. `refused` is what its learner said.
-    `refusals_s` and `failures_s` are when it last told of refusals and failures of its environment that it had not told
-    of before. `revision` is the view's when anything of this was last different.
+    `heard_s` is when it was last heard, None if all that is known was retained. `refused` is what its learner said, and
+    `drift` what that found, by kind. `refusals_s` and `failures_s` are when it last told of refusals and failures of
+    its environment that it had not told of before. `revision` is the view's when anything of this was last different.
     """
 
     actor_id: str
@@ -34,6 +35,7 @@ class Member:
     clock_error_s: float | None = None
     refusals_s: float = -math.inf
     failures_s: float = -math.inf
+    drift: Mapping[str, str] = field(default_factory=dict)
     alarms: dict[str, str] = field(default_factory=dict)
     revision: int = 0
     history: history.History = field(default_factory=history.History)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from broker.contract import errors
+from learner.files import run_directory
 
 POINTS_MAX = 2000
 CURVE = (
@@ -18,6 +20,8 @@ CURVE = (
 """Keys of metrics.jsonl that the page draws."""
 _READ_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
+_SILENCE_S = 60.0
+"""A learner writes a row a second."""
 
 
 class RunFiles:
@@ -29,6 +33,7 @@ class RunFiles:
     Attributes:
         newest: The last row, all of it.
         points: Rows by the keys of CURVE; `wall_s` goes on over the sessions of a run.
+        drift: How actors drift, by name and kind, while the run goes on.
         generation: Grows whenever `points` is not only longer than before.
     """
 
@@ -36,6 +41,7 @@ class RunFiles:
         self.path = path
         self.newest: dict[str, Any] = {}
         self.points: list[dict[str, float]] = []
+        self.drift: dict[str, dict[str, str]] = {}
         self.generation = 0
         self._offset, self._rest = 0, b""
         self._count, self._step = 0, 1
@@ -50,7 +56,16 @@ class RunFiles:
         return False
 
     def follow(self) -> None:
-        """Reads what was written since. A line that is no row is passed over: it may be half of one, of a full disk."""
+        """Reads what was written since, and who drifts."""
+        self._follow_rows()
+        self.drift = {}
+        with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+            if time.time() - (self.path / "metrics.jsonl").stat().st_mtime < _SILENCE_S:  # else its learner was killed
+                told = json.loads((self.path / run_directory.DRIFT).read_text())
+                self.drift = {name: found for name, found in told.items() if isinstance(found, dict)}
+
+    def _follow_rows(self) -> None:
+        """Reads the new rows. A line that is no row is passed over: it may be half of one, of a full disk."""
         try:
             with open(self.path / "metrics.jsonl", "rb") as file:
                 file.seek(self._offset)

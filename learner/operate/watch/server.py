@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, exposition
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -22,8 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from learner.operate.watch import exposition as figures
-from learner.operate.watch import fleet_view, run_files
+from learner.operate.watch import exposition, fleet_view, run_files
 
 PERIOD_S = 0.1
 """Between two looks for what to send: what comes meanwhile goes together."""
@@ -58,7 +57,7 @@ class Page:
     ) -> None:
         self._view, self._run, self._title, self._actors = view, run, title, actors
         self._pages = 0
-        self._registry = CollectorRegistry()
+        self._exposition = exposition.Exposition(view, run)
         self.closed = False
 
     def application(self, hosts: list[str], token: str = "") -> ASGIApp:
@@ -68,7 +67,6 @@ class Page:
             hosts: Names under which it may be asked for.
             token: Without which nobody is answered; empty: everybody is.
         """
-        self._registry.register(figures.FleetCollector(self._view, self._run))
         routes = [
             Route("/", self._file("index.html", "text/html")),
             Route("/page.js", self._file("page.js", "text/javascript")),
@@ -92,8 +90,7 @@ class Page:
         return JSONResponse(found or {}, status_code=404 if found is None else 200, headers=_HEADERS)
 
     def _metrics(self, request: Request) -> Response:
-        text = exposition.generate_latest(self._registry)
-        return Response(text, media_type=exposition.CONTENT_TYPE_LATEST, headers=_HEADERS)
+        return Response(self._exposition.text(), media_type=CONTENT_TYPE_LATEST, headers=_HEADERS)
 
     def _events(self, request: Request) -> Response:
         if self._pages >= PAGES_MAX:

@@ -23,6 +23,19 @@ def kernels(model: bytes) -> str:
     return xnnpack.kernels(built._interpreter, entry, exit_)
 
 
+def shapes(model: bytes) -> tuple[tuple[int, ...], int]:
+    """Returns the shape of one observation that a model takes, and how many outputs it gives.
+
+    Raises:
+        ValueError: It is no .tflite file of one input [N, *shape] and one output [N, n].
+    """
+    built = litert.Interpreter(model_content=model, num_threads=1)
+    entries, exits = built.get_input_details(), built.get_output_details()
+    if (len(entries), len(exits)) != (1, 1) or len(exits[0]["shape"]) != 2:
+        raise ValueError(f"it has {len(entries)} inputs and {len(exits)} outputs")
+    return tuple(int(n) for n in entries[0]["shape"][1:]), int(exits[0]["shape"][1])
+
+
 def run(model: bytes, observations: NDArray[Any]) -> tuple[FloatArray, float, float]:
     """Runs a model on a batch of observations.
 

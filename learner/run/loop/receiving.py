@@ -7,7 +7,7 @@ import time
 
 from broker.contract import messages
 from broker.program import stopwatch
-from learner.audit import auditor
+from learner.audit import auditor, drift
 from learner.experience import ingest, ledger, rate_limiter
 from learner.fleet import receipts, roster, session
 from learner.policies import publisher
@@ -32,6 +32,7 @@ class Receiver:
         scores: Takes in reports.
         failures: Takes in how environments fail.
         checks: Looks at a sample of the experience.
+        drifting: Follows the experience.
 
     Attributes:
         ingest: As given.
@@ -51,11 +52,12 @@ class Receiver:
         scores: policy_scores.PolicyScores,
         failures: notices.Notices,
         checks: auditor.Auditor,
+        drifting: drift.Drift,
     ) -> None:
         self._session, self._roster, self._limiter, self._progress = fleet, actors, limiter, counted
         self._publisher, self._scores, self._notices = publisher, scores, failures
         self.ingest = ingesting
-        self._receipts, self._auditor = owed, checks
+        self._receipts, self._auditor, self._drift = owed, checks, drifting
         self.times = stopwatch.Stopwatch("wait", "broker")
 
     def receive(self, wait_s: float, *, starved: bool = False) -> None:
@@ -108,6 +110,7 @@ class Receiver:
         if not retained:
             self._notices.observe(actor_id, state, now)
             self._note_way(state.vitals.created_s)
+            self.ingest.ages.hear(actor_id, state.boot, state.vitals.created_s)
         version = state.vitals.policy_version
         self._session.compare_epochs(actor_id, state.vitals.policy_epoch)
         if state.vitals.policy_epoch == self._session.epoch and version > actor.version and not retained:
@@ -128,6 +131,7 @@ class Receiver:
         self._roster.count_received(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward))
         if validated.entry.verdict == ledger.OK:
             self._auditor.consider(actor_id, experience)
+            self._drift.consider(actor_id, experience)
 
     def _receive_report(self, actor_id: str, report: messages.Report) -> None:
         if not self._scores.receive(actor_id, report):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from learner import algorithms, config
-from learner.audit import auditor, holding
+from learner.audit import auditor, drift, holding
 from learner.experience import ingest, memory, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
@@ -62,6 +62,7 @@ class Parts:
     updater: updating.Updater[Any]
     recovery: recovery.Recovery
     auditor: auditor.Auditor
+    drift: drift.Drift
     holding: holding.Holding
     scores: policy_scores.PolicyScores
     checkpoints: checkpoints.Checkpoints
@@ -118,6 +119,7 @@ class TrainingLoop:
                 ending.callback(parts.ingest.close)
                 ending.callback(parts.orders.close)
                 ending.callback(parts.auditor.close)
+                ending.callback(parts.drift.close)
                 ending.callback(parts.metrics.close)
                 ending.callback(self.save, last=True)
                 ending.callback(parts.publisher.close)
@@ -165,9 +167,11 @@ class TrainingLoop:
         yield parts.scores.summary()
         yield parts.updater.summary()
         yield parts.validator.summary()
+        yield parts.ingest.ages.summary()
         yield parts.session.summary()
         yield parts.recovery.metrics()
         yield parts.auditor.summary()
+        yield parts.drift.summary()
         yield parts.holding.summary()
         yield parts.records.summary()
         yield parts.notices.summary()
@@ -287,10 +291,12 @@ class TrainingLoop:
         yield parts.pace.metrics()
         yield parts.roster.metrics()
         yield parts.validator.metrics()
+        yield parts.ingest.ages.metrics()
         yield parts.session.metrics()
         yield parts.notices.metrics()
         yield parts.recovery.metrics()
         yield parts.auditor.metrics()
+        yield parts.drift.metrics()
         yield parts.holding.metrics()
         yield parts.records.metrics()
         yield parts.updater.metrics()

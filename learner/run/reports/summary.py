@@ -20,9 +20,10 @@ _KEYS = (
     *("publish_to_acting_ms_p99", "publish_to_acting_count", "policy_lag_mean_versions", "invoke_us_p50"),
     *("invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99", "runtime", "delegate"),
     *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_stale", "steps_unsampled"),
+    *("steps_too_old", "experience_age_s_p50", "experience_age_s_p99", "messages_of_unknown_age"),
     *("steps_quarantined", "recoveries"),
     *("audited_messages", "audited_steps", "audited_with_tolerance", "audit_cpu_s", "audits_passed_over"),
-    *("actors_named", "actors_held", "steps_held"),
+    *("actors_named", "actors_held", "steps_held", "actors_drifting"),
     *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),
     *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "session_env_steps"),
     "energy",
@@ -40,7 +41,7 @@ def make(stages: Iterable[Mapping[str, Any]], used: Mapping[str, Any]) -> dict[s
     found: dict[str, Any] = {"energy": dict(used)}
     for stage in stages:
         for name, value in stage.items():
-            found[name] = dict(Counter(found[name]) + Counter(value)) if name in found else value
+            found[name] = _added(found[name], value) if name in found else value
     names = [name.format(found["precision"]) for name in _KEYS]
     return {name: found[name] for name in dict.fromkeys(names)}
 
@@ -76,6 +77,10 @@ def table(summary: dict[str, Any]) -> str:
             f"{s['publish_to_acting_count']} swaps",
         ),
         ("policy lag", f"{_number(s['policy_lag_mean_versions'])} versions (mean over steps)"),
+        (
+            "age of experience",
+            f"p50 {_number(s['experience_age_s_p50'])} s, p99 {_number(s['experience_age_s_p99'])} s, entering replay",
+        ),
         ("invoke only", f"p50 {_number(s['invoke_us_p50'])} us, p99 {_number(s['invoke_us_p99'])} us"),
         (
             "observation to action",
@@ -85,7 +90,11 @@ def table(summary: dict[str, Any]) -> str:
         ("MQTT at the learner", f"{_bytes(s['bytes_received'])} in, {_bytes(s['bytes_sent'])} out"),
         *breakdown.rows(summary),
         ("refused", ", ".join(f"{k} {v}" for k, v in summary["messages_refused"].items()) or "nothing"),
-        *([("too old to learn from", f"{s['steps_stale']:,} steps")] if s["steps_stale"] else []),
+        *(
+            [("too old to learn from", _stale(summary["steps_stale"], summary["steps_too_old"]))]
+            if s["steps_stale"]
+            else []
+        ),
         *(
             (f"environment of {actor_id}", f"failed {one['count']:,} times: {one['message']}")
             for actor_id, one in summary["env_failures"].items()
@@ -94,6 +103,16 @@ def table(summary: dict[str, Any]) -> str:
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(console.printable(f"{label:<{width}}  {value}") for label, value in rows)
+
+
+def _added(one: Any, other: Any) -> Any:
+    if isinstance(one, Mapping):
+        return dict(Counter(one) + Counter(other))
+    return one + other
+
+
+def _stale(steps: int, too_old: int) -> str:
+    return f"{steps:,} steps" + (f", {too_old:,} of them by --max-experience-age-s" if too_old else "")
 
 
 def _scored_by(summary: dict[str, Any]) -> str:

@@ -1,16 +1,20 @@
-"""Keras models that are no chain of known layers: made ready (`keras_model`), and converted by TFLiteConverter."""
+"""What is no chain of known layers, by TFLiteConverter: Keras models, made ready first (`keras_model`), SavedModels."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
+from broker.contract import errors
 from learner.quantize.distil import distillation
 from learner.study.user_models import keras_aware, keras_model, layer_norm, subject
+from learner.study.user_models.formats import saved_model
 
 FloatArray = NDArray[np.float32]
+_BATCH = 1024
 
 
 class KerasSubject(subject.Subject):
@@ -63,6 +67,50 @@ class KerasSubject(subject.Subject):
         weights = keras_aware.distil(network, calibration, exact, outputs=self.outputs, steps=steps, seed=seed)
         converted = keras_model.to_tflite(network, weights, calibration, "int8", verbose=self._verbose)
         return subject.Made(converted, network.outputs, _notes(network))
+
+
+class GraphSubject(subject.Subject):
+    """A SavedModel whose graph is no chain: it goes through the converter as it is."""
+
+    way = "plain"
+    source = "SavedModel, by TFLiteConverter"
+
+    def __init__(
+        self,
+        graph: saved_model.Graph,
+        outputs: distillation.Outputs,
+        low: NDArray[Any] | None,
+        high: NDArray[Any] | None,
+        *,
+        verbose: bool,
+    ) -> None:
+        self._graph, self._verbose = graph, verbose
+        self.outputs, self.low, self.high = outputs, low, high
+        self.shape, self.size = graph.shape, graph.size
+
+    def float32(self) -> bytes:
+        return self._convert(np.zeros((1, *self.shape)), "float32")
+
+    def exact(self, observations: NDArray[Any]) -> FloatArray:
+        rows, batch = observations.astype(np.float32), self._graph.batch or _BATCH
+        answers = [self._graph(tf.constant(rows[at : at + batch])).numpy() for at in range(0, len(rows), batch)]
+        answer: FloatArray = np.concatenate(answers)
+        return answer
+
+    def make(self, calibration: NDArray[Any], precision: str, *, beyond: float = 0.0) -> subject.Made:
+        notes = {"levelled": False, "layer_norm": None, "per_feature_input": False}
+        return subject.Made(self._convert(calibration, precision), self.exact, notes)
+
+    def make_aware(self, calibration: NDArray[Any], steps: int, seed: int) -> subject.Made:
+        raise errors.PolicyError(
+            "--aware trains layers, and the SavedModel's graph is no chain of them",
+            reason="model",
+            todo="save it with model.save('NAME.keras'), or leave --aware out",
+        )
+
+    def _convert(self, calibration: NDArray[Any], precision: str) -> bytes:
+        rows = calibration.astype(np.float32)
+        return keras_model.convert_function(self._graph, rows, precision, verbose=self._verbose)
 
 
 def _notes(network: keras_model.Network) -> dict[str, Any]:

@@ -214,12 +214,31 @@ def to_tflite(
         PolicyError: The converter lacks an operation, or 'int8' did not become full-integer; names each operation.
     """
     constants = [tf.constant(array) for array in weights]
-    rows = network.scale(calibration)
+    model = convert_function(
+        lambda x: network.forward(constants, x), network.scale(calibration), precision, verbose=verbose
+    )
+    return graph_edits.insert_scaling(model, network.affine) if network.affine else model
+
+
+def convert_function(
+    forward: Callable[[Tensor], Tensor], rows: FloatArray, precision: str, *, verbose: bool = False
+) -> bytes:
+    """Converts a function of one tensor [1, *shape] to one [1, n], as it is.
+
+    Args:
+        forward: Its weights are constants.
+        rows: Inputs [N, *shape] whose ranges are what int8 can represent.
+        precision: One of config.PRECISIONS.
+        verbose: Let the converter print what it likes.
+
+    Raises:
+        PolicyError: The converter lacks an operation, or 'int8' did not become full-integer; names each operation.
+    """
     try:
         with stderr_filter.filtered(everything=not verbose):
             model = convert.from_function(
-                lambda x: network.forward(constants, x),
-                calibration.shape[1:],
+                forward,
+                rows.shape[1:],
                 precision,
                 [rows[k : k + 1] for k in range(len(rows))],  # one by one: a graph may reshape to its batch of one
             )
@@ -231,8 +250,6 @@ def to_tflite(
             reason="not_convertible",
             todo="write the layers they come from in other operations; -v shows all that the converter says",
         ) from error
-    if network.affine:
-        model = graph_edits.insert_scaling(model, network.affine)
     if precision == "int8" and (floats := operations.not_integer(operations.list_operations(model))):
         raise errors.PolicyError(
             "the model cannot become full-integer; these operations have no int8 kernel: "

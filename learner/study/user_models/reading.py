@@ -12,7 +12,7 @@ from broker.contract import errors
 from learner.quantize import scales
 from learner.quantize.distil import distillation
 from learner.study.user_models import converted, keras_model, recipe, subject
-from learner.study.user_models.formats import keras_chain, onnx_file, sb3
+from learner.study.user_models.formats import keras_chain, onnx_file, saved_model, sb3
 
 _NORMALISER = "vecnormalize.pkl"
 
@@ -26,10 +26,10 @@ def read(
     normaliser: Path | None,
     verbose: bool,
 ) -> tuple[subject.Subject, str]:
-    """Reads a policy: Stable-Baselines3 (.zip), ONNX or Keras.
+    """Reads a policy: Stable-Baselines3 (.zip), ONNX, Keras or a SavedModel directory.
 
     Args:
-        path: Its file.
+        path: Its file, or directory.
         outputs: What it puts out, where the file does not tell; None takes values.
         low: Lower bounds of its actions [size], where the file does not tell.
         high: Upper bounds.
@@ -44,7 +44,10 @@ def read(
     """
     if not path.exists():
         raise errors.PolicyError(
-            "there is no such model", reason="model", where=str(path), todo="name a .zip, .onnx or .keras file"
+            "there is no such model",
+            reason="model",
+            where=str(path),
+            todo="name a .zip, .onnx or .keras file, or the directory of a SavedModel",
         )
     if path.suffix == ".zip" or (path.is_file() and _is_agent(path)):
         found = normaliser or beside(path)
@@ -63,12 +66,18 @@ def read(
     kind = outputs or "values"
     if path.suffix == ".onnx":
         return recipe.ChainSubject(onnx_file.read(path, kind, low, high)), ""
+    without = "by TFLiteConverter, without the fleet's recipe"
+    if path.is_dir():
+        graph = saved_model.load(path)
+        try:
+            return recipe.ChainSubject(saved_model.read(graph, kind, low, high)), ""
+        except scales.Unmapped as why:
+            return converted.GraphSubject(graph, kind, low, high, verbose=verbose), f"{without}: {why}"
     model = keras_model.load(path)
     try:
         return recipe.ChainSubject(keras_chain.read(model, kind, low, high)), ""
     except scales.Unmapped as why:
-        said = f"by TFLiteConverter, without the fleet's recipe: {why}"
-        return converted.KerasSubject(model, kind, low, high, verbose=verbose), said
+        return converted.KerasSubject(model, kind, low, high, verbose=verbose), f"{without}: {why}"
 
 
 def beside(agent: Path) -> Path | None:

@@ -329,3 +329,18 @@ def test_what_only_memory_held_is_written_at_the_end_if_that_goes(
     broker = Broker()
     boot(0, number=8).pump(broker.publish)
     assert [(m.boot, m.seq) for m in broker.messages] == [(7, 1), (7, 2), (7, 3)]
+
+
+@pytest.mark.parametrize(("date", "created_ms"), [(lambda: 1_800_000_000.25, 1_800_000_000_250), (lambda: None, 0)])
+def test_a_message_says_when_it_was_finished_however_late_it_is_sent(
+    tmp_path: Path, date: Callable[[], float | None], created_ms: int
+) -> None:
+    files = journal.Journal.open(tmp_path, 10**6)
+    first = spool.Spool.open(1, "f", bytes, files, date=date)
+    first.add(taken(), assigned_epoch=4, epoch=3, version=9)
+    first.close()
+    broker = Broker()
+    later = spool.Spool.open(2, "f", lambda body: b"sealed" + body, journal.Journal.open(tmp_path, 10**6))
+    later.pump(broker.publish)
+    assert [message.created_ms for message in broker.messages] == [created_ms]
+    later.close()

@@ -243,6 +243,25 @@ class TestStartingAgain:
         board.start()
         assert board.give(order(7, "restart")) == [(7, "done")] and board.starts == []
 
+    def test_is_answered_after_newer_orders_and_that_is_no_replay(self, tmp_path: Path) -> None:
+        """The learner asks no more for the pause once that is answered; the restart alone is older than the pause."""
+        board = Board(tmp_path, allow=("restart", "pause", "resume", "set"))
+        assert board.give(order(7, "restart")) == [(7, "taken")]
+        assert board.give(order(7, "restart"), order(8)) == [(7, "taken"), (8, "done")]
+        assert board.give(order(7, "restart")) == [(7, "taken")]
+        board.start()
+        assert board.give(order(7, "restart")) == [(7, "done")]
+        assert board.is_paused() and board.starts == [] and board.refused == {}
+        assert board.give(order(9, "set", seed="3"), order(10, "resume")) == [(9, "taken"), (10, "done")]
+        assert board.give(order(9, "set", seed="3")) == [(9, "taken")] and board.starts == ["restart"]
+        board.start()
+        assert board.log.begin()
+        assert board.give(order(9, "set", seed="3")) == [(9, "taken")] and board.refused == {}
+        board.runner.turn(lambda: True)
+        assert board.answers[-1].outcome == "done"
+        assert board.give(order(8)) == [] and not board.is_paused(), "an old pause is a replay"
+        assert board.refused == {"older_order": 1}
+
     def test_one_at_a_time(self, tmp_path: Path) -> None:
         board = Board(tmp_path, allow=("restart", "reboot"))
         assert board.give(order(7, "reboot"), order(8, "restart")) == [(7, "taken"), (8, "refused")]

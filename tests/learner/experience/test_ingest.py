@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from broker.contract import codec, errors, messages, signing
-from learner.experience import dead_letters, ingest, ledger, replay, validate
+from learner.experience import age, dead_letters, ingest, ledger, replay, validate
 from learner.files import run_directory
 from tests.fakes import fleet_examples, log_reader
 
@@ -33,10 +33,11 @@ class Learner:
         self.ingest = ingest.Ingest(checks, self.book, self.replay)
         self.ingest.rebuild_replay()
 
-    def take(self, *seqs: int, oldest: int = 1, reward: float = 1.0) -> None:
+    def take(self, *seqs: int, oldest: int = 1, reward: float = 1.0, created_ms: int = 0) -> None:
         for seq in seqs:
             values: dict[str, Any] = {"observation": np.full((5, 4), seq, np.float32)}
             values |= {"reward": np.full(3, reward, np.float32), "seq": seq, "oldest": oldest, "step": 3 * (seq - 1)}
+            values["created_ms"] = created_ms
             sent = fleet_examples.experience(**values)
             self.ingest.receive("pi", TOPIC, MAC.seal(TOPIC, codec.encode(sent)), 5)
 
@@ -283,4 +284,43 @@ def test_as_much_is_held_as_replay_would_keep(tmp_path: Path) -> None:
     assert learner.receipts == [29]
     assert [m.seq for m in learner.ingest.release("pi")] == [26, 27, 28, 29]
     assert learner.book.totals()[0] == 12, "what was forgotten meanwhile has not reached replay"
+    learner.ingest.close()
+
+
+def test_what_is_too_old_is_in_the_ledger_and_receipted_and_never_in_replay(tmp_path: Path) -> None:
+    learner = Learner(tmp_path, capacity=9)
+    learner.ingest.ages = age.Ages(limit_s=60.0, clock=lambda: 2000.0)
+    learner.take(1, 2, created_ms=1_990_000)
+    learner.take(3, 4, 5, created_ms=1_000_000)
+    fed = learner.ingest.commit(wait=True)
+    assert [message.seq for message in fed] == [1, 2]
+    assert learner.receipts == [5]
+    assert learner.ingest.pending_steps == 0
+    assert learner.ingest.ages.metrics()["steps_too_old"] == 9
+    assert learner.ingest.ages.summary()["experience_age_s_p99"] == 10.0
+    assert learner.book.totals() == (6, 4), "what reached replay"
+    assert len(list(ledger.bodies(tmp_path / run_directory.LEDGER))) == 5, "an export has all"
+    before = learner.contents
+    learner.ingest.close()
+    again = Learner(tmp_path, capacity=9)
+    assert again.contents == before == [1.0] * 5 + [2.0] * 5, "as it was, and not less for what came behind"
+    again.ingest.ages = age.Ages(limit_s=60.0, clock=lambda: 2000.0)
+    again.take(5, 6, 7, 8, created_ms=1_000_000)
+    again.ingest.commit(wait=True)
+    assert again.refused["duplicate"] == 1
+    again.take(9, 10, created_ms=1_000_000)
+    again.ingest.commit(wait=True)
+    assert again.receipts == [10]
+    assert len(list(ledger.bodies(tmp_path / run_directory.LEDGER))) == 8, "of its session as much as replay would hold"
+    again.ingest.close()
+
+
+def test_what_is_held_is_so_however_old_it_is(tmp_path: Path) -> None:
+    learner = Learner(tmp_path)
+    learner.ingest.ages = age.Ages(limit_s=60.0, clock=lambda: 2000.0)
+    learner.ingest.hold("pi", None)
+    learner.take(1, created_ms=1_000_000)
+    learner.ingest.commit(wait=True)
+    assert learner.ingest.ages.steps_too_old == 0
+    assert learner.ingest.steps_held == 3
     learner.ingest.close()

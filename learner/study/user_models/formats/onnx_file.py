@@ -207,6 +207,10 @@ class _Reader:
 
     def _arithmetic(self, node: Any, name: str) -> None:
         other = node.input[1] if node.input[0] == name else node.input[0]
+        if other not in self._constants:
+            raise scales.Unmapped(
+                f"{node.op_type} ({node.name or node.output[0]}) of two tensors that are no constants"
+            )
         is_first, number = node.input[0] == name, self._placed(self._array(other).astype(np.float64))
         if node.op_type == "Add":
             self._grown.affine(1.0, number)

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import prometheus_client
 import pytest
 from prometheus_client import parser
 
@@ -22,14 +21,12 @@ NUMBERS: dict[str, Any] = dict.fromkeys(
 
 
 def text(view: fleet_view.FleetView, run: run_files.RunFiles | None = None) -> str:
-    registry = prometheus_client.CollectorRegistry()
-    registry.register(exposition.FleetCollector(view, lambda: run))
-    return prometheus_client.generate_latest(registry).decode()
+    return exposition.Exposition(view, lambda: run).text().decode()
 
 
 @pytest.fixture
 def view() -> fleet_view.FleetView:
-    birth = messages.Birth("Arm-v0", simulated_actor.SPEC, 1, 'a "board"\n', "3.11", "litert", "", 50.0)
+    birth = messages.Birth("Arm-v0", simulated_actor.SPEC, 1, 'a "board"\\n\n', "3.11", "litert", "", 50.0)
     vitals = messages.Vitals(steps=5, spool_share=0.25, refused={"signature": 2}, **NUMBERS)
     made = fleet_view.FleetView()
     made.hear_actor("pi", messages.ActorState(True, "s", 1, 1, birth, messages.Vitals()), retained=False)
@@ -56,6 +53,6 @@ def test_the_dashboard_asks_for_what_there_is(view: fleet_view.FleetView, tmp_pa
 def test_what_is_told_can_be_read(view: fleet_view.FleetView) -> None:
     families = {one.name: one for one in parser.text_string_to_metric_families(text(view))}
     assert families["actorq_actor_steps"].type == "counter"
-    assert families["actorq_actor_info"].samples[0].labels["board"] == 'a "board"\n', (
+    assert families["actorq_actor_info"].samples[0].labels["board"] == 'a "board"\\n\n', (
         "whatever an actor calls its board"
     )

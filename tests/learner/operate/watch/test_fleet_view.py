@@ -44,6 +44,13 @@ def row(view: fleet_view.FleetView, name: str = "pi") -> dict[str, Any]:
     return next(one for one in view.rows()[1] if one["actor"] == name)
 
 
+def test_a_learner_that_names_no_task_has_that_of_its_actors(view: fleet_view.FleetView) -> None:
+    view.hear_learner(messages.LearnerState(True, "s", 1, 1), retained=False)
+    assert view.fleet()["learner"]["env_id"] == ""
+    view.hear_actor("pi", state(1), retained=False)
+    assert view.fleet()["learner"]["env_id"] == "Arm-v0"
+
+
 def test_a_row_has_what_the_heartbeat_says(view: fleet_view.FleetView, clock: Clock) -> None:
     view.hear_actor("pi", state(1, steps=100, created_s=clock.now_s), retained=False)
     clock.now_s += 2.0
@@ -141,6 +148,16 @@ def test_a_refused_actor_says_why(view: fleet_view.FleetView) -> None:
     view.hear_actor("pi", state(1), retained=False)
     view.hear_assignment("pi", dataclasses.replace(ASSIGNED, refused="another spec"))
     assert row(view)["alarms"] == {"refused": "another spec"}
+
+
+def test_what_the_learner_found_is_an_alarm_while_it_says_so(view: fleet_view.FleetView, clock: Clock) -> None:
+    view.hear_actor("pi", state(1), retained=False)
+    view.hear_drift({"pi": {"outside": "feature 2", "other": "of another release"}, "gone": {"returns": "fell"}})
+    view.tick()
+    assert row(view)["alarms"] == {"outside": "feature 2"} and view.fleet()["alarms"] == {"outside": 1}
+    view.hear_drift({})
+    view.tick()
+    assert not row(view)["alarms"]
 
 
 def test_who_is_revoked_is_gone(view: fleet_view.FleetView) -> None:

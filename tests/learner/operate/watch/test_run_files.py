@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,15 @@ def test_finds_the_newest_run_of_a_fleet(tmp_path: Path) -> None:
         (tmp_path / name / "config.toml").write_text(f'fleet = "{fleet}"\n')
     assert run_files.newest_run("lab", tmp_path) == tmp_path / "one"
     assert run_files.newest_run("other", tmp_path) is None
+
+
+def test_follows_who_drifts_while_the_learner_lives(tmp_path: Path) -> None:
+    write(tmp_path, {"wall_s": 1.0})
+    run = run_files.open_run(tmp_path)
+    assert run.drift == {}
+    (tmp_path / "drift.json").write_text(json.dumps({"pi": {"outside": "feature 2"}, "odd": 3}))
+    run.follow()
+    assert run.drift == {"pi": {"outside": "feature 2"}}
+    os.utime(tmp_path / "metrics.jsonl", (1e9, 1e9))
+    run.follow()
+    assert run.drift == {}, "its learner was killed"

@@ -104,14 +104,15 @@ def arithmetic(graph: Graph, rng: np.random.Generator) -> None:
 
 
 REFUSED = ("Elu", "Softplus", "GlobalMaxPool", "LeakyRelu")
+POOLING = ("MaxPool", "AveragePool")
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_random_chains_answer_alike_or_are_refused_by_name(tmp_path: Path, seed: int) -> None:
+def random_graph(seed: int) -> tuple[Graph, Array, str]:
+    """A graph, its observations [16, ...], and the operator for which it is to be refused; empty for chains."""
     rng = np.random.default_rng(seed)
     is_image = rng.random() < 0.5
     shape = (2, int(rng.integers(6, 12)), int(rng.integers(6, 12))) if is_image else (int(rng.integers(1, 9)),)
-    graph = Graph(rng.normal(size=(16, *shape)).astype(np.float32))
+    graph, refused = Graph(rng.normal(size=(16, *shape)).astype(np.float32)), ""
     x = graph.x.astype(np.float32)
     if is_image:
         for _ in range(int(rng.integers(1, 3))):
@@ -119,6 +120,9 @@ def test_random_chains_answer_alike_or_are_refused_by_name(tmp_path: Path, seed:
             for step in (norm, arithmetic, activation):
                 if rng.random() < 0.5:
                     step(graph, rng)
+        if rng.random() < 0.2:
+            refused = str(rng.choice(POOLING))
+            graph.add(refused, kernel_shape=[2, 2])
         graph.x = graph.x.reshape(16, -1)
         if rng.random() < 0.5:
             graph.add("Flatten")
@@ -129,20 +133,32 @@ def test_random_chains_answer_alike_or_are_refused_by_name(tmp_path: Path, seed:
     for _ in range(int(rng.integers(1, 4))):
         if rng.random() < 0.3:
             arithmetic(graph, rng)
-        dense(graph, rng, int(rng.integers(2, 9)))
+        before, width = graph.name, graph.x.shape[1]
+        is_residual = not refused and rng.random() < 0.1
+        dense(graph, rng, width if is_residual else int(rng.integers(2, 9)))
         for step in (norm, activation):
             if rng.random() < 0.5:
                 step(graph, rng)
-    refused = str(rng.choice(REFUSED)) if rng.random() < 0.2 else ""
-    if refused:
+        if is_residual:
+            refused, output = "Add", f"sum{len(graph.nodes)}"
+            graph.nodes.append(helper.make_node("Add", [before, graph.name], [output]))
+            graph.name = output
+    if not refused and rng.random() < 0.2:
+        refused = str(rng.choice(REFUSED))
         graph.add(refused)
+    return graph, x, refused
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_chains_answer_alike_or_are_refused_by_name(tmp_path: Path, seed: int) -> None:
+    graph, x, refused = random_graph(seed)
     path = graph.save(tmp_path / "g.onnx")
     if refused:
         with pytest.raises(errors.PolicyError, match=refused):
             onnx_file.read(path, "values", None, None)
         return
     policy = onnx_file.read(path, "values", None, None)
-    answer = fp32.outputs(policy.layers, np.moveaxis(x, 1, 3) if is_image else x)
+    answer = fp32.outputs(policy.layers, np.moveaxis(x, 1, 3) if x.ndim == 4 else x)
     np.testing.assert_allclose(answer, graph.x, rtol=1e-3, atol=1e-3)
 
 

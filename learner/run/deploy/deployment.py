@@ -1,0 +1,332 @@
+"""One session that publishes a policy without training: it goes out, actors act on it, and score it beside the older.
+
+Actors are asked for no experience: each is assigned to act greedily, and granted no step. What they hold from before
+stays in their spools, since no receipt is sent; a learner that trains gets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, NoReturn
+
+import numpy as np
+
+from broker.contract import errors, messages, signing
+from broker.fleet import identity
+from learner import config
+from learner.files import records
+from learner.fleet import actors, gathering, roster, session
+from learner.policies import publisher, retained_policy
+from learner.quantize import compare, gate
+from learner.run.deploy import policy_file
+from learner.run.loop import scoring
+
+_log = logging.getLogger(__name__)
+_TURN_S = 0.1
+ACTING_S = 10.0
+"""Seconds for which actors may take to act on a policy; who does not by then is named."""
+_GREEDY = config.DqnConfig(epsilon_start=0.0, epsilon_end=0.0)
+
+
+def run(file: policy_file.PolicyFile, settings: config.TrainConfig, stop: threading.Event) -> dict[str, Any]:
+    """Publishes a policy to a fleet, and sends the older one again if actors score this one worse.
+
+    Args:
+        file: The policy.
+        settings: Fleet, brokers, how many actors to wait for and how long, and episodes of a score.
+        stop: Ends it early; what was not scored by then is taken back.
+
+    Returns:
+        What became of it (see docs/any_policy.md).
+
+    Raises:
+        IdentityError: The fleet has no keys here.
+        BrokerUnreachable: No broker answered.
+        FleetBusy: A learner is live on the fleet, or took it over.
+        SpecError: No actor has an environment that the policy is for.
+        EnvironmentFailure: No actor came in time, or none could score the policy.
+        gathering.Stopped: `stop` was set.
+    """
+    identity.Fleet.open(settings.fleet, create=False)
+    fleet = session.Session.open(settings)
+    try:
+        return _Deployment(file, settings, fleet, stop).run()
+    except errors.FleetBusy as busy:
+        raise errors.FleetBusy(
+            busy.what,
+            where=busy.where,
+            todo="end that learner, whose policies would replace this one, and deploy again; or name another --fleet",
+        ) from busy
+    finally:
+        fleet.close()
+
+
+class _Deployment:
+    """The steps of a deployment, in order; see `run`."""
+
+    def __init__(
+        self,
+        file: policy_file.PolicyFile,
+        settings: config.TrainConfig,
+        fleet: session.Session,
+        stop: threading.Event,
+    ) -> None:
+        self._file, self._settings, self._fleet, self._stop = file, settings, fleet, stop
+        self._roster = roster.Roster(fleet.id, fleet.epoch, settings.env, settings.actors, unfit=file.unfit)
+        self._scoring = scoring.Scoring(fleet.command, settings, fleet.id)
+        self._error = ""  # of the newest report
+        self._score: scoring.Score | None = None
+        self._not_taken = 0
+
+    def run(self) -> dict[str, Any]:
+        retained = self._hear_retained()
+        self._gather()
+        older = self._usable(retained.newest())
+        policies = publisher.Publisher(
+            self._fleet,
+            self._fleet.topics,
+            self._roster.the_spec,
+            self._file.head,
+            self._fleet.epoch,
+            0,
+            config.GateConfig(),
+            None,
+            records.Records(),
+            send_deltas=False,
+            precision=self._file.precision,
+        )
+        try:
+            return self._deploy(policies, older)
+        finally:
+            policies.close()
+
+    def _deploy(self, policies: publisher.Publisher, older: publisher.Published | None) -> dict[str, Any]:
+        self._assign()
+        policies.publish_file(self._file.model, self._file.head, self._file.precision).result()
+        new = policies.newest
+        assert new is not None
+        acting = self._announce(new)
+        self._log_score("the new policy", found := self._ask(new))
+        if found is None:
+            self._give_up(policies, older)
+        before = self._ask(older, by=found.by) if older is not None else None
+        if older is not None and not self._stop.is_set():
+            self._log_score("the older policy", before)
+        if self._stop.is_set():
+            self._give_up(policies, older)
+        returns = found.reports["published"].episode_return
+        difference = returns - before.reports["published"].episode_return if before else None
+        interval = compare.interval(difference) if difference is not None else None
+        is_worse = interval is not None and interval[1] < 0
+        if is_worse and older is not None:
+            acting = self._send_older(policies, older)
+        return {
+            "policy": str(self._file.path),
+            "sha256": new.manifest.sha256,
+            "bytes": len(new.model),
+            "precision": self._file.precision,
+            "gate_passed": self._file.passed,
+            "fleet": self._settings.fleet,
+            "env_id": self._roster.env_id,
+            "deployed": not is_worse,
+            "epoch": self._fleet.epoch,
+            "version": policies.version,
+            "acting": acting,
+            "scored_by": found.by,
+            "seed": found.seed,
+            **_returns(found),
+            "older": _described(older, before),
+            "difference": float(np.mean(difference)) if difference is not None else None,
+            "difference_interval": interval,
+            "experience_not_taken": self._not_taken,
+        }
+
+    # -- before it goes out -----------------------------------------------------------------------------------------
+
+    def _hear_retained(self) -> retained_policy.RetainedPolicy:
+        """Subscribes to what brokers retain; it is here once the session has joined."""
+        verifier = signing.LearnerVerifier(self._fleet.fleet.sealer.public_key)
+        heard = retained_policy.RetainedPolicy(self._fleet.topics, verifier)
+        for topic in heard.topics:
+            self._fleet.brokers.subscribe(topic, heard.hear)
+        return heard
+
+    def _gather(self) -> None:
+        """Waits for actors whose environment the policy is for."""
+        try:
+            gathering.gather(self._settings, self._fleet, self._roster, self._stop)
+        except errors.EnvironmentFailure as failure:
+            if not self._roster.refusals:
+                raise
+            raise errors.SpecError(
+                f"the policy does not fit what actors run: {self._roster.refusals.removeprefix('; ')}",
+                where=str(self._file.path),
+                todo="deploy one that was made for their environment, with its wrappers; or start actors that run it",
+            ) from failure
+        _log.info("%s here, %s", actors.names(self._roster.working()), self._roster.env_id)
+
+    def _usable(self, found: messages.Policy | None) -> publisher.Published | None:
+        """Returns what the fleet had before, if it can go out again."""
+        if found is None:
+            _log.info("the fleet has no policy yet: there is none to compare this one with")
+            return None
+        sent, spec = found.manifest, self._roster.the_spec
+        if sent.fingerprint != spec.fingerprint or sent.head not in spec.action.heads:
+            _log.warning("the fleet's policy %s is for another environment: it cannot go out again", found.order)
+            return None
+        unknown = np.zeros(0, np.float32)
+        return publisher.Published(sent, found.model.tobytes(), gate.Verdict(True, ""), (), unknown)
+
+    # -- while it is out --------------------------------------------------------------------------------------------
+
+    def _announce(self, newest: publisher.Published) -> list[str]:
+        """Says which policy is the newest; returns who acts on it, after a while."""
+        order = newest.sent.order
+        self._fleet.announce("", order.version)  # no fingerprint: actors send what they hold to whom names one
+        until_s, working = time.monotonic() + ACTING_S, self._roster.working()
+        acting: list[actors.Actor] = []
+        while not self._stop.is_set() and time.monotonic() < until_s:
+            self._turn()
+            working = self._roster.working()
+            acting = [one for one in working if one.state and _acts_on(one.state.vitals) == order]
+            if working and len(acting) == len(working):
+                break
+        late = [one for one in working if one not in acting]
+        if late:
+            _log.warning("not within %g s: %s; they take it when they can", ACTING_S, actors.names(late))
+        if acting:
+            _log.info("policy %s acts on %s", order, actors.names(acting))
+        return [one.actor_id for one in acting]
+
+    def _ask(self, policy: publisher.Published, by: str = "") -> scoring.Score | None:
+        """Returns the score of a policy, by this actor if it is still there; None if none came in time."""
+        asking = self._scoring
+        asking.begin(policy)
+        working = self._roster.working()
+        limit_s = max(scoring.TIMEOUT_S, 2.0 * asking.limits(working[0])[1]) if working else scoring.TIMEOUT_S
+        asking.end_s = time.monotonic() + limit_s
+        failures, self._score = asking.failures, None
+        while asking.busy and not self._stop.is_set() and time.monotonic() < asking.end_s:
+            working = self._roster.working()
+            if working and asking.failures - failures >= len(working):  # each has had its turn
+                break
+            asked = [one for one in working if one.actor_id == by] or working
+            asking.advance(asked, time.monotonic(), self._fleet.brokers.changes)
+            self._turn()
+        return self._score
+
+    def _send_older(self, policies: publisher.Publisher, older: publisher.Published) -> list[str]:
+        policies.publish_again(older).result()
+        assert policies.newest is not None
+        _log.warning("the older policy %s goes out again, as %s", older.sent.order, policies.newest.sent.order)
+        return self._announce(policies.newest)
+
+    def _give_up(self, policies: publisher.Publisher, older: publisher.Published | None) -> NoReturn:
+        """Takes back what nobody could score."""
+        stopped = self._stop.is_set()
+        if older is not None:
+            self._stop = threading.Event()  # what is under way must end
+            self._send_older(policies, older)
+        if stopped:
+            raise gathering.Stopped
+        raise errors.EnvironmentFailure(
+            f"no actor could score the policy: {self._error or 'none answered in time'}",
+            where=f"fleet {self._settings.fleet!r}{self._roster.refusals}",
+            todo="the older policy is out again" if older else "it is out all the same, for there was none before",
+        )
+
+    # -- what arrives -----------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        self._fleet.beat()
+        for arrival in self._fleet.drain(_TURN_S):
+            message = arrival.message
+            if isinstance(message, messages.ActorState):
+                self._fleet.compare_epochs(arrival.actor_id, message.vitals.policy_epoch)
+                now_s = time.monotonic()
+                self._roster.observe(arrival.actor_id, message, retained=arrival.retained, now_s=now_s)
+            elif isinstance(message, messages.Report):
+                self._receive_report(arrival.actor_id, message)
+            else:
+                self._not_taken += 1
+        self._roster.expire(time.monotonic())
+        self._assign()
+
+    def _receive_report(self, actor_id: str, report: messages.Report) -> None:
+        if not self._scoring.awaits(report, actor_id):
+            self._fleet.note_outcome(self._fleet.topics.report(actor_id), 0, None)
+            return
+        if report.error:
+            self._error = f"{actor_id}: {report.error[:500]}"
+            _log.warning("actor %s gave no score: %s", actor_id, report.error[:500])
+        self._score = self._scoring.receive(report) or self._score
+
+    def _assign(self) -> None:
+        """Has actors act greedily, and record nothing. Others of the fleet are left as they are."""
+        for actor in self._roster.working():
+            if actor.assignment is not None:
+                continue
+            assigned = self._roster.assign(
+                actor,
+                steps_left=0,
+                env_steps=0,
+                lockstep_version=0,
+                settings=self._settings,
+                exploration=_GREEDY,
+                now_s=time.monotonic(),
+            )
+            if assigned is not None:
+                self._fleet.retain(self._fleet.topics.assignment(actor.actor_id), assigned)
+
+    @staticmethod
+    def _log_score(what: str, score: scoring.Score | None) -> None:
+        if score is None:
+            _log.warning("%s has no score", what)
+        else:
+            _log.info("%s returns %.1f, by %s", what, score.mean("published"), score.by)
+
+
+def _acts_on(vitals: messages.Vitals) -> messages.Order:
+    return messages.Order(vitals.policy_epoch, vitals.policy_version)
+
+
+def _returns(score: scoring.Score | None) -> dict[str, Any]:
+    values = score.reports["published"].episode_return if score else None
+    return {
+        "return_mean": float(values.mean()) if values is not None else None,
+        "returns": [float(value) for value in values] if values is not None else None,
+    }
+
+
+def _described(older: publisher.Published | None, score: scoring.Score | None) -> dict[str, Any] | None:
+    """Returns what the fleet had before; None if that was nothing."""
+    if older is None:
+        return None
+    sent = older.sent
+    return {"epoch": sent.epoch, "version": sent.version, "sha256": sent.sha256, **_returns(score)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Returns what became of a policy, for people."""
+    older = result["older"]
+    lines = [
+        f"{result['policy']}: {result['precision']}, {result['bytes'] / 1024:.1f} KB, to fleet {result['fleet']!r},"
+        f" {result['env_id']}",
+        f"  returns {result['return_mean']:.1f}, mean of {len(result['returns'])} episodes, by {result['scored_by']}",
+    ]
+    if older is None:
+        lines.append("  the fleet had no policy before to compare it with")
+    elif older["return_mean"] is None:
+        lines.append("  the older policy has no score")
+    else:
+        low, high = result["difference_interval"]
+        lines.append(
+            f"  the older policy {older['return_mean']:.1f}; difference {result['difference']:.1f}, 95 % {low:.1f} to"
+            f" {high:.1f}"
+        )
+    acting = ", ".join(result["acting"]) or "nobody yet"
+    state = "is out" if result["deployed"] else "scores WORSE: the older one is out again,"
+    lines.append(f"  it {state} as version {result['version']} of epoch {result['epoch']}; acting on that: {acting}")
+    return "\n".join(lines)
