@@ -12,9 +12,10 @@ ROOT = Path(__file__).parent.parent
 WORK = {
     *("open", "fdopen", "connect", "socket", "bind", "listen", "Popen", "run", "start", "mkdir", "exists", "stat"),
     *("read_bytes", "read_text", "write_bytes", "write_text", "write_atomic", "unlink", "flock", "execute"),
-    *("executescript", "TemporaryDirectory", "compile", "load"),
+    *("executescript", "TemporaryDirectory", "compile", "load", "convert", "tls", "watch_tls", "client_context"),
+    *("release", "rename", "rmtree"),
 }
-"""Names of calls that touch the network, files or processes, or compile."""
+"""Names of calls that touch the network, files or processes, or compile, convert or delete."""
 
 
 def work(source: str) -> Iterator[str]:
@@ -22,11 +23,17 @@ def work(source: str) -> Iterator[str]:
     for kind in ast.walk(ast.parse(source)):
         if not isinstance(kind, ast.ClassDef):
             continue
-        for method in kind.body:
-            if isinstance(method, ast.FunctionDef) and method.name in ("__init__", "__post_init__"):
-                for call in ast.walk(method):
-                    if isinstance(call, ast.Call) and _name(call.func) in WORK:
-                        yield f"{kind.name}, line {call.lineno}: {ast.unparse(call)[:80]}"
+        methods = {one.name: one for one in kind.body if isinstance(one, ast.FunctionDef)}
+        reached: list[str] = [name for name in ("__init__", "__post_init__") if name in methods]
+        for name in reached:  # grows: what a constructor calls of its own object is part of it
+            for call in ast.walk(methods[name]):
+                if not isinstance(call, ast.Call):
+                    continue
+                if (called := _name(call.func)) in WORK:
+                    yield f"{kind.name}, line {call.lineno}: {ast.unparse(call)[:80]}"
+                is_own = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+                if is_own and called in methods and called not in reached:
+                    reached.append(called)
 
 
 def _name(called: ast.expr) -> str:
@@ -42,3 +49,4 @@ def test_constructors_only_wire(package: str) -> None:
 def test_work_is_found() -> None:
     assert [*work("class A:\n    def __init__(self, path):\n        self.file = open(path)")]
     assert not [*work("class A:\n    def __init__(self):\n        pass\n    def go(self):\n        open(1)")]
+    assert [*work("class A:\n    def __init__(self):\n        self.go()\n    def go(self):\n        open(1)")]

@@ -80,7 +80,7 @@ class SpecError(ActorqError):
 
 
 class BrokerUnreachable(ActorqError):
-    """No broker of the list answered in time, or none that did let us in."""
+    """Says that no broker of the list answered in time, or none that did let us in."""
 
     exit_code = 13
 

@@ -473,7 +473,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of the order `number`.
+    """Tells what became of the order `number`.
 
     `outcome` is `taken` (another Answer follows), `done`, `refused`, `expired`, `failed` or `undone`; `text` says more.
     Asked again, an actor answers again. `lines` are of its log.

@@ -1,4 +1,4 @@
-"""From steps to messages: when the trajectory is full it becomes a message in the spool; counts on the way."""
+"""Makes messages of steps: when the trajectory is full it becomes a message in the spool; counts on the way."""
 
 from __future__ import annotations
 

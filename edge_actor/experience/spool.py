@@ -78,8 +78,7 @@ class Spool:
         self._files = files
         self._date = date
         self._window = window.Window(clock)
-        found = [_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records]
-        self._held = collections.deque(held for held in found if held.size_bytes <= specs.MAX_EXPERIENCE_BYTES)
+        self._held = collections.deque(_Held(r.boot, r.seq, r.oldest, r.steps, r) for r in files.records)
         self._newest: tuple[_Held | None, bytes] = (None, b"")  # its body need not be read back
         self._unwritten_bytes = 0
         self._failing = False
@@ -92,11 +91,25 @@ class Spool:
         self.steps = 0
         self.steps_dropped = 0
         self.times = stopwatch.Stopwatch("spool", "seal", "send")
-        if too_large := [held for held in found if held.size_bytes > specs.MAX_EXPERIENCE_BYTES]:
-            self._discard(too_large)
-        if self._held:
-            steps = sum(held.steps for held in self._held)
-            _log.info("the spool holds %d messages of earlier boots, %d steps", len(self._held), steps)
+
+    @classmethod
+    def open(
+        cls,
+        boot: int,
+        fingerprint: str,
+        seal: Callable[[bytes], bytes],
+        files: journal.Journal,
+        clock: Callable[[], float] = time.monotonic,
+        date: Callable[[], float | None] = time.time,
+    ) -> Spool:
+        """Returns a spool of what the files hold, without what could never be sent; arguments as of the class."""
+        made = cls(boot, fingerprint, seal, files, clock, date)
+        if too_large := [held for held in made._held if held.size_bytes > specs.MAX_EXPERIENCE_BYTES]:
+            made._discard(too_large)
+        if made._held:
+            steps = sum(held.steps for held in made._held)
+            _log.info("the spool holds %d messages of earlier boots, %d steps", len(made._held), steps)
+        return made
 
     def __len__(self) -> int:
         """Returns the messages held."""
@@ -254,6 +267,7 @@ class Spool:
     def _discard(self, too_large: list[_Held]) -> None:
         """Drops messages of an earlier release: no broker takes them, and each attempt would end the connection."""
         self.steps_dropped += sum(held.steps for held in too_large)
+        self._held = collections.deque(held for held in self._held if held.size_bytes <= specs.MAX_EXPERIENCE_BYTES)
         for held in too_large:
             if held.record is not None:
                 self._files.release(held.record)
@@ -322,4 +336,4 @@ def from_settings(
     """Opens the spool that the settings ask for; see Spool and journal.Journal for the rest."""
     directory = journal.default_directory(state_dir, settings.spool_dir)
     files = journal.Journal.open(directory, settings.spool_bytes)
-    return Spool(boot, fingerprint, seal, files, date=date)
+    return Spool.open(boot, fingerprint, seal, files, date=date)

@@ -1,4 +1,4 @@
-"""Which policies are refused before an interpreter sees a byte of them: too large, not for us, expired, damaged."""
+"""Refuses policies before an interpreter sees a byte of them: too large, not for us, expired, damaged."""
 
 from __future__ import annotations
 

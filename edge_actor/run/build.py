@@ -68,7 +68,8 @@ def build(
     runtime = runtimes.describe(settings.runtime)
     environment = _environment(settings, settings.env) if settings.env else None
     boot = counters.next_boot(state_dir / "boot")
-    connection = fleet_connection.FleetConnection(bundle, settings.broker or bundle.brokers, boot)
+    brokers = settings.broker or bundle.brokers
+    connection = fleet_connection.FleetConnection(bundle, brokers, boot, bundle.tls())
     told_to_stop = stopping.Stopping(connection.inbox.wake, on_alive)
 
     def loop(made: supervised_env.SupervisedEnv) -> acting_loop.ActingLoop:

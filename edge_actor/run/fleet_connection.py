@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import time
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,7 @@ class FleetConnection:
         bundle: Who the actor is.
         brokers: Tried in turn.
         boot: The number of this process.
+        tls: For brokers that are reached over TLS.
 
     Attributes:
         inbox: Messages that wait for the acting loop, and its `wake`.
@@ -34,7 +36,7 @@ class FleetConnection:
         on_announced: Called on the network thread with the order of the learner's newest policy.
     """
 
-    def __init__(self, bundle: identity.Bundle, brokers: Sequence[str], boot: int) -> None:
+    def __init__(self, bundle: identity.Bundle, brokers: Sequence[str], boot: int, tls: ssl.SSLContext) -> None:
         self.actor_id, self.boot, self.topics = bundle.actor_id, boot, topics.Topics(bundle.fleet)
         self.verifier = signing.LearnerVerifier(bundle.learner_key)
         self._mac = signing.ActorMac(bundle.mac_key)
@@ -50,7 +52,7 @@ class FleetConnection:
             self.actor_id,
             username=self.actor_id,
             password=bundle.password,
-            tls=bundle.tls(),
+            tls=tls,
             will=(self.state_topic, self.states.will),
             on_connect=self._on_connect,
         )

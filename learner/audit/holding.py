@@ -48,7 +48,7 @@ class Holding:
         checks: The auditor.
         source: Whose experience it is.
         path: Of the run.
-        settle: Commits all that was received.
+        commit: Commits all that was received.
         on_release: Called with experience that enters replay after all.
         held: Who is held from the start.
         kept: Counts what the disk does not take.
@@ -63,13 +63,13 @@ class Holding:
         checks: auditor.Auditor,
         source: ingest.Ingest,
         path: Path,
-        settle: Callable[[], None],
+        commit: Callable[[], None],
         on_release: Callable[[messages.Experience], None],
         held: dict[str, Hold],
         kept: records.Records,
     ) -> None:
         self._checks, self._source, self._path = checks, source, path
-        self._settle, self._on_release, self._kept = settle, on_release, kept
+        self._commit, self._on_release, self._kept = commit, on_release, kept
         self._good: dict[str, tuple[int, int]] = {}  # boot and seq of the last message that was true
         self._look_at = 0.0
         self.held = held
@@ -99,7 +99,7 @@ class Holding:
             return
         if actor_id in self.held:
             return
-        self._settle()
+        self._commit()
         (self._path / DECISIONS / actor_id).unlink(missing_ok=True)  # of a hold before: of this one nobody has decided
         steps = self._source.hold(actor_id, self._good.get(actor_id))
         self.held[actor_id] = Hold(verdict.why, boot, seq, verdict.steps, verdict.wrong, round(time.time(), 3))
@@ -125,7 +125,7 @@ class Holding:
         }
 
     def _decide(self, actor_id: str, decision: str) -> None:
-        self._settle()
+        self._commit()
         if decision == RELEASE:
             for experience in self._source.release(actor_id):
                 self._on_release(experience)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import ssl
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -50,6 +51,7 @@ class Session:
         settings: Fleet, brokers and task.
         fleet: The fleet's keys.
         epoch: This session's epoch.
+        tls: For brokers that are reached over TLS.
         take_over: Claim the fleet though another learner is live; that one ends.
 
     Attributes:
@@ -70,13 +72,19 @@ class Session:
             IdentityError: The keys or the epoch cannot be used.
         """
         fleet = identity.Fleet.open(settings.fleet)
-        made = cls(settings, fleet, fleet.next_epoch(), take_over=take_over)
+        made = cls(settings, fleet, fleet.next_epoch(), fleet.tls(), take_over=take_over)
         made._enrolment.read()
         made._follow()
         return made
 
     def __init__(
-        self, settings: config.TrainConfig, fleet: identity.Fleet, epoch: int, *, take_over: bool = False
+        self,
+        settings: config.TrainConfig,
+        fleet: identity.Fleet,
+        epoch: int,
+        tls: ssl.SSLContext,
+        *,
+        take_over: bool = False,
     ) -> None:
         self.fleet = fleet
         self.id = secrets.token_hex(8)
@@ -87,7 +95,7 @@ class Session:
         self.refused: Counter[str] = Counter()
         self.waited_s = 0.0
         self.times = stopwatch.Stopwatch("receive", "sign", "publish")
-        self._settings = settings
+        self._settings, self._tls = settings, tls
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
         self._addresses = settings.broker or self.fleet.brokers
         # Without TLS whoever is on this machine may write at any topic: nobody shall pay for that
@@ -137,15 +145,15 @@ class Session:
             f"actorq-{settings.fleet}-learner",
             username=identity.LEARNER_USER,
             password=self.fleet.password,
-            tls=self.fleet.tls(),
+            tls=self._tls,
             will=(state_topic, self._sealed(state_topic, self._state(online=False))),
             listens_first=True,
             has_room=self._inbox.has_room,
         )
         made.subscribe(state_topic, self._hear_learner)
-        listen = made.route if self._vouched else made.subscribe
+        handle = made.route if self._vouched else made.subscribe
         for leaf in _LEAVES:
-            listen(self.topics.every_actor(leaf), self._inbox.put)
+            handle(self.topics.every_actor(leaf), self._inbox.put)
         return made
 
     def _go_above(self) -> None:

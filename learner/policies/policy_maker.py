@@ -1,4 +1,4 @@
-"""From fp32 layers to a model that the gate has judged, whose bytes go ahead while it is made."""
+"""Makes of fp32 layers a model that the gate has judged, whose bytes go ahead meanwhile."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ class PolicyMaker:
         if self._refines and self._calibration is None:
             self.calibrate(policy, calibration)
         calibrated, kept, self._calibration = time.monotonic(), self._calibration, None
-        refined = kept.centred(policy) if kept else policy
+        centred = kept.centred(policy) if kept else policy
         outgoing = begin(self._pieces if is_large else None)
         try:
             if kept:
-                model = self._quantizer.quantize(refined, kept.params, calibration, outgoing.add)
+                model = self._quantizer.quantize(centred, kept.params, calibration, outgoing.add)
             else:
                 model = self._quantizer.convert(
                     policy, calibration, self._precision, outgoing.add, weight_bits=self._weight_bits
@@ -124,9 +124,9 @@ class PolicyMaker:
         else:
             outputs: gate.Exact
             if is_large:
-                outputs = self._outputs.submit(fp32.outputs, refined, held_back)
+                outputs = self._outputs.submit(fp32.outputs, centred, held_back)
             else:
-                outputs = fp32.outputs(refined, held_back)
+                outputs = fp32.outputs(centred, held_back)
             passed = time.monotonic()
             verdict = gate.judge_policy(
                 model, outputs, held_back, self._spec.action, self._settings, previous, self._head

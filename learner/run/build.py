@@ -139,7 +139,7 @@ def build(
     receiver = receiving.Receiver(
         *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting)
     )
-    settle = functools.partial(receiver.commit, wait=True)
+    commit = functools.partial(receiver.commit, wait=True)
     held = holding.read(directory.path)
     for actor_id in committed.actors_held() - held.keys():  # the session before was killed in between
         held[actor_id] = holding.Hold("a session before found it wrong, and could not write down why", 0, 0, 0, 0, 0.0)
@@ -162,7 +162,7 @@ def build(
         recovery=recovery.Recovery(algorithm, good, ingesting),
         auditor=checks,
         drift=drifting,
-        holding=holding.Holding(checks, ingesting, directory.path, settle, receiver.count, held, kept),
+        holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, held, kept),
         scores=scores,
         checkpoints=saving,
         records=kept,

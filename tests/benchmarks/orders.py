@@ -52,7 +52,7 @@ def run() -> Iterator[dict[str, Any]]:
         actors = fleet.actors()
         with (
             contextlib.closing(order_book.OrderBook.open(fleet.directory)) as book,
-            contextlib.closing(courier.Courier(fleet, book, (site.address,), actors)) as carrier,
+            contextlib.closing(courier.Courier(fleet, book, (site.address,), actors, fleet.tls())) as carrier,
         ):
             carrier.start()
             for _ in range(RUNS):

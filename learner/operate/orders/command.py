@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace, fleet: identity.Fleet, book: order_book.Order
         _check_settings(changes)
     expired = book.expire(time.time())
     addresses = tuple(filter(None, args.broker.split(",")))
-    with contextlib.closing(courier.Courier(fleet, book, addresses, actors)) as carrier:
+    with contextlib.closing(courier.Courier(fleet, book, addresses, actors, fleet.tls())) as carrier:
         carrier.start()
         carrier.deliver(expired)
         if args.verb in ("ls", "show"):

@@ -6,6 +6,7 @@ It is no learner: it claims no fleet, has no epoch, and may be there beside one 
 from __future__ import annotations
 
 import queue
+import ssl
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +38,7 @@ class Courier:
         book: Of its orders.
         addresses: Of its brokers.
         actors: Whom to listen to.
+        tls: For brokers that are reached over TLS.
 
     Attributes:
         heard: The newest state of each actor.
@@ -44,12 +46,18 @@ class Courier:
     """
 
     def __init__(
-        self, fleet: identity.Fleet, book: order_book.OrderBook, addresses: Sequence[str], actors: Sequence[str]
+        self,
+        fleet: identity.Fleet,
+        book: order_book.OrderBook,
+        addresses: Sequence[str],
+        actors: Sequence[str],
+        tls: ssl.SSLContext,
     ) -> None:
         self._fleet = fleet
         self._book = book
         self._topics = topics.Topics(fleet.name)
         self._enrolment = enrolment.Enrolment(fleet)
+        # Not a BoundedQueue: `drain` waits for this one, and while it is full the links read no more
         self._arrived: queue.Queue[tuple[str, bytes, bool]] = queue.Queue(_QUEUED)
         self.heard: dict[str, Heard] = {}
         self.refused: Counter[str] = Counter()
@@ -58,7 +66,7 @@ class Courier:
             f"actorq-{fleet.name}-orders",
             username=identity.LEARNER_USER,
             password=fleet.password,
-            tls=fleet.tls(),
+            tls=tls,
             has_room=lambda: not self._arrived.full(),
         )
         everybody = self._topics.every_actor

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return errors.EXIT_OK
     addresses = tuple(str(address.Address.parse(one)) for one in args.broker.split(",") if one)
     fleet = identity.Fleet.open(args.fleet, create=False)
-    following = watcher.Watcher(fleet, addresses, view)
+    following = watcher.Watcher(fleet, addresses, view, fleet.watch_tls())
     with _listen(args) as listener, contextlib.closing(following):
         following.start()
         curve = Curve(args.fleet, args.curve)

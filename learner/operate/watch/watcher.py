@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 
 from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
@@ -19,9 +20,12 @@ class Watcher:
         fleet: Its keys: actors seal what they say with keys that they share with their fleet alone.
         addresses: Of the brokers; the fleet's own by default.
         view: Takes in what is heard.
+        tls: For brokers that are reached over TLS.
     """
 
-    def __init__(self, fleet: identity.Fleet, addresses: tuple[str, ...], view: fleet_view.FleetView) -> None:
+    def __init__(
+        self, fleet: identity.Fleet, addresses: tuple[str, ...], view: fleet_view.FleetView, tls: ssl.SSLContext
+    ) -> None:
         self._view, self._topics = view, topics.Topics(fleet.name)
         self._enrolment = enrolment.Enrolment(fleet)
         self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
@@ -30,7 +34,7 @@ class Watcher:
             f"actorq-{fleet.name}-watch",
             username=identity.WATCH_USER,
             password=fleet.watch_password,
-            tls=fleet.watch_tls(),
+            tls=tls,
         )
         self.brokers.subscribe(self._topics.learner_state, self._hear)
         self.brokers.subscribe(self._topics.every_actor("state"), self._hear)

@@ -53,9 +53,7 @@ class Template:
     """A model of one architecture and precision, to be overwritten with one policy after another.
 
     Args:
-        policy: A policy of the architecture; its numbers do not matter.
-        shape: Shape of one observation.
-        precision: 'float32', 'float16' or 'dynamic'.
+        model: A converted model, whose bytes are overwritten.
 
     Attributes:
         is_faithful: Whether the newest model holds the very numbers of its policy, or those of float16 that are as near
@@ -65,19 +63,32 @@ class Template:
         Unmapped: The converted graph is not the chain of operators that this module knows.
     """
 
-    def __init__(self, policy: layers.PolicyLayers, shape: tuple[int, ...], precision: str) -> None:
+    def __init__(self, model: bytearray) -> None:
+        self.is_faithful = False
+        self._model = model
+        self._gain, self._offset, self._rescale, self._places = _located(model)
+
+    @classmethod
+    def build(cls, policy: layers.PolicyLayers, shape: tuple[int, ...], precision: str) -> Template:
+        """Converts a stand-in of the same architecture, and checks that writing its numbers changes nothing.
+
+        Args:
+            policy: A policy of the architecture; its numbers do not matter.
+            shape: Shape of one observation.
+            precision: 'float32', 'float16' or 'dynamic'.
+
+        Raises:
+            Unmapped: It does, or the converted graph is not the chain of operators that this module knows.
+        """
         rng = np.random.default_rng(0)
         observations = rng.uniform(-1, 1, (2, *shape)).astype(np.float32)
         stand_in = template.stand_in(policy, rng)
-        self.is_faithful = False
-        self._model = bytearray(convert.convert(stand_in, observations, precision))
-        self._gain, self._offset, self._rescale, self._places = _located(self._model)
-        expected = bytes(self._model)
-        if (
-            self.write(stand_in, input_scaling.from_ranges(observations) if self._gain is not None else None)
-            != expected
-        ):
+        expected = convert.convert(stand_in, observations, precision)
+        made = cls(bytearray(expected))
+        affine = input_scaling.from_ranges(observations) if made._gain is not None else None
+        if made.write(stand_in, affine) != expected:
             raise scales.Unmapped(f"the converted {precision} model is not what it should be")
+        return made
 
     def write(
         self,

@@ -126,7 +126,7 @@ class Quantizer:
         key = (*template.architecture(policy, shape), precision)
         if key not in self._floats:
             try:
-                self._floats[key] = float_template.Template(policy, shape, precision)
+                self._floats[key] = float_template.Template.build(policy, shape, precision)
             except scales.Unmapped as why:
                 self._floats[key] = None
                 _warn(why)

@@ -58,7 +58,7 @@ class Publishing:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether updates have to wait for a policy that the fleet cannot take yet: the next ones learn from it."""
+        """Returns whether updates wait for a policy that the fleet cannot take yet: the next ones learn from it."""
         is_behind = self._publisher.newest is not None and self._algorithm.updates > self._updates
         return self._is_on_policy and is_behind and self._scores.solved is None
 

@@ -77,6 +77,11 @@ def test_what_is_overridden_is_there(name: str) -> None:
     assert callable(getattr(mqtt.Client, name)), f"look at {paho.__file__}"
 
 
+@pytest.mark.parametrize("name", ["_handle_on_message", "_send_puback", "_in_packet", "_out_packet"])
+def test_what_is_used_of_paho_is_there(name: str) -> None:
+    assert hasattr(mqtt.Client(CallbackAPIVersion.VERSION2), name), f"look at {paho.__file__}"
+
+
 def test_nothing_else_of_paho_is_overridden() -> None:
     private = {name for name in vars(paho.Client) if name.startswith("_") and not name.startswith("__")}
     assert private & set(dir(mqtt.Client)) == set(OVERRIDDEN), f"look at {paho.__file__}"

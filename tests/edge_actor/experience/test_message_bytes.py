@@ -118,7 +118,7 @@ def test_what_an_earlier_release_left_and_no_broker_takes_is_dropped_and_counted
     files.close()
     broker = test_spool.Broker()
     files = journal.Journal.open(tmp_path, 64_000_000)
-    outbox = spool.Spool(2, "f" * 16, lambda body: b"sealed" + body, files)
+    outbox = spool.Spool.open(2, "f" * 16, lambda body: b"sealed" + body, files)
     outbox.pump(broker.publish)
     assert [(message.seq, message.oldest) for message in broker.messages] == [(2, 2)], (
         "it says that the gap is for good"

@@ -19,7 +19,7 @@ ASSIGNED = fake_learner.assignment(1, message_period_s=1000.0)
 @pytest.fixture
 def made(tmp_path: Path) -> recorder.Recorder:
     files = journal.Journal.open(tmp_path, 1 << 20)
-    return recorder.Recorder(trajectory.Trajectory(SPEC, 1, 256), spool.Spool(1, "f" * 16, bytes, files))
+    return recorder.Recorder(trajectory.Trajectory(SPEC, 1, 256), spool.Spool.open(1, "f" * 16, bytes, files))
 
 
 def step(of: recorder.Recorder) -> int:

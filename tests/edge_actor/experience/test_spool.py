@@ -70,7 +70,7 @@ def boot(tmp_path: Path) -> Callable[..., spool.Spool]:
 
     def make(count: int, number: int = 7, limit_bytes: int = 10**6, clock: Any = None) -> spool.Spool:
         files = journal.Journal.open(tmp_path / "spool", limit_bytes)
-        made = spool.Spool(number, "f", lambda body: b"sealed" + body, files, clock or Clock())
+        made = spool.Spool.open(number, "f", lambda body: b"sealed" + body, files, clock or Clock())
         for _ in range(count):
             made.add(taken(), assigned_epoch=4, epoch=3, version=9)
         return made
@@ -336,11 +336,11 @@ def test_a_message_says_when_it_was_finished_however_late_it_is_sent(
     tmp_path: Path, date: Callable[[], float | None], created_ms: int
 ) -> None:
     files = journal.Journal.open(tmp_path, 10**6)
-    first = spool.Spool(1, "f", bytes, files, date=date)
+    first = spool.Spool.open(1, "f", bytes, files, date=date)
     first.add(taken(), assigned_epoch=4, epoch=3, version=9)
     first.close()
     broker = Broker()
-    later = spool.Spool(2, "f", lambda body: b"sealed" + body, journal.Journal.open(tmp_path, 10**6))
+    later = spool.Spool.open(2, "f", lambda body: b"sealed" + body, journal.Journal.open(tmp_path, 10**6))
     later.pump(broker.publish)
     assert [message.created_ms for message in broker.messages] == [created_ms]
     later.close()

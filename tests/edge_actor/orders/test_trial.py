@@ -15,7 +15,7 @@ KEY = bytes(32)
 
 @pytest.fixture
 def log(tmp_path: Path) -> order_log.OrderLog:
-    """Of a process that finds settings to try."""
+    """The trial of a process that finds settings to try."""
     before = order_log.OrderLog.open(tmp_path, KEY)
     before.try_out(messages.Instruction(7, "set", 1e12, {"seed": "3"}), {"seed": "3"})
     return order_log.OrderLog.open(tmp_path, KEY)

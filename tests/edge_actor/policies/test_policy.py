@@ -90,7 +90,7 @@ TORQUES = specs.ActionSpec("continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0,
 def test_squashed_gaussian_samples_and_gives_the_density_behind_tanh_and_bounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By hand, with 0 for the deviation's output: its log is then -1.5, the middle of -5 to 2."""
+    """Computed by hand, with 0 for the deviation's output: its log is then -1.5, the middle of -5 to 2."""
     made = with_output(monkeypatch, "squashed_gaussian", TORQUES, [[0.5, -1.0, 0.0, 0.0]] * 2)
     noise = np.array([[[0.0, 0.0], [2.0, -1.0]]], np.float32)
     log_probs: list[Any] = []
@@ -143,7 +143,7 @@ def test_a_squashed_gaussian_stays_finite_and_within_the_bounds_where_tanh_is_on
 
 
 def test_the_density_is_that_of_the_outputs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an int8 policy it is int8's: fp32's outputs, of which these are the rounded ones, give another."""
+    """The density of an int8 policy is int8's: fp32's outputs, of which these are the rounded ones, give another."""
 
     def log_prob(output: list[float]) -> float:
         found: list[Any] = []

@@ -62,7 +62,7 @@ def random_phase(spec: specs.EnvSpec, seed: int, epochs: int = 1) -> rollouts.Ph
 
 
 def log_probs(outputs: NDArray[Any], action: NDArray[Any]) -> NDArray[np.float64]:
-    """Of actions [N, ...] by a head's outputs, in numpy."""
+    """Returns log-probabilities of actions [N, ...] by a head's outputs, in numpy."""
     y = outputs.astype(np.float64)
     if action.ndim == 1:
         normalized = y - np.log(np.exp(y).sum(1, keepdims=True))

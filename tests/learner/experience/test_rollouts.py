@@ -56,7 +56,7 @@ def taken(memory: rollouts.Rollouts, steps: int) -> rollouts.Phase:
 
 
 def advantages(phase: rollouts.Phase) -> list[float]:
-    """By reward, which names a step, with the observation as its value."""
+    """Returns advantages in the order of rewards, which name steps, with the observation as a step's value."""
     values = phase.observation[:, 0]
     found = policy_gradient.generalized_advantages(
         phase.reward, phase.discount, values[phase.at], values[phase.at + 1], phase.is_last, 0.8

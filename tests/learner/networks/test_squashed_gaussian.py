@@ -53,7 +53,7 @@ def test_far_out_the_density_stays_exact() -> None:
 
 
 def test_gradients_reach_mean_and_deviation() -> None:
-    """By the mean, log p has the slope of -log(1 - tanh(u)^2), 2 tanh(u): its normal part has none."""
+    """The slope of log p by the mean is that of -log(1 - tanh(u)^2), 2 tanh(u): its normal part has none."""
     mean, log_std, normal = (tf.constant([[x]]) for x in (0.4, -0.7, 1.3))
     with tf.GradientTape() as tape:
         tape.watch([mean, log_std])

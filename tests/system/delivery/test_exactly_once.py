@@ -37,7 +37,7 @@ class Actor:
     def start(self) -> None:
         self._boot += 1
         self._files = journal.Journal.open(self._directory, self._spool_bytes)
-        self.spool = spool.Spool(
+        self.spool = spool.Spool.open(
             self._boot,
             fleet_examples.SPEC.fingerprint,
             lambda body: MAC.seal(TOPIC, body),

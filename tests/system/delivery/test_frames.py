@@ -209,7 +209,7 @@ def test_a_frame_is_sent_once_and_packed(tmp_path: Any) -> None:
     record = trajectory.Trajectory(environment.spec, 1, 200)
     sent: list[messages.Experience] = []
     files = journal.Journal.open(tmp_path, 10_000_000)
-    outbox = spool.Spool(1, environment.spec.fingerprint, lambda body: body, files)
+    outbox = spool.Spool.open(1, environment.spec.fingerprint, lambda body: body, files)
     recorded = recorder.Recorder(record, outbox)
     record.start(environment.reset(seed=0)[0])
     rollout.run(environment, [np.int64(0)] * 200, record)

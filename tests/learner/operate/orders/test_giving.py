@@ -59,7 +59,7 @@ def give(mosquitto: conftest.BrokerProcess, fleet: identity.Fleet) -> Iterator[G
     with contextlib.ExitStack() as ending:
         client = ending.enter_context(plain_client.PlainClient(mosquitto.port, "pi"))
         book = ending.enter_context(contextlib.closing(order_book.OrderBook.open(fleet.directory)))
-        carrier = courier.Courier(fleet, book, [mosquitto.address], ["pi"])
+        carrier = courier.Courier(fleet, book, [mosquitto.address], ["pi"], fleet.tls())
         ending.enter_context(contextlib.closing(carrier))
         carrier.start()
 
