@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -47,7 +48,8 @@ def wait(settings: config.TrainConfig, path: Path, stop: threading.Event) -> run
         BrokerUnreachable: No broker answered.
         Stopped: `stop` was set meanwhile.
     """
-    standby = Standby(settings, path, identity.Fleet.open(settings.fleet, create=False))
+    fleet = identity.Fleet.open(settings.fleet, create=False)
+    standby = Standby(settings, path, fleet, fleet.tls())
     standby.brokers.start()
     try:
         return standby.wait(stop)
@@ -62,12 +64,13 @@ class Standby:
         settings: Fleet and brokers.
         path: The run directory.
         fleet: The fleet's keys.
+        tls: The fleet's, for the brokers.
 
     Attributes:
         brokers: A link to each, which says nothing.
     """
 
-    def __init__(self, settings: config.TrainConfig, path: Path, fleet: identity.Fleet) -> None:
+    def __init__(self, settings: config.TrainConfig, path: Path, fleet: identity.Fleet, tls: ssl.SSLContext | None) -> None:
         self._settings, self._path = settings, path
         self._keys = fleet.directory
         self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
@@ -82,7 +85,7 @@ class Standby:
             f"actorq-{settings.fleet}-standby",
             username=identity.LEARNER_USER,
             password=fleet.password,
-            tls=fleet.tls(),
+            tls=tls,
         )
         self.brokers.subscribe(topics.Topics(settings.fleet).learner_state, self._hear)
 
