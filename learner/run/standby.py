@@ -70,7 +70,9 @@ class Standby:
         brokers: A link to each, which says nothing.
     """
 
-    def __init__(self, settings: config.TrainConfig, path: Path, fleet: identity.Fleet, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, settings: config.TrainConfig, path: Path, fleet: identity.Fleet, tls: ssl.SSLContext | None
+    ) -> None:
         self._settings, self._path = settings, path
         self._keys = fleet.directory
         self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
