@@ -24,6 +24,7 @@ CLOCK_ERROR_S = 1.0
 _HEARTBEATS = 128
 """The newest heartbeats of an actor that are compared. A learner that stood still for a minute gets sixty of them late,
 and needs one that was not held up; a clock that was set back in between is noticed once so many came since."""
+_UNHEARD = 0, 0.0
 _REMEMBERED = 4096
 """Messages whose ages the summary is made of: the newest."""
 
@@ -43,6 +44,7 @@ class Ages:
     def __init__(self, limit_s: float = 0.0, clock: Callable[[], float] = time.time) -> None:
         self._limit_s, self._clock = limit_s, clock
         self._ways: dict[str, tuple[int, collections.deque[float]]] = {}  # boot, and seconds of its heartbeats
+        self._errors: dict[str, tuple[int, float]] = {}  # boot, and by how much its clock is behind, in seconds
         self._newest: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
         self._since_row: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
         self.steps_too_old = self.messages_of_unknown_age = 0
@@ -61,14 +63,15 @@ class Ages:
         if known is None or known[0] != boot:
             known = self._ways[actor_id] = boot, collections.deque(maxlen=_HEARTBEATS)
         known[1].append(self._clock() - created_s)
+        error_s = min(known[1])
+        self._errors[actor_id] = boot, error_s if abs(error_s) > CLOCK_ERROR_S else 0.0
 
     def age_s(self, actor_id: str, message: messages.Experience) -> float | None:
         """Returns how old a message is now; None if its actor did not know the time."""
         if not message.created_ms:
             return None
-        boot, ways = self._ways.get(actor_id, (0, ()))
-        error_s = min(ways) if ways and boot == message.boot else 0.0
-        if abs(error_s) <= CLOCK_ERROR_S:
+        boot, error_s = self._errors.get(actor_id, _UNHEARD)
+        if boot != message.boot:
             error_s = 0.0
         return max(0.0, self._clock() - message.created_ms / 1e3 - error_s)
 
