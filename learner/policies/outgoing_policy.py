@@ -37,8 +37,8 @@ class OutgoingPolicy:
     Attributes:
         size: Bytes so far.
         is_lost: A piece could not go out. Known when `sha256` was asked for.
-        delta_ms: How long taking the difference held up whoever asked for digest and patch.
-        parts_ms: What digest or pieces took, be it beside.
+        patch_ms: How long taking the difference held up whoever asked for digest and patch.
+        pieces_ms: What digest or pieces took, be it beside.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class OutgoingPolicy:
         self._digest = hashlib.sha256()
         self._under_way: list[futures.Future[None]] = []
         self.size, self.is_lost = 0, False
-        self.delta_ms = self.parts_ms = 0.0
+        self.patch_ms = self.pieces_ms = 0.0
 
     @property
     def went_ahead(self) -> bool:
@@ -79,7 +79,7 @@ class OutgoingPolicy:
         began = time.perf_counter()
         while self._under_way:
             self._under_way.pop().result()
-        self.delta_ms += (time.perf_counter() - began) * 1e3
+        self.patch_ms += (time.perf_counter() - began) * 1e3
         return "" if self.went_ahead else self._digest.hexdigest()
 
     def cancel(self) -> None:
@@ -96,7 +96,7 @@ class OutgoingPolicy:
             return np.zeros(0, np.uint8)
         began = time.perf_counter()
         patch = difference(self._base, model, self._word)
-        self.delta_ms += (time.perf_counter() - began) * 1e3
+        self.patch_ms += (time.perf_counter() - began) * 1e3
         return patch
 
     def last_piece(self, changes: messages.ManifestChanges, patch: Patch) -> messages.PolicyPiece:
@@ -111,7 +111,7 @@ class OutgoingPolicy:
         elif not self.is_lost and end <= len(self._base):  # else it is of another layout
             patch = difference(self._base[start:end], piece, self._word, quick=self._quick)
             self.is_lost = not self._send_piece(replace(self._first, start=start, end=end, patch=patch))
-        self.parts_ms += (time.perf_counter() - began) * 1e3
+        self.pieces_ms += (time.perf_counter() - began) * 1e3
 
 
 def with_digest(manifest: messages.Manifest, model: bytes) -> messages.Manifest:

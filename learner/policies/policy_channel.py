@@ -64,18 +64,18 @@ class Sender(Protocol):
 
 @dataclass(slots=True)
 class Traffic:
-    """Counts of what was sent: whole policies as keyframes, patches and steps as deltas. Bytes include seals."""
+    """Counts of what was sent: policies sent whole, and as patches or in steps. Bytes include seals."""
 
     policies: int = 0
-    keyframes: int = 0
-    keyframe_bytes: int = 0
-    deltas: int = 0
-    delta_bytes: int = 0
+    whole: int = 0
+    whole_bytes: int = 0
+    patches: int = 0
+    patch_bytes: int = 0
 
     @property
     def mean_bytes(self) -> float | None:
         """Bytes per policy; None before the first."""
-        return (self.keyframe_bytes + self.delta_bytes) / self.policies if self.policies else None
+        return (self.whole_bytes + self.patch_bytes) / self.policies if self.policies else None
 
 
 class PolicyChannel:
@@ -91,8 +91,8 @@ class PolicyChannel:
 
     Attributes:
         traffic: What was sent.
-        delta_ms: How long the newest policy waited for its difference.
-        parts_ms: What was done beside the making of the newest policy: its digest, or its pieces.
+        patch_ms: How long the newest policy waited for its difference.
+        pieces_ms: What was done beside the making of the newest policy: its digest, or its pieces.
         send_ms: What encoding, signing and handing to the socket took of the newest policy, but for pieces ahead.
     """
 
@@ -118,7 +118,7 @@ class PolicyChannel:
         self._attempts = 0
         self._retained_bytes: list[int] = []  # of the whole policy, and of each patch on it
         self.traffic = Traffic()
-        self.delta_ms = self.parts_ms = self.send_ms = 0.0
+        self.patch_ms = self.pieces_ms = self.send_ms = 0.0
 
     def begin(self, order: messages.Order, beside: futures.Executor | None = None) -> outgoing_policy.OutgoingPolicy:
         """Returns what takes in the next policy's bytes, as they become known, and then goes to `send`.
@@ -150,7 +150,7 @@ class PolicyChannel:
         """
         self.traffic.policies += 1
         patch = outgoing.patch(model)
-        self.delta_ms, self.parts_ms, self.send_ms = outgoing.delta_ms, outgoing.parts_ms, 0.0
+        self.patch_ms, self.pieces_ms, self.send_ms = outgoing.patch_ms, outgoing.pieces_ms, 0.0
         if patch is None:
             self._send_whole(manifest, model)
         elif outgoing.is_retained:
@@ -186,8 +186,8 @@ class PolicyChannel:
         size = self._send_retained(self._whole_topic, messages.Policy(manifest, np.frombuffer(model, np.uint8)))
         self._sender.forget(self._patch_topic)  # its base is retained no longer
         self._whole, self._retained_bytes = (manifest.version, model), [size]
-        self.traffic.keyframes += 1
-        self.traffic.keyframe_bytes += size
+        self.traffic.whole += 1
+        self.traffic.whole_bytes += size
 
     def _send_patch(self, manifest: messages.Manifest, model: bytes, patch: outgoing_policy.Patch) -> None:
         so_far = self._retained_bytes
@@ -211,7 +211,7 @@ class PolicyChannel:
 
     def _send_ahead(self, piece: messages.PolicyPiece) -> bool:
         size = self._sender.tell(self._piece_topic, piece)
-        self.traffic.delta_bytes += size
+        self.traffic.patch_bytes += size
         return size > 0
 
     def _send_retained(self, topic: str, message: messages.Message) -> int:
@@ -222,8 +222,8 @@ class PolicyChannel:
         return size
 
     def _count_delta(self, size: int) -> None:
-        self.traffic.deltas += 1
-        self.traffic.delta_bytes += size
+        self.traffic.patches += 1
+        self.traffic.patch_bytes += size
 
 
 def _changes(manifest: messages.Manifest) -> messages.ManifestChanges:

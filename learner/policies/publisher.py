@@ -196,10 +196,10 @@ class Publisher:
         return {
             "policy_version": self.version,
             "policies_held_back": sum(self.held_back.values()),
-            "keyframes": sent.keyframes,
-            "keyframe_bytes": sent.keyframe_bytes,
-            "deltas": sent.deltas,
-            "delta_bytes": sent.delta_bytes,
+            "keyframes": sent.whole,
+            "keyframe_bytes": sent.whole_bytes,
+            "deltas": sent.patches,
+            "delta_bytes": sent.patch_bytes,
             **self.timings.newest(),
             **{f"gate_{name}": value for name, value in measures.items()},
         }
@@ -211,10 +211,10 @@ class Publisher:
             "policy_version": self.version,
             "policies_published": self.published,
             "policies_held_back": dict(self.held_back),
-            "keyframes": sent.keyframes,
-            "keyframe_bytes": sent.keyframe_bytes,
-            "deltas": sent.deltas,
-            "delta_bytes": sent.delta_bytes,
+            "keyframes": sent.whole,
+            "keyframe_bytes": sent.whole_bytes,
+            "deltas": sent.patches,
+            "delta_bytes": sent.patch_bytes,
             "bytes_per_policy": round(sent.mean_bytes) if sent.mean_bytes is not None else None,
             **self.timings.summary(),
         }
@@ -311,8 +311,8 @@ class Publisher:
         self.on_published(manifest.order, model)
         self._sent_at[self.version], self._newest_at, self._acts = started_s, time.monotonic(), False
         self._channel.send(manifest, model, outgoing)
-        self.timings.add("delta_ms", self._channel.delta_ms)
-        self.timings.add("parts_ms", self._channel.parts_ms)
+        self.timings.add("delta_ms", self._channel.patch_ms)
+        self.timings.add("parts_ms", self._channel.pieces_ms)
         self.timings.add("send_ms", self._channel.send_ms)
         self.newest = Published(manifest, model, verdict, policy, calibration)
         self._put_off.append(functools.partial(self._keep, self.newest))

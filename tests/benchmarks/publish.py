@@ -125,7 +125,7 @@ def _stages(
                 "calibration": f"fp32 pass over {len(observations)} observations: ranges and exact outputs",
                 "fit": f"what publishing does instead, when an actor acts: {calibrating} rows, levels, factors, means",
                 "exact outputs": f"fp32 pass over the gate's {len(held_back)} observations",
-                "requantize refined, cold caches": "as published: steady scales, factors applied, biases corrected",
+                "requantize refined, cold caches": "as published: hysteresis of scales, factors, biases corrected",
                 "gate": f"int8 by LiteRT over {len(held_back)} observations, interpreter built anew",
                 "delta": f"against a keyframe up to {rounds} publishes older; the last took {len(patch)} bytes",
                 "signing": "Ed25519 over SHA-256 of the whole model",

@@ -225,7 +225,7 @@ def test_what_cannot_go_out_now_is_retained_instead(wire: Wire) -> None:
     wire.up = False
     learner.step()
     assert wire.kinds() == "Ka"
-    assert learner.channel.traffic.deltas == 1
+    assert learner.channel.traffic.patches == 1
 
 
 def test_another_layout_goes_out_whole_and_takes_the_old_patch_back(wire: Wire) -> None:
@@ -268,8 +268,8 @@ def test_every_byte_is_counted(wire: Wire) -> None:
     sizes = {"K": 0, "s": 0, "a": 0}
     for kind, (_, _, message) in zip(wire.kinds(), wire.sent, strict=True):
         sizes[kind] += len(codec.encode(message))
-    assert (traffic.policies, traffic.keyframes, traffic.deltas) == (30, 1, 30)
-    assert (traffic.keyframe_bytes, traffic.delta_bytes) == (sizes["K"], sizes["s"] + sizes["a"])
+    assert (traffic.policies, traffic.whole, traffic.patches) == (30, 1, 30)
+    assert (traffic.whole_bytes, traffic.patch_bytes) == (sizes["K"], sizes["s"] + sizes["a"])
     assert traffic.mean_bytes == (sizes["K"] + sizes["s"] + sizes["a"]) / 30
 
 
@@ -287,9 +287,9 @@ def test_a_large_policy_goes_ahead_in_pieces(wire: Wire) -> None:
     streamed = [message for _, _, message in wire.sent if isinstance(message, messages.PolicyPiece)]
     assert [piece.attempt for piece in streamed] == [*[2] * 4, *[3] * 4, *[5] * 4], "one to an attempt"
     traffic = learner.channel.traffic
-    assert (traffic.policies, traffic.deltas) == (5, 4)
+    assert (traffic.policies, traffic.patches) == (5, 4)
     sizes = [len(codec.encode(message)) for topic, _, message in wire.sent if topic != WHOLE]
-    assert traffic.delta_bytes == sum(sizes)
+    assert traffic.patch_bytes == sum(sizes)
 
 
 def test_a_large_policy_is_retained_when_there_is_time(wire: Wire) -> None:
