@@ -24,7 +24,8 @@ from learner.quantize import compare, gate, ptq
 from learner.quantize.distil import distillation
 from learner.quantize.tflite import interpreter
 from learner.study import play
-from learner.study.user_models import observations, operations, reading, recipe, returns, subject
+from learner.study.user_models import operations, reading, recipe, returns, subject
+from learner.study.user_models.formats import observations
 
 FloatArray = NDArray[np.float32]
 _log = logging.getLogger(__name__)

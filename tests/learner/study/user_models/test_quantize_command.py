@@ -21,7 +21,7 @@ from broker.contract import errors
 from learner import __main__ as main
 from learner.quantize.tflite import interpreter
 from learner.study.user_models import keras_aware, keras_model, operations
-from learner.study.user_models import observations as observations_file
+from learner.study.user_models.formats import observations as observations_file
 
 Build = Callable[[], Any]
 
