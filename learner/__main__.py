@@ -553,8 +553,6 @@ def _deploy(args: argparse.Namespace) -> int:
         from learner.run.deploy import deployment, policy_file
 
     logs.configure()
-    stop = threading.Event()
-    cli.on_stop_signal(stop.set)
     chosen = config.TrainConfig(
         fleet=args.fleet,
         broker=tuple(filter(None, args.broker.split(","))),
@@ -569,6 +567,8 @@ def _deploy(args: argparse.Namespace) -> int:
         elif args.env or args.calibration:
             raise errors.ConfigError("--env and --calibration are for files that are still to be quantized")
         file = policy_file.PolicyFile.read(path, forced=args.force_publish)
+    stop = threading.Event()  # not before: quantizing does not look at it
+    cli.on_stop_signal(stop.set)
     try:
         result = deployment.run(dataclasses.replace(file, path=args.policy), chosen, stop)
     except gathering.Stopped:
@@ -577,7 +577,8 @@ def _deploy(args: argparse.Namespace) -> int:
     print(json.dumps(result) if args.json else deployment.table(result))
     if not result["deployed"]:
         raise errors.PolicyError(
-            "the actors score it worse than the policy that the fleet had, which is out again",
+            "the actors score it worse than the policy that the fleet had, which goes out again"
+            f" (acting on that: {', '.join(result['acting']) or 'nobody yet'})",
             reason="worse",
             where=str(args.policy),
             todo="train or quantize it anew; more --episodes tell smaller differences",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
 from broker.contract import messages, specs
-from broker.program import storage
+from broker.program import logs, storage
 from learner.audit import recompute
 from learner.files import records, run_directory
 from learner.quantize import input_scaling, scales
@@ -42,6 +42,8 @@ EPISODES = 32
 _EPISODES_ANEW = 4
 _COUNTED_A_SECOND = 400
 """Messages whose episodes are counted on the learner's loop, 7 us each: so that ingest stays as fast as it is."""
+_ENVS_MAX = 4096
+"""Environments of an actor whose episodes are followed."""
 STEPS_MIN = 256
 PERIOD_S = 1.0
 """Between two samples of an actor, at least."""
@@ -81,7 +83,7 @@ class _Returns:
         ends = (experience.terminated | experience.truncated).tolist()
         columns = (experience.env_index, experience.length, experience.episode_length, experience.episode_return)
         for ended, env, steps, age, total in zip(ends, *(column.tolist() for column in columns), strict=True):
-            if steps == age:
+            if steps == age and len(self.begun) < _ENVS_MAX:
                 self.begun.add(env)
             if ended and env in self.begun:
                 self.begun.discard(env)
@@ -120,6 +122,7 @@ class Drift:
         path: Of the run, whose `drift.json` has the alarms, by actor and kind, while it goes on.
         kept: Counts what the disk does not take.
         clock: Monotonic seconds.
+        is_ours: Returns whether no other learner goes on with the run.
 
     Attributes:
         alarms: What is wrong with whom, by actor and kind, when `metrics` was called last.
@@ -131,7 +134,9 @@ class Drift:
         path: Path,
         kept: records.Records,
         clock: Callable[[], float] = time.monotonic,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._is_ours = is_ours
         self._spec, self._file, self._kept, self._clock = spec, path / run_directory.DRIFT, kept, clock
         self._accounts: dict[str, _Account] = {}
         self._models: OrderedDict[messages.Order, bytes] = OrderedDict()
@@ -168,7 +173,8 @@ class Drift:
                 account.returns.begun.clear()  # of what is passed over, an end is not known
         if self._job is not None and self._job.done():
             job, self._job = self._job, None
-            job.result()
+            if (error := job.exception()) is not None:  # training does not end for it
+                _log.error("a sample of drift failed", exc_info=error, extra=logs.once("drift"))
         if self._job is None and now >= max(account.sampled_at + PERIOD_S, self._resumes_at):
             account.sampled_at = now
             self._job = self._worker.submit(self._sample, account, order, experience)
@@ -209,7 +215,9 @@ class Drift:
     def close(self) -> None:
         """Waits for the sample under way, ends the thread, and takes the file back."""
         self._worker.shutdown()
-        self._file.unlink(missing_ok=True)
+        with self._kept.attempt("alarms of drift"):
+            if self._is_ours():
+                self._file.unlink(missing_ok=True)
 
     def _judge(self, account: _Account) -> tuple[dict[str, float], dict[str, str]]:
         figures: dict[str, float] = {}
@@ -244,7 +252,7 @@ class Drift:
         for actor_id, found in alarms.items():
             for kind in found.keys() - self.alarms.get(actor_id, {}).keys():
                 _log.warning("actor %s drifts: %s", actor_id, found[kind])
-        if alarms != self._written:
+        if alarms != self._written and self._is_ours():
             self._written = alarms
             with self._kept.attempt("alarms of drift"):
                 storage.write_atomic(self._file, (json.dumps(alarms, indent=2) + "\n").encode(), mode=0o644, sync=False)
@@ -295,7 +303,7 @@ def input_ranges(model: bytes, size: int) -> Ranges | None:
             elif code == operators.QUANTIZE:
                 scale, zero_point = (float(of(operator.Outputs(0))[0]) for of in (read.scale, read.zero_point))
                 ends = np.array([-128.0 - zero_point, 127.0 - zero_point]) * scale
-                is_hi_lo = next(walk)[0] == operators.DEQUANTIZE
+                is_hi_lo = next(walk, (None, None))[0] == operators.DEQUANTIZE
                 # The lower of two numbers reaches beyond the ends of the higher; one alone is rounded to its ends
                 ends += ends / input_scaling.LO_GAIN if is_hi_lo else np.array([-0.5, 0.5]) * scale
                 one, another = ((end - offset) / gain for end in ends)

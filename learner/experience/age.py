@@ -23,7 +23,7 @@ CLOCK_ERROR_S = 1.0
 """
 _HEARTBEATS = 128
 """The newest heartbeats of an actor that are compared. A learner that stood still for a minute gets sixty of them late,
-and needs one that was not held up; a clock that was set back in between is noticed once so many came since."""
+and needs one that was not held up; an actor's clock that was set back in between is noticed once so many came since."""
 _UNHEARD = 0, 0.0
 _REMEMBERED = 4096
 """Messages whose ages the summary is made of: the newest."""
@@ -35,14 +35,21 @@ class Ages:
     Args:
         limit_s: What is older when it comes does not enter replay; 0: no limit.
         clock: Unix time, in seconds.
+        monotonic: Seconds since any time, by which it is noticed that `clock` was set.
 
     Attributes:
         steps_too_old: Steps that did not, of this session.
         messages_of_unknown_age: Messages that entered replay and did not say when they were finished.
     """
 
-    def __init__(self, limit_s: float = 0.0, clock: Callable[[], float] = time.time) -> None:
-        self._limit_s, self._clock = limit_s, clock
+    def __init__(
+        self,
+        limit_s: float = 0.0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit_s, self._clock, self._monotonic = limit_s, clock, monotonic
+        self._offset_s: float | None = None  # of our two clocks
         self._ways: dict[str, tuple[int, collections.deque[float]]] = {}  # boot, and seconds of its heartbeats
         self._errors: dict[str, tuple[int, float]] = {}  # boot, and by how much its clock is behind, in seconds
         self._newest: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
@@ -57,8 +64,13 @@ class Ages:
             boot: Of which process.
             created_s: Unix time at which it was made, by its clock; 0: unknown.
         """
-        if created_s <= 0.0:
+        if not 0.0 < created_s < 1 << 53:
             return
+        offset_s = self._clock() - self._monotonic()
+        if self._offset_s is None or abs(offset_s - self._offset_s) > CLOCK_ERROR_S:  # our clock was set
+            self._offset_s = offset_s
+            self._ways.clear()
+            self._errors.clear()
         known = self._ways.get(actor_id)
         if known is None or known[0] != boot:
             known = self._ways[actor_id] = boot, collections.deque(maxlen=_HEARTBEATS)

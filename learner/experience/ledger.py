@@ -415,7 +415,18 @@ class Ledger:
         change = "DELETE FROM payloads WHERE id = ?"
         if self._keep:
             change = f"UPDATE messages SET verdict = '{DISCARDED}' WHERE id = ? AND verdict = '{HELD}'"
-        self._on_worker(lambda: self._db.executemany(change, rows))
+
+        def write() -> None:  # in one transaction: each of its own would be synced by itself
+            self._db.execute("BEGIN")
+            try:
+                self._db.executemany(change, rows)
+                self._db.execute("COMMIT")
+            except sqlite3.Error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+
+        self._on_worker(write)
 
     def _on_worker(self, job: Callable[[], _T]) -> _T:
         try:

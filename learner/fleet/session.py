@@ -131,7 +131,7 @@ class Session:
             if self._left_over and not self._take_over:  # someone said "online": if alive, it will say so again
                 self._left_over = False
                 deadline = time.monotonic() + SILENCE_S
-        if self._heard_epoch > self.epoch:
+        if self._heard_epoch >= self.epoch:  # the same one: of a copy of our keys' directory
             self._go_above()
         self._claimed = True
         self.announce(self._fingerprint, 0)

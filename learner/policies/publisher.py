@@ -244,7 +244,9 @@ class Publisher:
         self._catch_up()
         outgoing = self._begin(None)
         outgoing.add(policy.model)
-        self._send(policy.model, outgoing, policy.verdict, policy.layers, policy.calibration, started_s)
+        known, sent = (policy.verdict, policy.layers, policy.calibration), policy.sent
+        # As it was: where policies came as files, that is not what the newest one is
+        self._send(policy.model, outgoing, *known, started_s, head=sent.head, precision=sent.precision)
 
     def _publish_file(self, model: bytes, head: specs.Head, precision: str, started_s: float) -> None:
         self._catch_up()
@@ -285,7 +287,7 @@ class Publisher:
         calibration: NDArray[np.generic],
         started_s: float,
         *,
-        head: specs.Head | None = None,
+        head: str = "",
         precision: str = "",
     ) -> None:
         if len(model) > messages.MAX_POLICY_BYTES:

@@ -122,7 +122,7 @@ def build(
     checks = auditor.Auditor(
         spec, algorithm.head, train.precision, actors.actors, train.audit_share, directory.stored_policy
     )
-    drifting = drift.Drift(spec, directory.path, kept)
+    drifting = drift.Drift(spec, directory.path, kept, is_ours=directory.is_ours)
 
     def note_policy(order: messages.Order, model: bytes) -> None:
         checks.note_policy(order, model)

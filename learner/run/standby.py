@@ -105,6 +105,8 @@ class Standby:
                 continue
             except queue.Empty:
                 pass
+            if not self.brokers.connected:
+                continue
             silent_s = time.monotonic() - self._heard_at
             if not self._is_gone and silent_s < session.SILENCE_S:
                 continue

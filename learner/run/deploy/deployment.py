@@ -6,6 +6,7 @@ stays in their spools, since no receipt is sent; a learner that trains gets it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ from learner.run.loop import scoring
 _log = logging.getLogger(__name__)
 _TURN_S = 0.1
 ACTING_S = 10.0
+DELIVERY_S = 60.0  # for a broker that was lost, until the older policy has gone out again
 """Seconds for which actors may take to act on a policy; who does not by then is named."""
 _GREEDY = config.DqnConfig(epsilon_start=0.0, epsilon_end=0.0)
 
@@ -36,7 +38,7 @@ def run(file: policy_file.PolicyFile, settings: config.TrainConfig, stop: thread
     Args:
         file: The policy.
         settings: Fleet, brokers, how many actors to wait for and how long, and episodes of a score.
-        stop: Ends it early; what was not scored by then is taken back.
+        stop: Ends it early; what was not scored by then is taken back, if the fleet had a policy before.
 
     Returns:
         What became of it (see docs/any_policy.md).
@@ -103,6 +105,8 @@ class _Deployment:
             policies.close()
 
     def _deploy(self, policies: publisher.Publisher, older: publisher.Published | None) -> dict[str, Any]:
+        if self._stop.is_set():
+            raise gathering.Stopped
         self._assign()
         policies.publish_file(self._file.model, self._file.head, self._file.precision).result()
         new = policies.newest
@@ -117,7 +121,10 @@ class _Deployment:
         if self._stop.is_set():
             self._give_up(policies, older)
         returns = found.reports["published"].episode_return
-        difference = returns - before.reports["published"].episode_return if before else None
+        if before is not None and before.by != found.by:
+            _log.warning("%s scored the older policy, and not %s: returns of two are not compared", before.by, found.by)
+        paired = before is not None and before.by == found.by
+        difference = returns - before.reports["published"].episode_return if before and paired else None
         interval = compare.interval(difference) if difference is not None else None
         is_worse = interval is not None and interval[1] < 0
         if is_worse and older is not None:
@@ -177,6 +184,7 @@ class _Deployment:
             _log.warning("the fleet's policy %s is for another environment: it cannot go out again", found.order)
             return None
         unknown = np.zeros(0, np.float32)
+        sent = dataclasses.replace(sent, expires_s=0.0)  # actors would not score it
         return publisher.Published(sent, found.model.tobytes(), gate.Verdict(True, ""), (), unknown)
 
     # -- while it is out --------------------------------------------------------------------------------------------
@@ -220,21 +228,29 @@ class _Deployment:
     def _send_older(self, policies: publisher.Publisher, older: publisher.Published) -> list[str]:
         policies.publish_again(older).result()
         assert policies.newest is not None
+        until_s = time.monotonic() + DELIVERY_S
+        while not self._fleet.brokers.connected and time.monotonic() < until_s:
+            self._turn()
         _log.warning("the older policy %s goes out again, as %s", older.sent.order, policies.newest.sent.order)
         return self._announce(policies.newest)
 
     def _give_up(self, policies: publisher.Publisher, older: publisher.Published | None) -> NoReturn:
         """Takes back what nobody could score."""
         stopped = self._stop.is_set()
+        acting: list[str] = []
         if older is not None:
             self._stop = threading.Event()  # what is under way must end
-            self._send_older(policies, older)
+            acting = self._send_older(policies, older)
+        elif stopped:
+            _log.warning("the new policy stays out, and was not scored: the fleet had none before")
         if stopped:
             raise gathering.Stopped
         raise errors.EnvironmentFailure(
             f"no actor could score the policy: {self._error or 'none answered in time'}",
             where=f"fleet {self._settings.fleet!r}{self._roster.refusals}",
-            todo="the older policy is out again" if older else "it is out all the same, for there was none before",
+            todo=f"the older policy is out again; acting on it: {', '.join(acting) or 'nobody yet'}"
+            if older
+            else "it is out all the same, for there was none before",
         )
 
     # -- what arrives -----------------------------------------------------------------------------------------------

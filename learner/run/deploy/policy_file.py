@@ -131,5 +131,6 @@ def _report(path: Path) -> dict[str, Any]:
 def _reason(report: dict[str, Any]) -> str:
     if report.get("returns"):
         return "its returns are inferior"
-    candidate = report.get("candidates", {}).get(report.get("written"), {})
-    return str(candidate.get("reason", "")) or "refused"
+    candidates = report.get("candidates")
+    candidate = candidates.get(report.get("written")) if isinstance(candidates, dict) else None
+    return str(candidate.get("reason", "") if isinstance(candidate, dict) else "") or "refused"

@@ -184,3 +184,25 @@ def test_halved_returns_are_seen_within_a_window() -> None:
     print(f"seen after {np.median(took):.0f} episodes (median), {max(took)} at most")
     assert np.median(took) <= 24 and max(took) <= 40
     assert drift.fall(np.full(32, 500.0), np.full(32, 500.0)) == 0.0
+
+
+def test_a_sample_that_fails_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path)
+    monkeypatch.setattr(drift, "input_ranges", lambda *_: 1 / 0)
+    site.drift.consider("pi", site.act())
+    with pytest.raises(ZeroDivisionError):
+        site.drift.wait()
+    caplog.set_level("ERROR", "learner")
+    site.drift.consider("pi", site.act())
+    assert "a sample of drift failed" in caplog.text
+
+
+def test_another_learner_s_file_is_left_alone(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.drift._is_ours = lambda: False
+    site.file.write_text("{}")
+    site.told()
+    site.drift.close()
+    assert site.file.read_text() == "{}"

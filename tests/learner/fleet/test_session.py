@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,6 +253,24 @@ def test_a_lost_epoch_is_found_again(
         will = said_at(fleet, client)
         assert (will.online, will.epoch, will.session) == (False, 8, found.id)
     found.close()
+
+
+def test_a_copy_of_the_keys_whose_epoch_is_the_same_goes_above_it(
+    mosquitto: BrokerProcess, fleet: identity.Fleet, tmp_path: Path
+) -> None:
+    """As of a learner that stands by on another machine: it has the keys as they were before the live one began."""
+    copied = tmp_path / "copied"
+    shutil.copytree(fleet.directory, copied)
+    first = session.Session.open(settings(mosquitto.address))
+    first.join()
+    first.close()
+    shutil.rmtree(fleet.directory)
+    shutil.copytree(copied, fleet.directory)
+    second = session.Session.open(settings(mosquitto.address))
+    assert second.epoch == first.epoch
+    second.join()
+    assert second.epoch == first.epoch + 1
+    second.close()
 
 
 @pytest.mark.fault(17)

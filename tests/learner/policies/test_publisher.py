@@ -217,3 +217,16 @@ def _publisher(
 def _policy(seed: int) -> layers.PolicyLayers:
     network = networks.QNetwork.build(SPEC, (16, 16), False, np.random.default_rng(seed))
     return network.policy_layers(list(network.initial().values()), networks.Normalizer.identity(SPEC.observation))
+
+
+def test_a_policy_that_goes_out_again_is_what_it_was(tmp_path: Path) -> None:
+    """Between files of different kinds: an actor reads the older one as before."""
+    made, _, x = _publisher(tmp_path)
+    made.publish(_policy(0), x[:64], x[64:]).result()
+    assert made.newest is not None
+    first = made.newest
+    older = dataclasses.replace(first, sent=dataclasses.replace(first.sent, head="categorical", precision="float32"))
+    made.publish_again(older).result()
+    assert made.newest.model == first.model
+    assert (made.newest.manifest.head, made.newest.manifest.precision) == ("categorical", "float32")
+    made.close()

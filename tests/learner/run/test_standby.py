@@ -102,8 +102,9 @@ def test_stays_where_it_is_while_the_learner_lives_and_stops_when_asked_to(
 
 
 def test_ends_where_the_live_learner_has_another_run(
-    settings: config.TrainConfig, run: run_directory.RunDirectory
+    settings: config.TrainConfig, run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session, "SILENCE_S", 30.0)  # three heartbeats shall come first on any machine
     run._lock.close()
     other_run = pytest.raises(errors.RunError, match="does not use this run directory")
     with live(settings), standing_by(settings, run.path) as waiting, other_run as caught:

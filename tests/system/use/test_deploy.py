@@ -69,7 +69,7 @@ def test_a_policy_goes_out_acts_is_scored_and_one_that_is_worse_is_taken_back(
     np.savez(observations, observations=np.random.default_rng(0).normal(size=(512, 4)).astype(np.float32) * spread)
 
     def deploy(file: Path, *options: str, code: int = errors.EXIT_OK) -> tuple[dict[str, Any], str]:
-        where = ["--fleet", fleet.name, "--broker", fleet.address, "--json", "--episodes", "5", "--wait-s", "10"]
+        where = ["--fleet", fleet.name, "--broker", fleet.address, "--json", "--episodes", "5", "--wait-s", "60"]
         ended = main.main(["deploy", str(file), *where, "--calibration", str(observations), *options])
         said = capfd.readouterr()
         assert ended == code, said.err
@@ -95,7 +95,7 @@ def test_a_policy_goes_out_acts_is_scored_and_one_that_is_worse_is_taken_back(
 
     late = fleet.start_actor("late", rated)  # no learner is at work: it acts on what is retained
     log = fleet.directory / "logs" / "late.log"
-    conftest.wait_until(lambda: f"policy {worse['epoch']}.2 acts" in log.read_text(), "it acts", 20.0)
+    conftest.wait_until(lambda: f"policy {worse['epoch']}.2 acts" in log.read_text(), "it acts", 60.0)
     assert late.poll() is None and not fleet.ended()
 
 
@@ -111,7 +111,9 @@ def test_an_actor_whose_environment_the_policy_does_not_fit(
     fleet.start_actor("acrobot", ["--env", "Acrobot-v1", "--heartbeat-s", "0.2"])
     observations = tmp_path / "observations.npz"
     np.savez(observations, observations=np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32))
-    words = ["deploy", str(balancer(tmp_path / "good.zip")), "--calibration", str(observations), "--wait-s", "4"]
+    log = fleet.directory / "logs" / "acrobot.log"
+    conftest.wait_until(lambda: log.exists() and "actor acrobot boot" in log.read_text(), "it starts", 60.0)
+    words = ["deploy", str(balancer(tmp_path / "good.zip")), "--calibration", str(observations), "--wait-s", "10"]
     assert main.main([*words, "--fleet", fleet.name, "--broker", fleet.address]) == errors.SpecError.exit_code
     assert "maps [4] to 2 values, and Acrobot-v1 has" in capfd.readouterr().err
     assert not fleet.ended(), "it is left as it is"

@@ -36,8 +36,9 @@ class Stderr:
 
 
 def epoch_of_newest_policy(run: Path) -> int:
-    newest = max((run / "policies").glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
-    epoch: int = json.loads(newest.read_text())["epoch"]
+    """Returns the epoch in which the newest policy of a run was published; 0 before there is one."""
+    newest = max((run / "policies").glob("*.json"), key=lambda file: file.name, default=None)
+    epoch: int = json.loads(newest.read_text())["epoch"] if newest else 0
     return epoch
 
 
@@ -55,6 +56,7 @@ def test_of_two_standbys_one_goes_on_where_the_killed_learner_was(
     conftest.wait_until(lambda: said.count("standing by for the run") == 2, "both stand by", 30.0)
     kept.await_rows(50)
     assert said.count("takes over") == 0
+    conftest.wait_until(lambda: epoch_of_newest_policy(run) > 0, "a policy is published", 60.0)
     epoch = epoch_of_newest_policy(run)
 
     live.send_signal(signal.SIGKILL)

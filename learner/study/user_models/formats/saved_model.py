@@ -30,6 +30,7 @@ FILE = "saved_model.pb"
 _DEFAULT = "serving_default"
 _HARMLESS = {"user_object", "function", "bare_concrete_function", "variable", "constant", "captured_tensor"}
 """Kinds of objects that loading makes without running a function of the directory's."""
+_CONSTANT = "tf.TrackableConstant"
 _PASSING = {"Identity", "StopGradient", "Cast", "EnsureShape", "PreventGradient"}
 _ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid"}
 _CHOOSING = {"Softmax", "LogSoftmax"}
@@ -276,6 +277,8 @@ def _check(path: Path) -> None:
     file = path / FILE
     if not file.is_file():
         raise _refused(path, f"the directory has no {FILE}", "name the directory that model.export(DIR) wrote")
+    if link := next((one for one in path.rglob("*") if one.is_symlink()), None):
+        raise _refused(path, f"{link.name} is a link, and may lead out of the directory", "copy the files themselves")
     size_bytes = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
     if size_bytes > arrays.BYTES_MAX:
         raise _refused(
@@ -303,6 +306,15 @@ def _check(path: Path) -> None:
                 f"it holds an object ({kind}) that runs its own operations when it is loaded",
                 "export the network alone, without lookup tables, assets or savers",
             )
+        # TensorFlow looks a class up by this name whatever the kind, and sets children as attributes of what it makes
+        is_plain = not one.registered_name or (one.registered_name == _CONSTANT and kind == "constant")
+        hooks = [child.local_name for child in (*one.children, *one.dependencies) if _is_hook(child.local_name)]
+        if not is_plain or hooks or one.slot_variables:
+            raise _refused(
+                path,
+                f"an object of it ({one.registered_name or ', '.join(hooks) or 'slots'}) takes part in its loading",
+                "export the network alone, as model.export(DIR) does",
+            )
     bodies = [meta.graph_def.node, *(one.node_def for one in meta.graph_def.library.function)]
     claimed = sum(
         math.prod(max(0, dim.size) for dim in node.attr["value"].tensor.tensor_shape.dim)
@@ -312,6 +324,11 @@ def _check(path: Path) -> None:
     )
     if 4 * claimed > arrays.BYTES_MAX:  # one number may stand for all
         raise _refused(path, f"its constants have {claimed:,} elements", "make the network smaller")
+
+
+def _is_hook(name: str) -> bool:
+    """Returns whether TensorFlow may call an attribute of this name while it loads."""
+    return name != "__call__" and hasattr(tf.__internal__.tracking.Trackable, name)
 
 
 def _signature(path: Path, signatures: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from broker.contract import errors
 from learner import __main__ as main
@@ -176,3 +177,23 @@ def test_only_a_softmax_at_the_end_changes_no_choice(tmp_path: Path) -> None:
     keras.Model(entry, own.Dense(2)(own.Softmax()(own.Dense(4)(entry)))).export(tmp_path / "m", verbose=False)
     with pytest.raises(scales.Unmapped, match="Softmax"):
         saved_model.read(saved_model.load(tmp_path / "m"), "values", None, None)
+
+
+def test_objects_that_take_part_in_their_own_loading_are_refused(tmp_path: Path) -> None:
+    """TensorFlow makes an object by its registered name, whatever its kind, and sets children as its attributes."""
+    file = saved(tmp_path / "model", act=ordinary) / saved_model.FILE
+    original = file.read_bytes()
+    for change in ("registered_name", "child", "link"):
+        described = saved_model_pb2.SavedModel()
+        described.ParseFromString(original)
+        root = described.meta_graphs[0].object_graph_def.nodes[0]
+        if change == "registered_name":
+            root.registered_name = "tf.StaticHashTable"
+        elif change == "child":
+            root.children.add(node_id=0, local_name="_serialize_to_tensors")
+        else:
+            (file.parent / "variables" / "elsewhere").symlink_to(tmp_path)
+        file.write_bytes(described.SerializeToString())
+        with pytest.raises(errors.PolicyError, match="its loading|is a link") as caught:
+            saved_model.load(file.parent)
+        assert caught.value.todo
