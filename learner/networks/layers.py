@@ -104,7 +104,8 @@ def absorb(policy: PolicyLayers, gain: NDArray[Any], offset: NDArray[Any]) -> Po
     kernel = first.kernel.astype(np.float64).reshape(len(first.kernel), -1)
     gain64, offset64 = np.asarray(gain, np.float64).reshape(-1), np.asarray(offset, np.float64).reshape(-1)
     assert gain64.size == 1 or isinstance(first, Dense)
-    bias = first.bias + kernel @ np.broadcast_to(offset64, kernel.shape[1:])
+    moved = kernel @ offset64 if offset64.size > 1 else kernel.sum(1) * offset64
+    bias = first.bias + moved
     scaled = (kernel * gain64).reshape(first.kernel.shape)
     rewritten = replace(first, kernel=scaled.astype(np.float32), bias=bias.astype(np.float32))
     return (*policy[:at], rewritten, *policy[at + 1 :])

@@ -120,14 +120,12 @@ class Template:
             self._rescale.write(policy[-1])
         policy = bits.rounded(policy, weight_bits)
         self.is_faithful = weight_bits == bits.BITS_MAX
-        placed = [
-            (place, np.ascontiguousarray(layer.kernel.reshape(len(layer.kernel), -1)), layer.bias)
-            for layer, place in zip(layers.weighted(policy), self._places, strict=True)
-        ]
+        weighted = layers.weighted(policy)
+        _check(float(np.abs(np.concatenate([layer.bias for layer in weighted])).max()), self._places[0].bias)
         written = []
-        for place, kernel, bias in placed:
-            _check(float(np.abs(bias).max()), place.bias)
-            place.bias[:] = bias
+        for layer, place in zip(weighted, self._places, strict=True):
+            place.bias[:] = layer.bias
+            kernel = np.ascontiguousarray(layer.kernel.reshape(len(layer.kernel), -1))
             written.append((place, kernel, _write_scale(place, kernel)))
         if len(self._model) > requantize.PIECE_BYTES:
             return self._copied(written, on_written)
