@@ -238,6 +238,17 @@ def _add_deploy(commands: Any) -> None:
     deploy.add_argument(
         "--episodes", type=int, default=20, metavar="N", help="by which an actor scores each (default: %(default)s)"
     )
+    deploy.add_argument(
+        "--canary",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of the actors, at least one, try it first; the returns of their episodes beside the others' decide, in "
+        "the place of a score",
+    )
+    deploy.add_argument(
+        "--trial-s", type=float, default=600.0, metavar="X", help="for --canary to decide (default: %(default)s)"
+    )
     deploy.add_argument("--env", default="", metavar="ID", help="to quantize FILE with, as in `quantize`")
     deploy.add_argument("--calibration", type=Path, metavar="OBS.npz", help="the same, as in `quantize`")
     deploy.add_argument(
@@ -540,24 +551,28 @@ def _deploy(args: argparse.Namespace) -> int:
 
     The gate must have let it pass. An actor plays it, and what the fleet had before, for the same episodes: if it is
     worse, the older one goes back out as the newest version, and the exit code is 16. Actors are asked for no
-    experience; what they hold from before stays with them until a learner trains.
+    experience; what they hold from before stays with them until a learner trains. With --canary some of the actors act
+    on it first, and it goes to the others only if their episodes are not worse.
     """
     if args.actors < 1 or args.episodes < 2 or not args.wait_s > 0:
         raise errors.ConfigError("--actors must be at least 1, --episodes at least 2, --wait-s positive")
+    if not 0.0 <= args.canary < 1.0 or not args.trial_s > 0:
+        raise errors.ConfigError("--canary must be from 0 to below 1, --trial-s positive")
     identity.Fleet.open(args.fleet, create=False)  # before what takes seconds or minutes
     from learner.fleet import gathering
     from learner.quantize.tflite import stderr_filter
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with stderr_filter.filtered(everything=not args.verbose):
-        from learner.run.deploy import deployment, policy_file
+        from learner.run.deploy import deployment, policy_file, table
 
     logs.configure()
     chosen = config.TrainConfig(
         fleet=args.fleet,
         broker=tuple(filter(None, args.broker.split(","))),
-        actors=args.actors,
+        actors=max(args.actors, 2 if args.canary else 1),
         wait_s=args.wait_s,
+        canary=args.canary,
         evaluate_episodes=args.episodes,
     )
     with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
@@ -570,11 +585,11 @@ def _deploy(args: argparse.Namespace) -> int:
     stop = threading.Event()  # not before: quantizing does not look at it
     cli.on_stop_signal(stop.set)
     try:
-        result = deployment.run(dataclasses.replace(file, path=args.policy), chosen, stop)
+        result = deployment.run(dataclasses.replace(file, path=args.policy), chosen, stop, args.trial_s)
     except gathering.Stopped:
         print("interrupted before the policy was scored", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
-    print(json.dumps(result) if args.json else deployment.table(result))
+    print(json.dumps(result) if args.json else table.made(result))
     if not result["deployed"]:
         raise errors.PolicyError(
             "the actors score it worse than the policy that the fleet had, which goes out again"

@@ -13,6 +13,8 @@ from broker.contract import errors
 
 ROOT = "actorq"
 MAIN_CHANNEL = "main"
+CANARY_CHANNEL = "canary"
+"""The channel of policies that only some of the actors try."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 

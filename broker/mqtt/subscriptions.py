@@ -26,7 +26,7 @@ class Subscriptions:
         self._client: paho_client.Client | None = None
         self._handlers: list[tuple[str, Handler]] = []
         self._filters: list[str] = []
-        self._followed: frozenset[str] = frozenset()
+        self._followed: tuple[str, ...] = ()
         self.bytes_received = self.failures = 0
 
     def add(self, topic_filter: str, handler: Handler, *, is_subscribed: bool = True) -> None:
@@ -39,13 +39,14 @@ class Subscriptions:
                 self._client.flush()
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Subscribes to these topics, and no longer to those named before."""
-        before, self._followed = self._followed, frozenset(topics)
+        """Subscribes to these topics, in their order, and no longer to those named before."""
+        before, self._followed = self._followed, tuple(topics)
         if self._client is None:
             return
-        if new := [(topic, 1) for topic in sorted(self._followed - before)]:
+        known, wanted = frozenset(before), frozenset(self._followed)
+        if new := [(topic, 1) for topic in self._followed if topic not in known]:
             self._client.subscribe(new)
-        if gone := sorted(before - self._followed):
+        if gone := [topic for topic in before if topic not in wanted]:
             self._client.unsubscribe(gone)
         self._client.flush()
 
@@ -56,7 +57,7 @@ class Subscriptions:
             The number of the packet that the broker will acknowledge; None if there is nothing to subscribe to.
         """
         self._client = client
-        wanted = [(topic_filter, 1) for topic_filter in (*self._filters, *sorted(self._followed))]
+        wanted = [(topic_filter, 1) for topic_filter in (*self._filters, *self._followed)]
         return client.subscribe(wanted)[1] if wanted else None
 
     def close(self) -> None:

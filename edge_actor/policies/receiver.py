@@ -140,7 +140,7 @@ class PolicyReceiver:
         """Has all that may make a policy of the `channel` taken in.
 
         Args:
-            subscribe: As `Link.subscribe`.
+            subscribe: As `Link.subscribe`, or `Link.route`.
             names: Topics of the fleet.
             opener: Opens what comes (`Inbox.opener`).
         """
@@ -167,8 +167,14 @@ class PolicyReceiver:
         self.times.add("policy_receive", took_s - (self.times.seconds("policy_verify") - taken_s))
 
     def announce(self, newest: messages.Order) -> None:
-        """The learner says that this policy is its newest; what it said before must not come here again."""
-        if newest == self._active:
+        """The learner says that this policy is its newest; what it said before must not come here again.
+
+        It says so of the main channel. A policy of another one is on trial, and newer for as long as that goes on: when
+        the trial ends, whichever policy has won goes out on the main channel as a newer one than both.
+        """
+        active = self._active
+        is_on_trial = self.channel != topics.MAIN_CHANNEL and newest.epoch == active.epoch and newest < active
+        if newest == active or is_on_trial:
             self.heard_at = time.monotonic()
         if newest > self.announced:
             self.announced = newest
@@ -291,8 +297,11 @@ class PolicyReceiver:
     # -- the store --------------------------------------------------------------------------------------------------
 
     def _keep(self, acting: assembly.WholePolicy | None) -> None:
-        """Has a policy stored soon, if it can be made again from what was sealed."""
-        if acting is not None and acting.sources:
+        """Has a policy stored soon, if it can be made again from what was sealed.
+
+        One that is on trial is not: an actor that starts again acts on what was proven, until it is told otherwise.
+        """
+        if acting is not None and acting.sources and acting.manifest.channel == topics.MAIN_CHANNEL:
             self._unstored = acting
             self._arrivals.wake()
 

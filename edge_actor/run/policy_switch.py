@@ -43,6 +43,7 @@ class PolicySwitch:
         self._connection = connection
         self._recorder = record
         self._metronome = metronome
+        self._known: set[str] = set()  # channels
         self.acting: policy.Policy | None = None
 
     def start(self) -> None:
@@ -58,7 +59,7 @@ class PolicySwitch:
         return self.receiver.has_work
 
     def follow(self, channel: str) -> None:
-        """Takes policies from another channel from now on."""
+        """Takes policies from another channel from now on, and no longer from the one before."""
         if channel != self.receiver.channel:
             self.receiver.channel = channel
             self._subscribe()
@@ -116,5 +117,9 @@ class PolicySwitch:
         self._recorder.order = built.order
 
     def _subscribe(self) -> None:
-        connection = self._connection
-        self.receiver.listen(connection.link.subscribe, connection.topics, connection.inbox.opener)
+        connection, channel = self._connection, self.receiver.channel
+        if channel not in self._known:
+            self._known.add(channel)
+            self.receiver.listen(connection.link.route, connection.topics, connection.inbox.opener)
+        names = connection.topics
+        connection.link.follow([names.policy(channel), names.policy_piece(channel), names.policy_patch(channel)])

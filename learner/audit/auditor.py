@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from broker.contract import messages, specs
-from learner.audit import recompute
+from learner.audit import model_store, recompute
 from learner.fleet import actors
 
 _log = logging.getLogger(__name__)
@@ -28,9 +28,6 @@ _ELEMENTS_MAX = 2_000_000
 """Elements of the observations of a check: in float32 they take four times as many bytes."""
 _JOB_S = 0.005
 """Seconds of a check: where steps are dear, as of images, it takes fewer of them, that Python's lock is soon free."""
-_MODELS_MAX, _MODELS_BYTES = 256, 64_000_000
-
-Models = Callable[[messages.Order], bytes | None]
 
 
 class Finding(NamedTuple):
@@ -43,7 +40,7 @@ class Finding(NamedTuple):
 
 
 class Auditor:
-    """Samples messages, and computes their steps again. Its methods are for one thread, but for `note_policy`.
+    """Samples messages, and computes their steps again. Its methods are for one thread.
 
     Args:
         spec: Of the environment.
@@ -51,7 +48,7 @@ class Auditor:
         precision: Of policies.
         live: The actors, by name.
         share: Share of the messages that are checked; 0: none.
-        stored: Returns a policy from the run's files, which are read by the thread; None if it is not there.
+        models: Has the policies, some of them in files, which the thread reads.
         clock: Monotonic seconds.
 
     Attributes:
@@ -69,29 +66,20 @@ class Auditor:
         precision: str,
         live: Mapping[str, actors.Actor],
         share: float,
-        stored: Models,
+        models: model_store.ModelStore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._head, self._precision = spec, head, precision
-        self._live, self._share, self._stored, self._clock = live, share, stored, clock
+        self._live, self._share, self._models, self._clock = live, share, models, clock
         self._random = random.Random()  # of the machine's entropy: an actor must not know when it is looked at
         self._rng = np.random.default_rng()
         self._worker = futures.ThreadPoolExecutor(1, "audit")
         self._job: futures.Future[Finding | None] | None = None
         self._resumes_at, self._step_s = 0.0, 5e-6
         self._checked_at: dict[str, float] = {}
-        self._models: OrderedDict[messages.Order, bytes] = OrderedDict()
         self.steps = self.checked = self.tolerant = 0
         self.cpu_s = 0.0
         self.passed_over: Counter[str] = Counter()
-
-    def note_policy(self, order: messages.Order, model: bytes) -> None:
-        """Keeps a policy that goes out, to compute steps with; of older ones, as many as have room. From any thread."""
-        models = OrderedDict(self._models)
-        models[order] = model
-        while len(models) > 1 and (len(models) > _MODELS_MAX or sum(map(len, models.values())) > _MODELS_BYTES):
-            models.popitem(last=False)
-        self._models = models
 
     def consider(self, actor_id: str, experience: messages.Experience) -> None:
         """Has an accepted message checked, if it is its actor's turn."""
@@ -159,7 +147,7 @@ class Auditor:
     def _check(self, actor_id: str, experience: messages.Experience, acting: recompute.Acting) -> Finding | None:
         began = time.thread_time()
         order = messages.Order(experience.epoch, experience.version)
-        model = self._models.get(order) or self._stored(order)
+        model = self._models.find(order)
         steps = 0
         try:
             if model is None:
@@ -189,5 +177,5 @@ class Auditor:
             self._resumes_at = self._clock() + took_s / DUTY
 
     def _others(self, order: messages.Order) -> list[tuple[str, bytes]]:
-        newest = reversed(self._models.items())
+        newest = self._models.newest_first()
         return [(f"version {one.version}, and says {order.version}", model) for one, model in newest if one != order]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
@@ -25,7 +25,8 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from broker.contract import messages, specs
 from broker.program import logs, storage
-from learner.audit import recompute
+from learner.audit import model_store, recompute
+from learner.experience import whole_episodes
 from learner.files import records, run_directory
 from learner.quantize import input_scaling, scales
 from learner.quantize.tflite import graph
@@ -42,8 +43,6 @@ EPISODES = 32
 _EPISODES_ANEW = 4
 _COUNTED_A_SECOND = 400
 """Messages whose episodes are counted on the learner's loop, 7 us each: so that ingest stays as fast as it is."""
-_ENVS_MAX = 4096
-"""Environments of an actor whose episodes are followed."""
 STEPS_MIN = 256
 PERIOD_S = 1.0
 """Between two samples of an actor, at least."""
@@ -52,7 +51,6 @@ DUTY = 0.005
 _SAMPLES, _SAMPLE_STEPS, _SAMPLE_ELEMENTS = 16, 64, 1 << 17
 _SILENCE_S = 60.0
 """An actor that sent nothing for so long has no drift: the page says that it is silent."""
-_MODELS_MAX, _MODELS_BYTES = 64, 32_000_000
 
 FloatArray = NDArray[np.float32]
 Ranges = tuple[FloatArray, FloatArray]
@@ -74,21 +72,15 @@ class _Returns:
         self.order = order
         self.first: list[float] = []
         self.newest: deque[float] = deque(maxlen=EPISODES)
-        self.begun: set[int] = set()  # environments whose episode this policy began
+        self.episodes = whole_episodes.WholeEpisodes()
         self.fall_z: float | None = None
         self._anew = 0
 
     def take(self, experience: messages.Experience) -> None:
         """Takes in the episodes of a message."""
-        ends = (experience.terminated | experience.truncated).tolist()
-        columns = (experience.env_index, experience.length, experience.episode_length, experience.episode_return)
-        for ended, env, steps, age, total in zip(ends, *(column.tolist() for column in columns), strict=True):
-            if steps == age and len(self.begun) < _ENVS_MAX:
-                self.begun.add(env)
-            if ended and env in self.begun:
-                self.begun.discard(env)
-                self._anew += 1
-                (self.first if len(self.first) < EPISODES else self.newest).append(total)
+        for _, total in self.episodes.take(experience):
+            self._anew += 1
+            (self.first if len(self.first) < EPISODES else self.newest).append(total)
 
     def judge(self) -> None:
         """Compares the newest with the first, if there are enough, and some of them are new."""
@@ -115,12 +107,13 @@ class _Account:
 
 
 class Drift:
-    """Follows each actor's experience. Its methods are for one thread, but for `note_policy`.
+    """Follows each actor's experience. Its methods are for one thread.
 
     Args:
         spec: Of the environment.
         path: Of the run, whose `drift.json` has the alarms, by actor and kind, while it goes on.
         kept: Counts what the disk does not take.
+        models: Has the policies.
         clock: Monotonic seconds.
         is_ours: Returns whether no other learner goes on with the run.
 
@@ -133,13 +126,13 @@ class Drift:
         spec: specs.EnvSpec,
         path: Path,
         kept: records.Records,
+        models: model_store.ModelStore,
         clock: Callable[[], float] = time.monotonic,
         is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._is_ours = is_ours
+        self._is_ours, self._models = is_ours, models
         self._spec, self._file, self._kept, self._clock = spec, path / run_directory.DRIFT, kept, clock
         self._accounts: dict[str, _Account] = {}
-        self._models: OrderedDict[messages.Order, bytes] = OrderedDict()
         self._ranges: tuple[messages.Order, Ranges | None] | None = None  # the thread's
         self._rng = np.random.default_rng()
         self._worker = futures.ThreadPoolExecutor(1, "drift")
@@ -148,14 +141,6 @@ class Drift:
         self._counts_anew_at, self._counts_left = -np.inf, 0
         self.alarms: dict[str, dict[str, str]] = {}
         self._written: dict[str, dict[str, str]] | None = None  # not yet: a session before may have been killed
-
-    def note_policy(self, order: messages.Order, model: bytes) -> None:
-        """Keeps a policy that goes out, whose ranges may be asked for; of older ones, a few. From any thread."""
-        models = OrderedDict(self._models)
-        models[order] = model
-        while len(models) > 1 and (len(models) > _MODELS_MAX or sum(map(len, models.values())) > _MODELS_BYTES):
-            models.popitem(last=False)
-        self._models = models
 
     def consider(self, actor_id: str, experience: messages.Experience) -> None:
         """Takes in the episodes of an accepted message, and has it sampled if it is its actor's turn."""
@@ -170,7 +155,7 @@ class Drift:
             if self._may_count_episodes(now):
                 account.returns.take(experience)
             else:
-                account.returns.begun.clear()  # of what is passed over, an end is not known
+                account.returns.episodes.begun.clear()  # of what is passed over, an end is not known
         if self._job is not None and self._job.done():
             job, self._job = self._job, None
             if (error := job.exception()) is not None:  # training does not end for it

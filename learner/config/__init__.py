@@ -319,6 +319,11 @@ class TrainConfig:
         0.01, "share of the messages whose actions are computed again; some of each actor's at least; 0: none"
     )
     publish_period_updates: int = setting(100, "updates between two published policies")
+    canary: float = setting(
+        0.0,
+        "try each new policy on this share of the actors first (one at least, never all), and go by the returns of "
+        "their episodes beside the others'; 0: no trials",
+    )
     delta: bool = setting(True, "send policies as differences from earlier ones where that is smaller")
     policy_expire_s: float = setting(0.0, "actors take no policy published longer ago, if they know the date; 0: any")
     precision: str = setting("int8", "of published policies: int8, float32, float16 or dynamic (int8 weights only)")
@@ -431,6 +436,7 @@ def check(chosen: Settings) -> Settings:
     clashes = [f"{name} must be positive, not {getattr(train, name)}" for name in positive if getattr(train, name) <= 0]
     if not 0.0 <= train.audit_share <= 1.0:
         clashes.append(f"audit_share must be from 0 to 1, not {train.audit_share}")
+    clashes += _canary_clashes(chosen)
     if not 0.0 < train.record_fraction <= 1.0:
         clashes.append(f"record_fraction must be above 0 and at most 1, not {train.record_fraction}")
     if not 0.0 <= train.policy_expire_s < math.inf:
@@ -493,6 +499,24 @@ def check(chosen: Settings) -> Settings:
     if clashes:
         raise errors.ConfigError("settings clash: " + "; ".join(clashes), todo="--dump-config prints what is in force")
     return chosen
+
+
+def _canary_clashes(chosen: Settings) -> list[str]:
+    train = chosen.train
+    if not train.canary:
+        return []
+    clashes = []
+    if not 0.0 < train.canary < 1.0:
+        clashes.append(f"canary must be from 0 to below 1, not {train.canary}")
+    if train.deterministic:
+        clashes.append("deterministic runs have one actor, and trials need two: canary must be 0")
+    elif train.actors < 2:
+        clashes.append(f"canary compares actors, so that actors must be 2 at least, not {train.actors}")
+    if isinstance(chosen.algorithm, OnPolicyConfig):
+        clashes.append(f"{train.algorithm} learns from its newest policy alone, which most actors lack during a trial")
+    if train.policy_expire_s:
+        clashes.append("a trial may take longer than the incumbent lasts: policy_expire_s must be 0 with canary")
+    return clashes
 
 
 def _on_policy_clashes(train: TrainConfig, algorithm: OnPolicyConfig) -> list[str]:

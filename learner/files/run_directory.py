@@ -32,6 +32,8 @@ DETAILS = "details.json"
 """The file in which a run keeps what its report draws and its summary has no room for: fleet, and distributions."""
 DRIFT = "drift.json"
 """The file that says which actors drift, and how, while the run goes on."""
+CANARY = "canary.json"
+"""The file that says which policy a run has proven last, and how its trials ended; that lies beside it."""
 _LOCK = ".lock"
 _NAME_CHARS = 100
 """Characters of the environment's name in that of its run: file systems take 255 in all."""

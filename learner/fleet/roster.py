@@ -87,6 +87,29 @@ class Roster:
         self._allowance = math.inf  # assignments that change nothing but the pace; kept by `may_assign`
         self._names = names.Names()
         self.env_id = env_id
+        self._canaries: frozenset[str] = frozenset()
+
+    def set_canaries(self, names: frozenset[str]) -> None:
+        """Has these actors, and no others, follow the channel of policies that are on trial; who changes is due now."""
+        changed, self._canaries = self._canaries ^ names, names
+        for name in sorted(changed & self.actors.keys()):
+            self.actors[name].due_at = -math.inf
+            self._enqueue(self.actors[name])
+        self._somebody_waits |= bool(changed)
+
+    def moved(self, actor: actors.Actor) -> messages.Assignment | None:
+        """Returns the assignment of an actor that is away, if it names another channel than it should by now.
+
+        Retained, it is there when the actor comes back, whether or not a learner is.
+        """
+        old = actor.assignment
+        if old is None or old.channel == self._channel_of(actor):
+            return None
+        actor.assignment = replace(old, channel=self._channel_of(actor))
+        return actor.assignment
+
+    def _channel_of(self, actor: actors.Actor) -> str:
+        return topics.CANARY_CHANNEL if actor.actor_id in self._canaries else topics.MAIN_CHANNEL
 
     @property
     def period_s(self) -> float:
@@ -343,8 +366,10 @@ class Roster:
                 if is_void:
                     continue
                 del self._due[actor_id]
-                if not actor.live:
-                    continue  # until it is heard again
+                if not actor.live:  # until it is heard again
+                    if (moved := self.moved(actor)) is not None:
+                        yield actor_id, moved
+                    continue
                 looked_at.append(actor)
                 assignment = self.assign(actor, lockstep_version=lockstep_version, now_s=now_s, **rest)
                 if assignment is not None:
@@ -363,10 +388,11 @@ class Roster:
         """Returns whether its assignment can be wrong in nothing but the pace, and it is too soon to change that."""
         return self._is_paced(actor, lockstep_version) and (self._allowance < 1 or now_s < actor.due_at)
 
-    @staticmethod
-    def _is_paced(actor: actors.Actor, lockstep_version: int) -> bool:
+    def _is_paced(self, actor: actors.Actor, lockstep_version: int) -> bool:
         old = actor.assignment
-        return old is not None and (old.lockstep_version, old.refused) == (lockstep_version, actor.refused)
+        if old is None or (old.lockstep_version, old.refused) != (lockstep_version, actor.refused):
+            return False
+        return old.channel == self._channel_of(actor)
 
     def may_assign(self, now_s: float) -> bool:
         """Returns whether it is time to see who needs an assignment; with hundreds of actors not in every turn."""
@@ -423,7 +449,7 @@ class Roster:
                 session=self._session,
                 epoch=self.epoch,
                 boot=actor.boot,
-                channel=topics.MAIN_CHANNEL,
+                channel=self._channel_of(actor),
                 slot=actor.slot,
                 epsilon_start=epsilon.start,
                 epsilon_end=epsilon.end,
@@ -441,6 +467,7 @@ class Roster:
             )
         else:
             changes: dict[str, Any] = {
+                "channel": self._channel_of(actor),
                 "steps_granted": max(old.steps_granted, granted),
                 "message_steps": message_steps,
                 "message_period_s": period_s,

@@ -318,7 +318,7 @@ class Session:
         if followed != self._followed:
             self._followed = followed
             heard = self.macs.keys() - followed[1]
-            self.brokers.follow(frozenset(self.topics.actor(name, leaf) for name in heard for leaf in _LEAVES))
+            self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in _LEAVES])
 
     def wake(self) -> None:
         """Ends the wait of `drain`, now or the next one. From any thread."""

@@ -170,6 +170,13 @@ class PolicyChannel:
         if self._manifest is not None and not self._is_retained and (at_once or self.is_due):
             self._retain(self._manifest, self._newest[1])
 
+    def clear(self) -> None:
+        """Takes back what is retained; the next policy goes out whole."""
+        self._sender.forget(self._whole_topic)
+        self._sender.forget(self._patch_topic)
+        self._whole = self._newest = (0, b"")
+        self._manifest, self._is_retained, self._retained_bytes = None, True, []
+
     def _retain(self, manifest: messages.Manifest, model: bytes) -> None:
         base = self._whole[1]
         if not self._enabled or len(base) != len(model) or not self._is_patched(len(model)):

@@ -56,7 +56,9 @@ def describe_as(manifest: messages.Manifest, model: bytes, precision: str) -> me
 
 
 class Publisher:
-    """Publishes on the main channel. Its worker does one job after the other; methods are for one thread.
+    """Publishes on the main channel, and on that of the canaries what is on trial. Versions count up over both.
+
+    Its worker does one job after the other; methods are for one thread.
 
     Args:
         sender: Signs and sends (`Session`).
@@ -76,6 +78,8 @@ class Publisher:
     Attributes:
         version: The newest policy's.
         newest: The newest policy; None before the first.
+        main: The newest on the main channel.
+        main_version: The same, of `version`.
         published: How many policies went out.
         held_back: How many did not, by reason.
         timings: How long the stages took.
@@ -103,6 +107,10 @@ class Publisher:
         self._channel = policy_channel.PolicyChannel(
             sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas, word=word
         )
+        self._canary = policy_channel.PolicyChannel(
+            sender, topic_names, topics.CANARY_CHANNEL, enabled=False, word=word
+        )
+        self._canary.traffic = self._channel.traffic
         self._maker = policy_maker.PolicyMaker(spec, head, settings, precision, weight_bits)
         self._spec, self._head, self._epoch, self._precision = spec, head, epoch, precision
         self._expire_after_s = expire_after_s
@@ -113,8 +121,9 @@ class Publisher:
         self._put_off: list[Callable[[], object]] = []  # the worker's
         self._sent_at: dict[int, float] = {}
         self._newest_at, self._acts = 0.0, False
-        self.version = version
+        self.version = self.main_version = version
         self.newest: Published | None = None
+        self.main: Published | None = None
         self.published = 0
         self.held_back: Counter[str] = Counter()
         self.timings = timings.Timings()
@@ -130,7 +139,11 @@ class Publisher:
         self._maker.prepare(policy)
 
     def publish(
-        self, policy: layers.PolicyLayers, calibration: NDArray[np.generic], held_back: NDArray[np.generic]
+        self,
+        policy: layers.PolicyLayers,
+        calibration: NDArray[np.generic],
+        held_back: NDArray[np.generic],
+        channel: str = topics.MAIN_CHANNEL,
     ) -> futures.Future[gate.Verdict]:
         """Has a policy quantized, judged and, if it passes, sent as the next version.
 
@@ -138,24 +151,31 @@ class Publisher:
             policy: fp32 weights at the end of an update; the clock of publish-to-acting starts here.
             calibration: [M, *shape] observations that set the ranges.
             held_back: [M', *shape] other observations, for the gate.
+            channel: Where it goes out.
 
         Returns:
             What the gate says, when the policy has gone out or is held back.
         """
-        job = functools.partial(self._publish, policy, calibration, held_back, time.monotonic())
+        job = functools.partial(self._publish, policy, calibration, held_back, time.monotonic(), channel)
         self._publishing = publishing = self._worker.submit(job)
         return publishing
 
     def publish_again(self, policy: Published) -> futures.Future[None]:
-        """Sends an older policy as the newest version: a rollback is a new version with the old bytes."""
+        """Sends an older policy as the newest version on main: a rollback is a new version with the old bytes."""
         self._publishing = publishing = self._worker.submit(self._publish_again, policy, time.monotonic())
         return publishing
 
-    def publish_file(self, model: bytes, head: specs.Head, precision: str) -> futures.Future[None]:
+    def publish_file(
+        self, model: bytes, head: specs.Head, precision: str, channel: str = topics.MAIN_CHANNEL
+    ) -> futures.Future[None]:
         """Sends a .tflite of any origin, which was judged before, as the next version."""
-        job = functools.partial(self._publish_file, model, head, precision, time.monotonic())
+        job = functools.partial(self._publish_file, model, head, precision, time.monotonic(), channel)
         self._publishing = publishing = self._worker.submit(job)
         return publishing
+
+    def clear_canary(self) -> None:
+        """Takes back what the channel of the canaries retains: nobody follows it any more."""
+        self._worker.submit(self._canary.clear).result()
 
     def acts(self, version: int, now_s: float) -> None:
         """Notes that one more actor acts on `version`."""
@@ -227,33 +247,34 @@ class Publisher:
         calibration: NDArray[np.generic],
         held_back: NDArray[np.generic],
         started_s: float,
+        channel: str,
     ) -> gate.Verdict:
         self._catch_up()
-        if self.newest is not None and _same(policy, self.newest.layers):
+        if self.newest is not None and self.newest.layers and _same(policy, self.newest.layers):
             verdict = gate.Verdict(False, "identical")
         else:
             was_calibrated = self._maker.is_calibrated
-            verdict = self._attempt(policy, calibration, held_back, started_s)
+            verdict = self._attempt(policy, calibration, held_back, started_s, channel)
             if was_calibrated and not verdict.passed:  # training has left behind what that was made for
-                verdict = self._attempt(policy, calibration, held_back, started_s)
+                verdict = self._attempt(policy, calibration, held_back, started_s, channel)
         if not verdict.passed:
             self.held_back[verdict.reason] += 1
         return verdict
 
     def _publish_again(self, policy: Published, started_s: float) -> None:
         self._catch_up()
-        outgoing = self._begin(None)
+        outgoing = self._begin(topics.MAIN_CHANNEL, None)
         outgoing.add(policy.model)
         known, sent = (policy.verdict, policy.layers, policy.calibration), policy.sent
         # As it was: where policies came as files, that is not what the newest one is
         self._send(policy.model, outgoing, *known, started_s, head=sent.head, precision=sent.precision)
 
-    def _publish_file(self, model: bytes, head: specs.Head, precision: str, started_s: float) -> None:
+    def _publish_file(self, model: bytes, head: specs.Head, precision: str, started_s: float, channel: str) -> None:
         self._catch_up()
-        outgoing = self._begin(None)
+        outgoing = self._begin(channel, None)
         outgoing.add(model)
         passed, unknown = gate.Verdict(True, ""), np.zeros(0, np.float32)
-        self._send(model, outgoing, passed, (), unknown, started_s, head=head, precision=precision)
+        self._send(model, outgoing, passed, (), unknown, started_s, channel=channel, head=head, precision=precision)
 
     def _attempt(
         self,
@@ -261,22 +282,27 @@ class Publisher:
         calibration: NDArray[np.generic],
         held_back: NDArray[np.generic],
         started_s: float,
+        channel: str,
     ) -> gate.Verdict:
         """Makes a policy; sends what passes."""
         previous = self.newest.model if self.newest else None
-        made = self._maker.make(policy, calibration, held_back, self._begin, previous)
+        begin = functools.partial(self._begin, channel)
+        made = self._maker.make(policy, calibration, held_back, begin, previous)
         for name, ms in made.times_ms.items():
             self.timings.add(name, ms)
         if not made.verdict.passed:
             made.outgoing.cancel()
             return made.verdict
-        self._send(made.model, made.outgoing, made.verdict, policy, calibration, started_s)
+        self._send(made.model, made.outgoing, made.verdict, policy, calibration, started_s, channel=channel)
         if self._maker.keeps_ranges:
             self._put_off.append(functools.partial(self._calibrate, policy, calibration))
         return made.verdict
 
-    def _begin(self, beside: futures.Executor | None) -> outgoing_policy.OutgoingPolicy:
-        return self._channel.begin(messages.Order(self._epoch, self.version + 1), beside)
+    def _begin(self, channel: str, beside: futures.Executor | None) -> outgoing_policy.OutgoingPolicy:
+        return self._channel_of(channel).begin(messages.Order(self._epoch, self.version + 1), beside)
+
+    def _channel_of(self, name: str) -> policy_channel.PolicyChannel:
+        return self._canary if name == topics.CANARY_CHANNEL else self._channel
 
     def _send(
         self,
@@ -287,6 +313,7 @@ class Publisher:
         calibration: NDArray[np.generic],
         started_s: float,
         *,
+        channel: str = topics.MAIN_CHANNEL,
         head: str = "",
         precision: str = "",
     ) -> None:
@@ -301,7 +328,7 @@ class Publisher:
         manifest = messages.Manifest(
             epoch=self._epoch,
             version=self.version,
-            channel=topics.MAIN_CHANNEL,
+            channel=channel,
             length=len(model),
             sha256=outgoing.sha256(),
             fingerprint=self._spec.fingerprint,
@@ -312,11 +339,14 @@ class Publisher:
         )
         self.on_published(manifest.order, model)
         self._sent_at[self.version], self._newest_at, self._acts = started_s, time.monotonic(), False
-        self._channel.send(manifest, model, outgoing)
-        self.timings.add("delta_ms", self._channel.patch_ms)
-        self.timings.add("parts_ms", self._channel.pieces_ms)
-        self.timings.add("send_ms", self._channel.send_ms)
+        way = self._channel_of(channel)
+        way.send(manifest, model, outgoing)
+        self.timings.add("delta_ms", way.patch_ms)
+        self.timings.add("parts_ms", way.pieces_ms)
+        self.timings.add("send_ms", way.send_ms)
         self.newest = Published(manifest, model, verdict, policy, calibration)
+        if channel == topics.MAIN_CHANNEL:
+            self.main, self.main_version = self.newest, manifest.version
         self._put_off.append(functools.partial(self._keep, self.newest))
         self.published += 1
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from broker.contract import errors, messages, specs
+from broker.contract import errors, specs
 from learner import algorithms, config
 from learner.algorithms import registry
-from learner.audit import auditor, drift, holding
+from learner.audit import auditor, drift, holding, model_store
 from learner.experience import age, dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
-from learner.policies import publisher
+from learner.policies import canary, publisher, trial_record
 from learner.run.loop import (
     assigning,
     checkpoints,
@@ -114,30 +114,33 @@ def build(
         settings.gate,
         directory,
         kept,
-        send_deltas=train.delta,
+        send_deltas=train.delta and not train.canary,  # between channels nothing has a base
         precision=train.precision,
         weight_bits=train.weight_bits,
         expire_after_s=train.policy_expire_s,
     )
-    checks = auditor.Auditor(
-        spec, algorithm.head, train.precision, actors.actors, train.audit_share, directory.stored_policy
-    )
-    drifting = drift.Drift(spec, directory.path, kept, is_ours=directory.is_ours)
-
-    def note_policy(order: messages.Order, model: bytes) -> None:
-        checks.note_policy(order, model)
-        drifting.note_policy(order, model)
-
-    policies.on_published = note_policy
+    models = model_store.ModelStore(directory.stored_policy)
+    checks = auditor.Auditor(spec, algorithm.head, train.precision, actors.actors, train.audit_share, models)
+    drifting = drift.Drift(spec, directory.path, kept, models, is_ours=directory.is_ours)
+    policies.on_published = models.note
     policies.prepare(algorithm.policy_layers())
     written = metrics.Metrics.open(directory.path, display, started_s, kept)
     good = algorithm.state()
     scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
+    trials = canary.Canary(train.canary, policies, actors) if train.canary else None
+    record = trial_record.TrialRecord(directory, kept) if trials else None
+    sending = publishing.Publishing(
+        *(settings, algorithm, buffer, rng, policies, fleet, actors, scores), trials, record
+    )
+    if record and (proven := record.incumbent(spec)) is not None:  # it goes out again, and trials begin anew
+        manifest, model = proven
+        policies.publish_file(model, specs.check_head(manifest.head, spec.action), manifest.precision).result()
+        sending.announce()
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
     owed = receipts.Receipts(fleet, actors, ingesting.receipts)
     receiver = receiving.Receiver(
-        *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting)
+        *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting), trials
     )
     commit = functools.partial(receiver.commit, wait=True)
     held = holding.read(directory.path)
@@ -153,7 +156,7 @@ def build(
         ingest=ingesting,
         algorithm=algorithm,
         publisher=policies,
-        publishing=publishing.Publishing(settings, algorithm, buffer, rng, policies, fleet, actors, scores),
+        publishing=sending,
         receiver=receiver,
         pace=steps,
         first_steps=gathering,

@@ -64,6 +64,9 @@ _LEARNER = (
     Figure("observations_outside", "observations_outside_ratio", "steps outside calibration, worst feature and actor"),
     Figure("actions_at_bound", "actions_at_bound_ratio", "steps with an action at one bound, worst element and actor"),
     Figure("actors_drifting", "actors_drifting", "actors that left what their policy was made for"),
+    Figure("canary_actors", "canary_actors", "actors that try a policy before all get it"),
+    Figure("canary_promoted", "policies_promoted", "policies that went to all after a trial", counts=True),
+    Figure("canary_withdrawn", "policies_withdrawn", "policies that a trial found worse", counts=True),
     Figure("bytes_received", "received_bytes", "MQTT payloads", counts=True),
     Figure("bytes_sent", "sent_bytes", "MQTT payloads", counts=True),
 )

@@ -2,6 +2,9 @@
 
 Actors are asked for no experience: each is assigned to act greedily, and granted no step. What they hold from before
 stays in their spools, since no receipt is sent; a learner that trains gets it.
+
+With a share of canaries it goes to those first, and the returns of their own episodes beside the others' decide
+(`learner/policies/canary.py`). For that they record a little, which is heard and not kept.
 """
 
 from __future__ import annotations
@@ -14,31 +17,36 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from broker.contract import errors, messages, signing
+from broker.contract import errors, messages, signing, specs, topics
 from broker.fleet import identity
 from learner import config
 from learner.files import records
 from learner.fleet import actors, gathering, roster, session
-from learner.policies import publisher, retained_policy
+from learner.policies import canary, publisher, retained_policy
 from learner.quantize import compare, gate
-from learner.run.deploy import policy_file
+from learner.run.deploy import listening, policy_file
 from learner.run.loop import scoring
 
 _log = logging.getLogger(__name__)
 _TURN_S = 0.1
 ACTING_S = 10.0
-DELIVERY_S = 60.0  # for a broker that was lost, until the older policy has gone out again
 """Seconds for which actors may take to act on a policy; who does not by then is named."""
+DELIVERY_S = 60.0  # for a broker that was lost, until the older policy has gone out again
+TRIAL_S = 600.0
+_LAST_S = 2.0  # for the rest of what was granted for a trial
 _GREEDY = config.DqnConfig(epsilon_start=0.0, epsilon_end=0.0)
 
 
-def run(file: policy_file.PolicyFile, settings: config.TrainConfig, stop: threading.Event) -> dict[str, Any]:
+def run(
+    file: policy_file.PolicyFile, settings: config.TrainConfig, stop: threading.Event, trial_s: float = TRIAL_S
+) -> dict[str, Any]:
     """Publishes a policy to a fleet, and sends the older one again if actors score this one worse.
 
     Args:
         file: The policy.
-        settings: Fleet, brokers, how many actors to wait for and how long, and episodes of a score.
+        settings: Fleet, brokers, how many actors to wait for and how long, episodes of a score, share of canaries.
         stop: Ends it early; what was not scored by then is taken back, if the fleet had a policy before.
+        trial_s: For which canaries may take until it is decided.
 
     Returns:
         What became of it (see docs/any_policy.md).
@@ -48,13 +56,13 @@ def run(file: policy_file.PolicyFile, settings: config.TrainConfig, stop: thread
         BrokerUnreachable: No broker answered.
         FleetBusy: A learner is live on the fleet, or took it over.
         SpecError: No actor has an environment that the policy is for.
-        EnvironmentFailure: No actor came in time, or none could score the policy.
+        EnvironmentFailure: No actor came in time, or none could score the policy, or a trial led to nothing.
         gathering.Stopped: `stop` was set.
     """
     identity.Fleet.open(settings.fleet, create=False)
     fleet = session.Session.open(settings)
     try:
-        return _Deployment(file, settings, fleet, stop).run()
+        return _Deployment(file, settings, fleet, stop, trial_s).run()
     except errors.FleetBusy as busy:
         raise errors.FleetBusy(
             busy.what,
@@ -74,8 +82,12 @@ class _Deployment:
         settings: config.TrainConfig,
         fleet: session.Session,
         stop: threading.Event,
+        trial_s: float,
     ) -> None:
         self._file, self._settings, self._fleet, self._stop = file, settings, fleet, stop
+        self._trial_s = trial_s
+        self._listener: listening.Listener | None = None  # while a trial goes on
+        self._trials: canary.Canary | None = None
         self._roster = roster.Roster(fleet.id, fleet.epoch, settings.env, settings.actors, unfit=file.unfit)
         self._scoring = scoring.Scoring(fleet.command, settings, fleet.id)
         self._error = ""  # of the newest report
@@ -100,6 +112,8 @@ class _Deployment:
             precision=self._file.precision,
         )
         try:
+            if self._settings.canary and older is not None:
+                return self._try(policies, older)
             return self._deploy(policies, older)
         finally:
             policies.close()
@@ -130,6 +144,20 @@ class _Deployment:
         if is_worse and older is not None:
             acting = self._send_older(policies, older)
         return {
+            **self._result(policies, new, acting, deployed=not is_worse),
+            "scored_by": found.by,
+            "seed": found.seed,
+            **_returns(found),
+            "older": _described(older, before) if older is not None else None,
+            "difference": float(np.mean(difference)) if difference is not None else None,
+            "difference_interval": interval,
+            "canary": None,
+        }
+
+    def _result(
+        self, policies: publisher.Publisher, new: publisher.Published, acting: list[str], *, deployed: bool
+    ) -> dict[str, Any]:
+        return {
             "policy": str(self._file.path),
             "sha256": new.manifest.sha256,
             "bytes": len(new.model),
@@ -137,18 +165,75 @@ class _Deployment:
             "gate_passed": self._file.passed,
             "fleet": self._settings.fleet,
             "env_id": self._roster.env_id,
-            "deployed": not is_worse,
+            "deployed": deployed,
             "epoch": self._fleet.epoch,
             "version": policies.version,
             "acting": acting,
-            "scored_by": found.by,
-            "seed": found.seed,
-            **_returns(found),
-            "older": _described(older, before),
-            "difference": float(np.mean(difference)) if difference is not None else None,
-            "difference_interval": interval,
             "experience_not_taken": self._not_taken,
         }
+
+    # -- on trial ---------------------------------------------------------------------------------------------------
+
+    def _try(self, policies: publisher.Publisher, older: publisher.Published) -> dict[str, Any]:
+        """Has canaries act on the policy, beside the others on the older one, until it is decided.
+
+        Raises:
+            EnvironmentFailure: It was not: too few actors were left, or the time was up.
+        """
+        if self._stop.is_set():
+            raise gathering.Stopped
+        spec, file = self._roster.the_spec, self._file
+        policies.publish_again(older).result()  # of this epoch, so that all that acts can be compared, and told apart
+        self._fleet.announce("", policies.main_version)
+        again = policies.main
+        policies.publish_file(file.model, file.head, file.precision, topics.CANARY_CHANNEL).result()
+        new = policies.newest
+        assert new is not None
+        assert again is not None
+        trials = self._trials = canary.Canary(self._settings.canary, policies, self._roster)
+        heads = {one.sent.version: specs.check_head(one.sent.head, spec.action) for one in (again, new)}
+        listener = self._listener = listening.Listener(self._fleet, self._roster, spec, heads)
+        trials.begin()
+        outcome = self._outcome(trials)
+        stopped, self._stop = self._stop.is_set(), threading.Event()  # what is under way must end
+        main = policies.main
+        assert main is not None
+        acting = self._announce(main)
+        until_s = time.monotonic() + _LAST_S
+        while time.monotonic() < until_s and any(map(_records, self._roster.working())):
+            self._turn()
+        if stopped:
+            raise gathering.Stopped
+        if outcome.verdict == "broken off":
+            raise errors.EnvironmentFailure(
+                f"the trial led to nothing after {outcome.pairs} pairs of episodes: {outcome.why}",
+                where=f"fleet {self._settings.fleet!r}{self._roster.refusals}",
+                todo=f"the older policy is out again; acting on it: {', '.join(acting) or 'nobody yet'}. See that "
+                "actors stay and that their episodes end, or give more --trial-s; refused meanwhile: "
+                f"{dict(listener.refused) or 'nothing'}",
+            )
+        return {
+            **self._result(policies, new, acting, deployed=outcome.verdict == "promoted"),
+            "scored_by": ", ".join(outcome.actors),
+            "seed": None,
+            "return_mean": outcome.return_mean,
+            "returns": None,
+            "older": _described(older, None) | {"return_mean": outcome.incumbent_return_mean},
+            "difference": None,
+            "difference_interval": None,
+            "canary": dataclasses.asdict(outcome),
+            "experience_refused": dict(listener.refused),
+        }
+
+    def _outcome(self, trials: canary.Canary) -> canary.Outcome:
+        until_s = time.monotonic() + self._trial_s
+        while True:
+            self._turn()
+            if (outcome := trials.advance()) is not None:
+                return outcome
+            why = "stopped" if self._stop.is_set() else f"not decided within {self._trial_s:g} s"
+            if (self._stop.is_set() or time.monotonic() > until_s) and (outcome := trials.end(why)) is not None:
+                return outcome
 
     # -- before it goes out -----------------------------------------------------------------------------------------
 
@@ -265,8 +350,15 @@ class _Deployment:
                 self._roster.observe(arrival.actor_id, message, retained=arrival.retained, now_s=now_s)
             elif isinstance(message, messages.Report):
                 self._receive_report(arrival.actor_id, message)
+            elif self._listener is not None and self._trials is not None:
+                newest = self._trials.newest_version(arrival.actor_id)
+                experience = self._listener.take(arrival.actor_id, arrival.topic, message, newest)
+                if experience is not None:
+                    self._trials.consider(arrival.actor_id, experience)
             else:
                 self._not_taken += 1
+        if self._listener is not None:
+            self._listener.send_receipts()
         self._roster.expire(time.monotonic())
         self._assign()
 
@@ -280,13 +372,15 @@ class _Deployment:
         self._score = self._scoring.receive(report) or self._score
 
     def _assign(self) -> None:
-        """Has actors act greedily, and record nothing. Others of the fleet are left as they are."""
-        for actor in self._roster.working():
-            if actor.assignment is not None:
+        """Has actors act greedily, and record what a trial hears. Others of the fleet are left as they are."""
+        working, listener, trials = self._roster.working(), self._listener, self._trials
+        for actor in working:
+            if actor.assignment is not None and trials is None:
                 continue
+            ahead = listener.ahead(actor) if listener is not None and trials is not None and trials.is_trying else 0
             assigned = self._roster.assign(
                 actor,
-                steps_left=0,
+                steps_left=ahead * len(working),
                 env_steps=0,
                 lockstep_version=0,
                 settings=self._settings,
@@ -295,6 +389,9 @@ class _Deployment:
             )
             if assigned is not None:
                 self._fleet.retain(self._fleet.topics.assignment(actor.actor_id), assigned)
+        for actor in self._roster.actors.values() if trials is not None else ():
+            if not actor.live and (moved := self._roster.moved(actor)) is not None:
+                self._fleet.retain(self._fleet.topics.assignment(actor.actor_id), moved)
 
     @staticmethod
     def _log_score(what: str, score: scoring.Score | None) -> None:
@@ -302,6 +399,11 @@ class _Deployment:
             _log.warning("%s has no score", what)
         else:
             _log.info("%s returns %.1f, by %s", what, score.mean("published"), score.by)
+
+
+def _records(actor: actors.Actor) -> bool:
+    """Returns whether an actor may still record steps, or those are still to come."""
+    return actor.assignment is not None and actor.recorded < actor.assignment.steps_granted
 
 
 def _acts_on(vitals: messages.Vitals) -> messages.Order:
@@ -316,33 +418,7 @@ def _returns(score: scoring.Score | None) -> dict[str, Any]:
     }
 
 
-def _described(older: publisher.Published | None, score: scoring.Score | None) -> dict[str, Any] | None:
-    """Returns what the fleet had before; None if that was nothing."""
-    if older is None:
-        return None
+def _described(older: publisher.Published, score: scoring.Score | None) -> dict[str, Any]:
+    """Returns what the fleet had before."""
     sent = older.sent
     return {"epoch": sent.epoch, "version": sent.version, "sha256": sent.sha256, **_returns(score)}
-
-
-def table(result: dict[str, Any]) -> str:
-    """Returns what became of a policy, for people."""
-    older = result["older"]
-    lines = [
-        f"{result['policy']}: {result['precision']}, {result['bytes'] / 1024:.1f} KB, to fleet {result['fleet']!r},"
-        f" {result['env_id']}",
-        f"  returns {result['return_mean']:.1f}, mean of {len(result['returns'])} episodes, by {result['scored_by']}",
-    ]
-    if older is None:
-        lines.append("  the fleet had no policy before to compare it with")
-    elif older["return_mean"] is None:
-        lines.append("  the older policy has no score")
-    else:
-        low, high = result["difference_interval"]
-        lines.append(
-            f"  the older policy {older['return_mean']:.1f}; difference {result['difference']:.1f}, 95 % {low:.1f} to"
-            f" {high:.1f}"
-        )
-    acting = ", ".join(result["acting"]) or "nobody yet"
-    state = "is out" if result["deployed"] else "scores WORSE: the older one is out again,"
-    lines.append(f"  it {state} as version {result['version']} of epoch {result['epoch']}; acting on that: {acting}")
-    return "\n".join(lines)

@@ -156,7 +156,7 @@ class PolicyScores:
             "kl_mean": measures.get("kl_mean"),
             "kl_p99": measures.get("kl_p99"),
             f"policy_{precision}_bytes": len(policy.model) if policy else None,
-            "policy_fp32_bytes": len(policy.float32) if policy else None,
+            "policy_fp32_bytes": len(policy.float32) if policy and policy.layers else None,
             **{key: published.values.get(key) if published else None for key in _TIMINGS},
             "runtime": published.labels.get("runtime") if published else None,
             "delegate": published.labels.get("delegate") if published else None,

@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 import time
 from concurrent import futures
+from typing import Any
 
 import numpy as np
 
+from broker.contract import topics
 from learner import algorithms, config
 from learner.experience import memory
 from learner.fleet import roster, session
-from learner.policies import publisher
+from learner.policies import canary, publisher, trial_record
 from learner.quantize import calibrate, gate
 from learner.run.loop import policy_scores
 
 
 class Publishing:
     """Publishes the network as it is after some updates, unless the gate holds it back.
+
+    Where policies are tried by canaries, none is made while a trial goes on, nor while too few actors are there for
+    one: what waits is the network, and so always the newest. The first one of a run goes to all, for there is nothing
+    to compare it with.
 
     Args:
         settings: How many updates lie between two policies; on policy one follows on each phase.
@@ -27,7 +33,9 @@ class Publishing:
         policies: Makes, judges and sends them.
         fleet: Announces them.
         actors: Know how often the fleet can take a policy.
-        scores: Of published policies; asked for here.
+        scores: Of published policies; asked for here. Those on trial get none before they are proven.
+        trials: Of policies; None sends each to all at once.
+        record: Where it is written which policy was proven, and how trials ended; for `trials`.
     """
 
     def __init__(
@@ -40,11 +48,15 @@ class Publishing:
         fleet: session.Session,
         actors: roster.Roster,
         scores: policy_scores.PolicyScores,
+        trials: canary.Canary | None = None,
+        record: trial_record.TrialRecord | None = None,
     ) -> None:
         self._algorithm, self._memory, self._rng = algorithm, kept, rng
         self._is_on_policy = isinstance(settings.algorithm, config.OnPolicyConfig)
         self._period_updates = 1 if self._is_on_policy else settings.train.publish_period_updates
         self._publisher, self._session, self._roster, self._scores = policies, fleet, actors, scores
+        self._trials, self._record = trials, record
+        self._state: algorithms.State = {}  # behind the policy on trial
         self._updates, self._at = algorithm.updates, -math.inf
 
     @property
@@ -54,7 +66,8 @@ class Publishing:
             return True
         due = self._algorithm.updates - self._updates >= self._period_updates
         due &= time.monotonic() - self._at >= self._roster.policy_s
-        return due and self._scores.solved is None  # nothing may replace what was found good
+        due &= self._scores.solved is None  # nothing may replace what was found good
+        return due and (self._trials is None or self._trials.may_begin)
 
     @property
     def is_awaited(self) -> bool:
@@ -72,19 +85,49 @@ class Publishing:
         self._updates, self._at = self._algorithm.updates, time.monotonic()
         policy = self._algorithm.policy_layers()
         seen = self._memory.observations(calibrate.sample_size(policy), self._rng)
-        return self._publisher.publish(policy, *calibrate.split(seen))
+        on_trial = self._trials is not None and self._publisher.main is not None
+        channel = topics.CANARY_CHANNEL if on_trial else topics.MAIN_CHANNEL
+        return self._publisher.publish(policy, *calibrate.split(seen), channel)
 
     def finish(self, verdict: gate.Verdict) -> None:
         """Announces the policy if it went out, and has it scored if that is due."""
         if not verdict.passed or self._publisher.newest is None:
             return
+        if self._trials is not None and self._publisher.newest is not self._publisher.main:
+            self._state = self._algorithm.state()
+            self._trials.begin()
+            return
         self.announce()
         if self._scores.is_due():
             self._scores.begin(self._publisher.newest, self._algorithm.state())
 
+    def advance(self) -> None:
+        """Follows the trial that goes on, if one does; call again and again."""
+        if self._trials is not None and (outcome := self._trials.advance()) is not None:
+            self.announce()
+            if outcome.verdict == "promoted" and self._publisher.main is not None and self._scores.is_due():
+                self._scores.begin(self._publisher.main, self._state)
+
+    def end_trial(self) -> bool:
+        """Breaks off the trial that goes on, if one does: no actor is left with a policy that nobody will judge."""
+        if self._trials is None or self._trials.end("the session ends") is None:
+            return False
+        self.announce()
+        return True
+
     def announce(self) -> None:
-        """Says which policy is the newest."""
-        self._session.announce(self._roster.the_spec.fingerprint, self._publisher.version)
+        """Says which policy is the newest that goes to all."""
+        self._session.announce(self._roster.the_spec.fingerprint, self._publisher.main_version)
+        if self._record is not None and self._trials is not None and self._publisher.main is not None:
+            self._record.note(self._publisher.main, self._trials.outcomes)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns how trials go, for a row of metrics; nothing where there are none."""
+        return self._trials.metrics() if self._trials is not None else {}
+
+    def summary(self) -> dict[str, Any]:
+        """Returns how trials ended, for the summary; None where there are none."""
+        return {"canary": self._trials.summary() if self._trials is not None else None}
 
     def roll_back(self) -> None:
         """Follows the algorithm, which has gone back to an earlier state."""

@@ -10,7 +10,7 @@ from broker.program import stopwatch
 from learner.audit import auditor, drift
 from learner.experience import ingest, ledger, rate_limiter
 from learner.fleet import receipts, roster, session
-from learner.policies import publisher
+from learner.policies import canary, publisher
 from learner.run.loop import policy_scores
 from learner.run.reports import notices, progress
 
@@ -33,6 +33,7 @@ class Receiver:
         failures: Takes in how environments fail.
         checks: Looks at a sample of the experience.
         drifting: Follows the experience.
+        trials: Follow it, too, where policies are tried.
 
     Attributes:
         ingest: As given.
@@ -53,11 +54,12 @@ class Receiver:
         failures: notices.Notices,
         checks: auditor.Auditor,
         drifting: drift.Drift,
+        trials: canary.Canary | None = None,
     ) -> None:
         self._session, self._roster, self._limiter, self._progress = fleet, actors, limiter, counted
         self._publisher, self._scores, self._notices = publisher, scores, failures
         self.ingest = ingesting
-        self._receipts, self._auditor, self._drift = owed, checks, drifting
+        self._receipts, self._auditor, self._drift, self._trials = owed, checks, drifting, trials
         self.times = stopwatch.Stopwatch("wait", "broker")
 
     def receive(self, wait_s: float, *, starved: bool = False) -> None:
@@ -99,7 +101,9 @@ class Receiver:
         """Counts a message that has entered replay."""
         self._limiter.insert(len(experience.reward))
         ours = experience.epoch == self._session.epoch
-        self._progress.count(experience, self._publisher.version if ours else None)
+        # What is on trial is the newest of its channel
+        newest = max(self._publisher.main_version, experience.version) if ours else None
+        self._progress.count(experience, newest)
 
     def _receive_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()
@@ -124,7 +128,9 @@ class Receiver:
             self.times.add("broker", way_s)
 
     def _receive_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
-        validated = self.ingest.receive(actor_id, topic, payload, self._publisher.version)
+        trials = self._trials
+        newest = self._publisher.version if trials is None else trials.newest_version(actor_id)
+        validated = self.ingest.receive(actor_id, topic, payload, newest)
         if validated is None or (experience := validated.experience) is None:
             return
         # Refused or not, they used up its grant
@@ -132,6 +138,8 @@ class Receiver:
         if validated.entry.verdict == ledger.OK:
             self._auditor.consider(actor_id, experience)
             self._drift.consider(actor_id, experience)
+            if trials is not None:
+                trials.consider(actor_id, experience)
 
     def _receive_report(self, actor_id: str, report: messages.Report) -> None:
         if not self._scores.receive(actor_id, report):

@@ -124,6 +124,7 @@ class TrainingLoop:
                 ending.callback(parts.metrics.close)
                 ending.callback(self.save, last=True)
                 ending.callback(parts.publisher.close)
+                ending.callback(self._end_trial)
 
     def save(self, *, last: bool = False) -> None:
         """Writes a checkpoint, of a state in which all that was received is in replay and has its receipt.
@@ -170,6 +171,7 @@ class TrainingLoop:
             "nothing_learned": None if updates else parts.waiting.nothing_learned(),
         }
         yield parts.publisher.summary()
+        yield parts.publishing.summary()
         yield parts.pace.summary()
         yield parts.progress.summary()
         yield parts.breakdown.summary()
@@ -285,6 +287,7 @@ class TrainingLoop:
         parts.session.beat()
         parts.orders.leave(now)
         parts.roster.expire(now)
+        parts.publishing.advance()
         parts.session.brokers.gather(parts.roster.gather_s)
         parts.assigner.assign(parts.publisher.version if self._settings.deterministic else 0)
         parts.scores.advance(parts.roster.working(), now, parts.session.brokers.changes)
@@ -297,6 +300,7 @@ class TrainingLoop:
     def _stage_metrics(self) -> Iterator[dict[str, float]]:
         parts = self.parts
         yield parts.publisher.metrics()
+        yield parts.publishing.metrics()
         yield parts.pace.metrics()
         yield parts.roster.metrics()
         yield parts.validator.metrics()
@@ -317,6 +321,7 @@ class TrainingLoop:
     def _finish(self) -> None:
         """Makes the policy that was found good the newest; where none was, scores the last one."""
         parts = self.parts
+        self._end_trial()
         if (newest := parts.publisher.newest) is None:
             return
         if (solved := parts.scores.solved) is not None:
@@ -325,8 +330,13 @@ class TrainingLoop:
             if solved.policy.manifest.sha256 != newest.manifest.sha256:
                 parts.publisher.publish_again(solved.policy).result()
                 parts.publishing.announce()
-        elif self._settings.evaluate_episodes:
+        elif self._settings.evaluate_episodes and newest.layers:  # else it was a session before that proved it
             self._score_last(newest)
+
+    def _end_trial(self) -> None:
+        """Has all actors follow what was proven."""
+        if self.parts.publishing.end_trial():
+            self.parts.assigner.assign()
 
     def _score_last(self, newest: publisher.Published) -> None:
         scores = self.parts.scores

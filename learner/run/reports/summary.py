@@ -21,7 +21,7 @@ _KEYS = (
     *("invoke_us_p99", "observation_to_action_us_p50", "observation_to_action_us_p99", "runtime", "delegate"),
     *("experience_messages", "messages_refused", "steps_refused", "steps_missed", "steps_stale", "steps_unsampled"),
     *("steps_too_old", "experience_age_s_p50", "experience_age_s_p99", "messages_of_unknown_age"),
-    *("steps_quarantined", "recoveries"),
+    *("steps_quarantined", "recoveries", "canary"),
     *("audited_messages", "audited_steps", "audited_with_tolerance", "audit_cpu_s", "audits_passed_over"),
     *("actors_named", "actors_held", "steps_held", "actors_drifting"),
     *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),

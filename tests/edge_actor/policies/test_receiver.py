@@ -238,3 +238,47 @@ def test_only_news_keeps_a_policy_from_being_too_old(received: offers.Receiver) 
     assert not is_heard(lambda: received.take(*second))
     assert not is_heard(lambda: received.announce(messages.Order(1, 1))), "said before the one that acts was made"
     assert is_heard(lambda: received.announce(messages.Order(1, 2)))
+
+
+def test_what_is_on_trial_is_not_stored_and_cannot_come_back_when_it_has_lost(tmp_path: Path) -> None:
+    made = offers.Receiver(tmp_path)
+    made.start(offers.VERIFIER, offers.NAMES)
+    made.take(*offers.whole(1))
+    assert made.acts() == 1
+    made.channel = "canary"
+    made.take(*offers.whole(2, channel="canary"))
+    assert made.acts() == 2
+    made.close()
+    again = offers.Receiver(tmp_path)
+    again.start(offers.VERIFIER, offers.NAMES)
+    assert again.acts() == 1, "what was proven, until the learner says that it is a canary"
+    again.channel = "canary"
+    again.take(*offers.whole(2, channel="canary"))
+    assert again.acts() == 2
+    again.channel = "main"
+    again.take(*offers.whole(3, offers.variant(1)))
+    assert again.acts() == 3, "the incumbent, again"
+    again.channel = "canary"
+    again.take(*offers.whole(2, channel="canary"))
+    assert again.acts() is None
+    assert again.refused == {"older": 1}
+    again.close()
+
+
+def test_a_policy_on_trial_is_the_newest_until_main_has_a_newer_one(received: offers.Receiver) -> None:
+    received.take(*offers.whole(epoch=2, version=4))
+    assert received.acts() == 4
+
+    def is_fresh(epoch: int, version: int) -> bool:
+        received.heard_at = 0.0
+        received.announce(messages.Order(epoch, version))
+        return received.heard_at > 0.0
+
+    assert is_fresh(2, 4)
+    assert not is_fresh(2, 3), "of main itself the learner never goes back"
+    received.channel = "canary"
+    received.take(*offers.whole(epoch=2, version=5, channel="canary"))
+    assert received.acts() == 5
+    assert is_fresh(2, 4), "what main had when the trial began"
+    assert not is_fresh(1, 9), "a session before says nothing of this one"
+    assert not is_fresh(2, 6), "the trial has ended, and word of it was held back"

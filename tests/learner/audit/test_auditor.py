@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.contract import errors, messages
-from learner.audit import auditor, holding, recompute
+from learner.audit import auditor, holding, model_store, recompute
 from learner.files import records
 from learner.fleet import actors
 from tests.fakes import fleet_examples, log_reader
@@ -27,10 +27,11 @@ class Site:
         birth = dataclasses.replace(fleet_examples.birth(spec=self.actor.spec), **born)
         one = actors.Actor("pi", 0, fleet_examples.state(birth=birth), boot=1, assignment=self.actor.assignment)
         self.now, self.stored = 0.0, dict[messages.Order, bytes]()
+        self.models = model_store.ModelStore(self.stored.get)
         self.auditor = auditor.Auditor(
-            *(self.actor.spec, "q_values", "int8", {"pi": one}, share, self.stored.get), clock=lambda: self.now
+            *(self.actor.spec, "q_values", "int8", {"pi": one}, share, self.models), clock=lambda: self.now
         )
-        self.auditor.note_policy(messages.Order(1, 1), self.model)
+        self.models.note(messages.Order(1, 1), self.model)
 
     def send(self, **changes: Any) -> auditor.Finding | None:
         """Has the next message considered; what was found, if it was checked."""
@@ -99,9 +100,9 @@ def test_steps_of_the_random_policy_are_nobodys() -> None:
 
 
 def test_a_policy_of_which_memory_has_no_room_is_read_from_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "_MODELS_MAX", 1)
+    monkeypatch.setattr(model_store, "_MODELS_MAX", 1)
     site = Site()
-    site.auditor.note_policy(messages.Order(1, 2), site.model)
+    site.models.note(messages.Order(1, 2), site.model)
     site.stored[messages.Order(1, 1)] = site.model
     found = site.send()
     assert found is not None and found.verdict.wrong == 0 < found.verdict.steps

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from broker.contract import messages
-from learner.audit import drift
+from learner.audit import drift, model_store
 from learner.files import records, run_directory
 from learner.networks import layers
 from learner.quantize.tflite import convert, interpreter
@@ -28,8 +28,9 @@ class Site:
         self.model = acting.model(self.actor.spec, head)
         self.policy = self.actor.policy(self.model, head)
         self.now = 0.0
-        self.drift = drift.Drift(self.actor.spec, path, records.Records(), clock=lambda: self.now)
-        self.drift.note_policy(messages.Order(1, 1), self.model)
+        models = model_store.ModelStore(lambda order: None)
+        self.drift = drift.Drift(self.actor.spec, path, records.Records(), models, clock=lambda: self.now)
+        models.note(messages.Order(1, 1), self.model)
         self.file = path / run_directory.DRIFT
 
     def act(self) -> messages.Experience:

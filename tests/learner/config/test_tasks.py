@@ -147,3 +147,20 @@ def test_phases_that_cannot_be_are_refused() -> None:
         effective("It-v0", "--algorithm", "ppo", "--rollout-steps", "100", "--kept-steps", "1100")
     with pytest.raises(errors.ConfigError, match="epochs must be positive"):
         effective("It-v0", "--algorithm", "a2c", "--epochs", "0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--canary", "1", "--actors", "2"), "canary must be from 0 to below 1"),
+        (("--canary", "-0.1", "--actors", "2"), "canary must be from 0 to below 1"),
+        (("--canary", "0.5"), "actors must be 2 at least, not 1"),
+        (("--canary", "0.5", "--deterministic"), "trials need two"),
+        (("--canary", "0.5", "--actors", "2", "--algorithm", "ppo"), "learns from its newest policy alone"),
+        (("--canary", "0.5", "--actors", "2", "--policy-expire-s", "60"), "policy_expire_s must be 0 with canary"),
+    ],
+)
+def test_where_no_policy_can_be_tried_that_is_said(flags: tuple[str, ...], why: str) -> None:
+    assert effective("CartPole-v1", "--canary", "0.5", "--actors", "2").train.canary == 0.5
+    with pytest.raises(errors.ConfigError, match=why):
+        effective("CartPole-v1", *flags)

@@ -230,3 +230,37 @@ def test_a_policy_that_goes_out_again_is_what_it_was(tmp_path: Path) -> None:
     assert made.newest.model == first.model
     assert (made.newest.manifest.head, made.newest.manifest.precision) == ("categorical", "float32")
     made.close()
+
+
+def test_what_is_on_trial_goes_out_whole_on_its_channel_and_the_winner_above_both_on_main(tmp_path: Path) -> None:
+    wire = Wire()
+    run = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
+    made = publisher.Publisher(
+        *(wire, topics.Topics("f"), SPEC, "q_values", 1, 0, config.GateConfig(), run, records.Records()),
+        send_deltas=False,
+    )
+    x = np.random.default_rng(1).standard_normal((96, 4), np.float32)
+    known: list[tuple[messages.Order, bytes]] = []
+    made.on_published = lambda order, model: known.append((order, model))
+    held = assembly.Assembly(SPEC)  # of a canary, which is told in time which channel it follows
+    assert made.publish(_policy(0), x[:64], x[64:]).result().passed
+    incumbent = made.main
+    assert incumbent is not None
+    assert made.publish(_policy(1), x[:64], x[64:], topics.CANARY_CHANNEL).result().passed
+    candidate = made.newest
+    assert candidate is not None
+    assert (made.version, made.main_version, made.main) == (2, 1, incumbent)
+    made.publish_again(incumbent).result()
+    made.clear_canary()
+    assert (made.version, made.main_version) == (3, 3)
+    made.publish(_policy(2), x[:64], x[64:], topics.CANARY_CHANNEL).result()
+    made.close()
+    sent = [message.manifest for message in wire.sent if isinstance(message, messages.Policy)]
+    assert len(sent) == len(wire.sent), "no patch has a base on the other channel"
+    assert [(one.version, one.channel) for one in sent] == [(1, "main"), (2, "canary"), (3, "main"), (4, "canary")]
+    assert sent[2].sha256 == sent[0].sha256 != sent[1].sha256
+    for message in wire.sent:
+        assert isinstance(message, messages.Policy)
+        assert held.add(message, b"", None), "each is the newest to whoever follows"
+    assert [order.version for order, _ in known] == [1, 2, 3, 4], "the audit knows what canaries act on"
+    assert known[1][1] == candidate.model
