@@ -82,6 +82,7 @@ def run(request: requests.Request) -> dict[str, Any]:
         _log.info("%s", said)
     if spec is not None:
         _check_spec(policy, spec, request)
+    _check_bounds(policy)
     if request.distil or not request.goal().compressed.is_none:
         goals.check(distilled.teacher(policy), request.goal())
     with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
@@ -215,6 +216,14 @@ def _read(request: requests.Request, spec: specs.EnvSpec | None) -> tuple[subjec
     )
 
 
+def _check_bounds(policy: subject.Subject) -> None:
+    if policy.low is not None and policy.low.size not in (1, policy.size):
+        raise errors.ConfigError(
+            f"{policy.low.size} bounds were given, and an action has {policy.size} elements",
+            where="--action-low, --action-high",
+        )
+
+
 def _check_spec(policy: subject.Subject, spec: specs.EnvSpec, request: requests.Request) -> None:
     kind = "values" if spec.action.kind == "discrete" else "actions"
     if (policy.shape, policy.size, policy.outputs) != (spec.observation.shape, spec.action.size, kind):
@@ -241,11 +250,6 @@ def _fitted(policy: subject.Subject, rows: NDArray[Any], request: requests.Reque
             "the model has a single output, of which no best action can be taken",
             where=str(request.model),
             todo="--outputs actions judges continuous outputs",
-        )
-    if policy.low is not None and policy.low.size not in (1, policy.size):
-        raise errors.ConfigError(
-            f"{policy.low.size} bounds were given, and an action has {policy.size} elements",
-            where="--action-low, --action-high",
         )
     if not np.isfinite(policy.exact(rows)).all():
         raise errors.PolicyError(

@@ -54,7 +54,8 @@ def test_a_file_has_no_more_levels_than_so_many_bits_have(weight_bits: int) -> N
     for at, weights in enumerate(written(made.model, 3)):
         features = weights[:, :4] if at == 0 else weights  # the rest are these, divided by 16, for what rounding left
         assert max(len(np.unique(np.abs(row))) for row in features) <= 2 ** (weight_bits - 1)
-        assert len(np.unique(np.abs(features))) == 2 ** (weight_bits - 1)
+        if weight_bits < 5:  # a hundred weights meet all of these
+            assert len(np.unique(np.abs(features))) == 2 ** (weight_bits - 1)
 
 
 @pytest.mark.parametrize("weight_bits", [3, 8])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner import __main__ as main
+from learner.quantize.distil import dagger, training
 from learner.quantize.tflite import template
 from learner.study.user_models import distilled
 from tests.learner.study.user_models import agents
@@ -32,13 +33,20 @@ def quantize(path: Path, *flags: str) -> int:
     return main.main(["quantize", str(path), "-o", str(path.with_name("out.tflite")), "--json", *flags])
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_STEPS", 500)
+    monkeypatch.setattr(training, "_STEPS_FRESH", 1500)
+    monkeypatch.setattr(dagger, "ROUNDS", 2)
+
+
 @pytest.mark.system
 def test_a_student_ships_where_rounding_does_not(teacher: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--env", "CartPole-v1", "--episodes", "10", "--calibration-episodes", "8", "--weight-bits", "2"]
     assert quantize(teacher, *flags) == errors.PolicyError.exit_code
     said = capfd.readouterr().err
     assert "(inferior)" in said and "--distil trains what is left of the weights" in said
-    code = quantize(teacher, *flags, "--distil")
+    code = quantize(teacher, *flags, "--distil", "--distil-minutes", "10")
     said = capfd.readouterr()
     assert code == errors.EXIT_OK, said.err
     report = json.loads(said.out)
@@ -47,12 +55,13 @@ def test_a_student_ships_where_rounding_does_not(teacher: Path, capfd: pytest.Ca
     assert list(report["candidates"]) == ["compressed", "distilled"]
     told = report["distil"]
     assert told["rounds"] >= 1 and told["judged"] in (1, 2) and told["unseen"] == ""
-    assert 0 < told["wall_s"] < 120 and told["cpu_s"] > 0
+    assert told["wall_s"] > 0 and told["cpu_s"] > 0
     assert f"distil, round {told['rounds']}" in said.err and "return" in said.err  # progress
     places = template.locate(teacher.with_name("out.tflite").read_bytes(), 3, per_channel=True).layers
     assert all(len(np.unique(np.abs(place.weights[:, :4]))) == 2 for place in places)
 
 
+@pytest.mark.usefixtures("short")
 def test_without_an_environment_the_report_says_what_was_not_seen(
     teacher: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +106,7 @@ def test_what_does_not_go_together_is_one_error(
     assert not list(teacher.parent.glob("out*"))
 
 
+@pytest.mark.usefixtures("short")
 def test_a_policy_that_is_no_chain_is_distilled_into_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     keras.utils.set_random_seed(1)
     entry = keras.Input((4,))
