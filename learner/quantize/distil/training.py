@@ -122,7 +122,7 @@ class _Learner:
         self.simulated = simulation.Simulation(scaled, goal.compressed, affine, passes=teacher.outputs == "actions")
         start = list(layers.arrays(scaled).values())
         self._variables = [tf.Variable(array) for array in start]
-        self._moments = [[tf.Variable(tf.zeros_like(v)) for v in self._variables] for _ in range(2)]
+        self._moments1, self._moments2 = ([tf.Variable(tf.zeros_like(v)) for v in self._variables] for _ in range(2))
         self._rates = [rate * size for size in distillation.sizes(start)]
         self._teacher = teacher
         self._gap = distillation.typical_gap(exact) if teacher.outputs == "values" else 1.0
@@ -154,10 +154,10 @@ class _Learner:
         # A weight that the outputs do not depend on has no gradient
         found = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         paces = [pace * rate for rate in self._rates]
-        changed, *moments = optimizer.adam(self._variables, found, *self._moments, number, paces)
+        changed, *moments = optimizer.adam(self._variables, found, self._moments1, self._moments2, number, paces)
         for at, mask in enumerate(self.simulated.masks):
             changed[2 * at] = changed[2 * at] * mask
         for variable, now in zip(
-            itertools.chain(self._variables, *self._moments), itertools.chain(changed, *moments), strict=True
+            [*self._variables, *self._moments1, *self._moments2], itertools.chain(changed, *moments), strict=True
         ):
             variable.assign(now)

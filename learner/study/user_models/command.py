@@ -265,7 +265,8 @@ def _candidates(
     request: requests.Request, policy: subject.Subject, calibration: NDArray[Any], judged: NDArray[Any]
 ) -> tuple[list[_Candidate], float]:
     """Returns what is made without a student, judged, and the share of held-out rows outside of what was calibrated."""
-    beyond, found = ptq.BEYOND, []
+    beyond = ptq.BEYOND
+    found: list[_Candidate] = []
     outside = _outside(calibration, judged, beyond)
     if request.hidden:  # only a student has that shape
         return found, outside

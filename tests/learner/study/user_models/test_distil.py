@@ -44,8 +44,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_student_ships_where_rounding_does_not(teacher: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--env", "CartPole-v1", "--episodes", "10", "--calibration-episodes", "8", "--weight-bits", "2"]
     assert quantize(teacher, *flags) == errors.PolicyError.exit_code
-    said = capfd.readouterr().err
-    assert "(inferior)" in said and "--distil trains what is left of the weights" in said
+    refused = capfd.readouterr().err
+    assert "(inferior)" in refused and "--distil trains what is left of the weights" in refused
     code = quantize(teacher, *flags, "--distil", "--distil-minutes", "10")
     said = capfd.readouterr()
     assert code == errors.EXIT_OK, said.err
