@@ -23,9 +23,9 @@ BOUNDS = layers.Rescale(np.array([2, 1, 3], np.float32), np.array([0, 1, 0], np.
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds of a quarter of their steps."""
-    monkeypatch.setattr(training, "_STEPS", 500)
-    monkeypatch.setattr(training, "_STEPS_FRESH", 1500)
+    """Two rounds of a fraction of their steps."""
+    monkeypatch.setattr(training, "_STEPS", 300)
+    monkeypatch.setattr(training, "_STEPS_FRESH", 1000)
     monkeypatch.setattr(dagger, "ROUNDS", 2)
 
 
@@ -73,7 +73,7 @@ def test_the_simulation_is_what_ships(kind: str, compressed: compression.Compres
         assert off < 0.1 * np.abs(exact - real).mean()
 
 
-@pytest.mark.parametrize("kind", ["values", "tanh", "clipped"])
+@pytest.mark.parametrize("kind", ["values", "clipped"])
 def test_training_mends_what_few_bits_break(kind: str) -> None:
     taught, goal = teacher(kind), goals.Goal(compressed=compression.Compression(2))
     before = students.plain(taught, rows(count=4096), goal)
@@ -130,7 +130,7 @@ def test_the_same_seed_gives_the_same_student_and_acceptance_ends_it(monkeypatch
 
 def test_the_budget_ends_training_and_what_there_is_is_a_model() -> None:
     student = dagger.distil(teacher("values"), rows(), goals.Goal((8,)), budget_s=0.3)
-    assert student.ended == "budget" and student.steps < 1500
+    assert student.ended == "budget" and student.steps < 1000
     assert interpreter.run(student.model, rows())[0].shape == (1024, 3)
 
 

@@ -35,8 +35,8 @@ def quantize(path: Path, *flags: str) -> int:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_STEPS", 500)
-    monkeypatch.setattr(training, "_STEPS_FRESH", 1500)
+    monkeypatch.setattr(training, "_STEPS", 300)
+    monkeypatch.setattr(training, "_STEPS_FRESH", 1000)
     monkeypatch.setattr(dagger, "ROUNDS", 2)
 
 
@@ -68,6 +68,7 @@ def test_without_an_environment_the_report_says_what_was_not_seen(
     rows = np.random.default_rng(0).normal(size=(1024, 4)) * [1, 0.5, 0.05, 0.5]
     np.savez(teacher.with_name("rows.npz"), observations=rows.astype(np.float32))
     flags = ["--calibration", str(teacher.with_name("rows.npz")), "--distil", "--hidden", "16", "--prune", "0.25"]
+    flags += ["--distil-minutes", "10"]
     code = quantize(teacher, *flags)
     said = capfd.readouterr()
     assert code == errors.EXIT_OK, said.err
@@ -118,7 +119,7 @@ def test_a_policy_that_is_no_chain_is_distilled_into_one(tmp_path: Path, capfd: 
     flags += ["--action-low", "-1", "--action-high", "1"]
     assert quantize(path, *flags, "--distil") == errors.ConfigError.exit_code
     assert "--distil --hidden 64,64" in capfd.readouterr().err
-    code = quantize(path, *flags, "--distil", "--hidden", "32,32")
+    code = quantize(path, *flags, "--distil", "--hidden", "32,32", "--distil-minutes", "10")
     said = capfd.readouterr()
     assert code == errors.EXIT_OK, said.err
     report = json.loads(said.out)
