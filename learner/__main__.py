@@ -204,6 +204,39 @@ def _add_quantize(commands: Any) -> None:
     )
     quantize.add_argument("--steps", type=int, default=400, metavar="N", help="of --aware (default: %(default)s)")
     quantize.add_argument(
+        "--distil",
+        action="store_true",
+        help="where int8 loses too much: train a student in simulated int8 to do what the policy does, from states of "
+        "its own episodes (--env), until it is non-inferior or the time ends",
+    )
+    quantize.add_argument(
+        "--hidden",
+        type=_widths,
+        default=(),
+        metavar="N[,N...]",
+        help="units of the student's hidden layers (default: the policy's own shape)",
+    )
+    quantize.add_argument(
+        "--distil-minutes",
+        type=float,
+        metavar="X",
+        help="of training and playing, episodes of the comparison not counted (default: 2)",
+    )
+    quantize.add_argument(
+        "--weight-bits",
+        type=int,
+        default=8,
+        metavar="N",
+        help="2 to 8: bits that weights are rounded to, kept in eight all the same (default: %(default)s)",
+    )
+    quantize.add_argument(
+        "--prune",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="make that share of each output's weights 0, the smallest (default: none)",
+    )
+    quantize.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: %(default)s)"
     )
     quantize.add_argument("--force", action="store_true", help="overwrite OUT.tflite and OUT.json")
@@ -256,6 +289,13 @@ def _add_deploy(commands: Any) -> None:
     )
     deploy.add_argument("--json", action="store_true", help="print what became of it as one JSON object on stdout")
     deploy.add_argument("-v", "--verbose", action="store_true", help="show tracebacks and what the converter says")
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(width) for width in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 64,64") from error
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -537,11 +577,11 @@ def _quantize(args: argparse.Namespace) -> int:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with stderr_filter.filtered(everything=not args.verbose):
-        from learner.study.user_models import command, report
+        from learner.study.user_models import command, report, requests
 
     logs.configure()
-    request = {field.name: getattr(args, field.name) for field in dataclasses.fields(command.Request)}
-    result = command.run(command.Request(**request))
+    request = {field.name: getattr(args, field.name) for field in dataclasses.fields(requests.Request)}
+    result = command.run(requests.Request(**request))
     print(json.dumps(result) if args.json else report.table(result))
     return errors.EXIT_OK
 
@@ -603,17 +643,17 @@ def _deploy(args: argparse.Namespace) -> int:
 
 def _quantized(args: argparse.Namespace, directory: Path) -> Path:
     """Quantizes a policy as `quantize` does by default; returns the path of the .tflite."""
-    from learner.study.user_models import command
+    from learner.study.user_models import command, requests
 
     request = {
         field.name: field.default
-        for field in dataclasses.fields(command.Request)
+        for field in dataclasses.fields(requests.Request)
         if field.default is not dataclasses.MISSING
     }
     given = {name: getattr(args, name) for name in ("env", "calibration", "force_publish", "verbose")}
     output = directory / "policy.tflite"
     own: dict[str, Any] = {"model": args.policy, "output": output, "precision": "int8", "outputs": None}
-    command.run(command.Request(**request | given | own, aware=False, steps=400, seed=0, force=True))
+    command.run(requests.Request(**request | given | own, aware=False, steps=400, seed=0, force=True))
     return output
 
 

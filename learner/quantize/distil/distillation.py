@@ -135,8 +135,8 @@ def train(
     rng = np.random.default_rng(seed)
     variables = [tf.Variable(array) for array in best]
     moments1, moments2 = ([tf.Variable(tf.zeros_like(v)) for v in variables] for _ in range(2))
-    rates = [_LEARNING_RATE * size for size in _sizes(best)]
-    gap = _typical_gap(exact) if outputs == "values" else 1.0
+    rates = [_LEARNING_RATE * size for size in sizes(best)]
+    gap = typical_gap(exact) if outputs == "values" else 1.0
     x_all, exact_all = tf.constant(observations), tf.constant(exact)
 
     @tf.function(autograph=False)
@@ -166,12 +166,13 @@ def _variance(exact: Tensor) -> Tensor:
     return tf.maximum(tf.math.reduce_variance(exact), _TINY)
 
 
-def _typical_gap(exact: FloatArray) -> float:
+def typical_gap(exact: FloatArray) -> float:
+    """Returns the mean difference between the best two of values [N, n], above 0."""
     best, second = compare.best_two(exact)
     return max(float(np.mean(best - second)), _TINY)
 
 
-def _sizes(arrays: Sequence[FloatArray]) -> list[float]:
+def sizes(arrays: Sequence[FloatArray]) -> list[float]:
     """Returns the scale of each array's steps: its root mean square; for a small bias a tenth of its layer's sums'."""
     sizes: list[float] = []
     norm: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
 import math
@@ -21,10 +22,10 @@ from broker.program import storage
 from learner import config
 from learner.files import run_directory
 from learner.quantize import compare, gate, ptq
-from learner.quantize.distil import distillation
+from learner.quantize.distil import dagger, distillation, goals, students
 from learner.quantize.tflite import interpreter
 from learner.study import play
-from learner.study.user_models import operations, reading, recipe, returns, subject
+from learner.study.user_models import distilled, operations, reading, recipe, requests, returns, subject
 from learner.study.user_models.formats import observations
 
 FloatArray = NDArray[np.float32]
@@ -36,38 +37,10 @@ _TRIES = 2
 """Candidates that are played, the second only where the first is inferior."""
 _AGREEMENT_HIGH, _ERROR_SMALL = 0.98, 0.005
 """From where on a candidate is faithful enough not to be refined (`learner.quantize.refine`)."""
+_OTHER_VALUES = ("compressed", "distilled")
+"""Candidates whose values are comparable to each other only, not to fp32's."""
 _OUTSIDE_MAX = 0.001
 """The share of held-out observations outside of the calibrated ranges from which on wide headroom is tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The arguments of the command line."""
-
-    model: Path
-    calibration: Path | None
-    output: Path
-    precision: str
-    outputs: distillation.Outputs | None
-    aware: bool
-    steps: int
-    seed: int
-    force: bool
-    verbose: bool
-    env: str = ""
-    env_kwargs: str = "{}"
-    frame_stack: int = 1
-    episodes: int = 50
-    calibration_episodes: int = 20
-    action_low: tuple[float, ...] = ()
-    action_high: tuple[float, ...] = ()
-    normaliser: Path | None = None
-    force_publish: bool = False
-
-    @property
-    def report(self) -> Path:
-        """The path of the report, beside the model."""
-        return self.output.with_suffix(".json")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +48,7 @@ class _Candidate:
     """A converted model and how it was judged by what it answers.
 
     Attributes:
-        name: `recipe`, `plain` or `aware`.
+        name: `recipe`, `wide`, `refined` or `plain`, `compressed`, `aware` or `distilled`.
         made: The model.
         verdict: Decision of the gate.
         measures: What is reported beside that.
@@ -89,7 +62,7 @@ class _Candidate:
     failing: float
 
 
-def run(request: Request) -> dict[str, Any]:
+def run(request: requests.Request) -> dict[str, Any]:
     """Quantizes, judges and writes both files.
 
     Returns:
@@ -101,7 +74,7 @@ def run(request: Request) -> dict[str, Any]:
         SpecError: It is not for this environment.
         EnvironmentFailure: The environment cannot be played.
     """
-    _check(request)
+    requests.check(request)
     task = play.Task(request.env, request.env_kwargs, request.frame_stack)
     spec = task.spec() if request.env else None
     policy, said = _read(request, spec)
@@ -109,15 +82,30 @@ def run(request: Request) -> dict[str, Any]:
         _log.info("%s", said)
     if spec is not None:
         _check_spec(policy, spec, request)
+    _check_bounds(policy)
+    if request.distil or not request.goal().compressed.is_none:
+        goals.check(distilled.teacher(policy), request.goal())
     with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
         fp32 = Path(scratch, "fp32.tflite")
         fp32.write_bytes(policy.float32())
-        rows, episodes = _observed(request, policy, task, fp32)
+        rows, episodes, wanted = _observed(request, policy, task, fp32)
         rows = _fitted(policy, rows, request)
         learn, judge = observations.split(episodes, len(rows), request.seed)
         candidates, outside = _candidates(request, policy, rows[learn], rows[judge])
-        ranked = sorted(candidates, key=lambda one: (not one.verdict.passed, one.failing))
-        chosen, played = _played(request, policy, task, fp32, ranked) if request.env else (ranked[0], None)
+        chosen, played = _played(request, policy, task, fp32, sorted(candidates, key=_rank))
+        learned: distilled.Distilled | None = None
+        if request.distil and (chosen is None or not _suffices(chosen, played)):
+            learned = distilled.distil(
+                policy,
+                rows[learn],
+                request.goal(_WIDE if outside > _OUTSIDE_MAX else ptq.BEYOND),
+                _playground(request, policy, task, fp32, wanted) if request.env else None,
+                seed=request.seed,
+                budget_s=60 * request.distil_minutes if request.distil_minutes else dagger.BUDGET_S,
+            )
+            candidates.append(_judge(policy, "distilled", distilled.made(policy, learned.student), rows[judge]))
+            chosen, played = candidates[-1] if request.env else min(candidates, key=_rank), learned.verdict
+        assert chosen is not None
         float32_bytes = fp32.stat().st_size
     passed = chosen.verdict.passed if played is None else played.passed
     if not passed and not request.force_publish:
@@ -143,6 +131,8 @@ def run(request: Request) -> dict[str, Any]:
         },
         "candidates": {one.name: {**dataclasses.asdict(one.verdict), **one.measures} for one in candidates},
         "returns": played.measured() if played else None,
+        "weight_bits": request.weight_bits,
+        "distil": learned.measured if learned else None,
         "runtime": f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}",
         "delegate": interpreter.kernels(model) if chosen.verdict.reason != "unrunnable" else "",
         "operations": [dataclasses.asdict(operation) for operation in operations.list_operations(model)],
@@ -154,52 +144,59 @@ def run(request: Request) -> dict[str, Any]:
 
 
 def _observed(
-    request: Request, policy: subject.Subject, task: play.Task, fp32: Path
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Returns observations [N, *shape], and the number of the episode of each where it is known."""
+    request: requests.Request, policy: subject.Subject, task: play.Task, fp32: Path
+) -> tuple[NDArray[Any], NDArray[Any] | None, FloatArray]:
+    """Returns observations [N, *shape], the number of the episode of each where it is known, and fp32's returns."""
     if request.calibration is not None:
-        return observations.load(request.calibration)
+        return *observations.load(request.calibration), np.zeros(0, np.float32)
     gathered = fp32.with_name("observations.npz")
     _log.info("playing %d episodes of %s to calibrate on", request.calibration_episodes, request.env)
-    play.score(fp32, task, request.calibration_episodes, request.seed, policy.head, gathered)
-    return observations.load(gathered)
+    played = play.score(fp32, task, request.calibration_episodes, request.seed, policy.head, gathered)
+    return *observations.load(gathered), played.episode_return
 
 
 def _played(
-    request: Request, policy: subject.Subject, task: play.Task, fp32: Path, ranked: list[_Candidate]
-) -> tuple[_Candidate, returns.Verdict | None]:
-    """Returns the first of the best candidates that is non-inferior, or the last that was tried."""
+    request: requests.Request, policy: subject.Subject, task: play.Task, fp32: Path, ranked: list[_Candidate]
+) -> tuple[_Candidate | None, returns.Verdict | None]:
+    """Returns the first of the best candidates that is non-inferior, or the last that was tried; None if none is."""
+    if not ranked or not request.env:
+        return (ranked[0] if ranked else None), None
     chosen, played = ranked[0], None
-    for turn, chosen in enumerate(_worth_playing(ranked)):
-        file = fp32.with_name(f"{turn}.tflite")
-        file.write_bytes(chosen.made.model)
-        seed = request.seed + (turn + 1) * returns.FRESH  # none that an earlier one has failed on
-        played = returns.judge(fp32, file, task, request.episodes, seed, policy.head)
+    for turn, chosen in enumerate(_worth_playing(ranked)[: 1 if request.distil else _TRIES]):
+        played = _judged_by_returns(request, policy, task, fp32, chosen.made.model, turn)
         if played.passed:
             break
     return chosen, played
 
 
-def _check(request: Request) -> None:
-    for path in (request.output, request.report):
-        if path.exists() and not request.force:
-            raise errors.ConfigError("the file exists", where=str(path), todo="--force overwrites it")
-    if request.aware and request.precision != "int8":
-        raise errors.ConfigError(
-            f"--aware is for int8, and {request.precision} was asked for", todo="leave out one of the two"
-        )
-    if bool(request.env) == bool(request.calibration):
-        raise errors.ConfigError(
-            "observations come from --calibration OBS.npz or from --env ID, of which one is needed",
-            todo="name the environment, if this machine has it: then returns are compared, too",
-        )
-    if request.episodes < 10 or request.calibration_episodes < 1:
-        raise errors.ConfigError("--episodes must be at least 10, --calibration-episodes at least 1")
-    if bool(request.action_low) != bool(request.action_high):
-        raise errors.ConfigError("--action-low and --action-high go together")
+def _judged_by_returns(
+    request: requests.Request, policy: subject.Subject, task: play.Task, fp32: Path, model: bytes, turn: int
+) -> returns.Verdict:
+    file = fp32.with_name(f"{turn}.tflite")
+    file.write_bytes(model)
+    seed = request.seed + (turn + 1) * returns.FRESH  # none that an earlier one has failed on
+    return returns.judge(fp32, file, task, request.episodes, seed, policy.head)
 
 
-def _read(request: Request, spec: specs.EnvSpec | None) -> tuple[subject.Subject, str]:
+def _playground(
+    request: requests.Request, policy: subject.Subject, task: play.Task, fp32: Path, wanted: FloatArray
+) -> distilled.Playground:
+    turns = itertools.count(1)  # the first were those of the policy itself
+    return distilled.Playground(
+        task, lambda model: _judged_by_returns(request, policy, task, fp32, model, next(turns)), wanted, fp32.parent
+    )
+
+
+def _suffices(chosen: _Candidate, played: returns.Verdict | None) -> bool:
+    """True where there is nothing to distil for; without returns that takes more than to pass the gate."""
+    return played.passed if played else chosen.verdict.passed and _is_faithful(chosen)
+
+
+def _rank(one: _Candidate) -> tuple[bool, float]:
+    return not one.verdict.passed, one.failing
+
+
+def _read(request: requests.Request, spec: specs.EnvSpec | None) -> tuple[subject.Subject, str]:
     """Reads the policy; what its file does not tell of its actions is the environment's to say, or the user's."""
     low, high = (np.array(ends) if ends else None for ends in (request.action_low, request.action_high))
     if low is not None and high is not None:
@@ -219,7 +216,15 @@ def _read(request: Request, spec: specs.EnvSpec | None) -> tuple[subject.Subject
     )
 
 
-def _check_spec(policy: subject.Subject, spec: specs.EnvSpec, request: Request) -> None:
+def _check_bounds(policy: subject.Subject) -> None:
+    if policy.low is not None and policy.low.size not in (1, policy.size):
+        raise errors.ConfigError(
+            f"{policy.low.size} bounds were given, and an action has {policy.size} elements",
+            where="--action-low, --action-high",
+        )
+
+
+def _check_spec(policy: subject.Subject, spec: specs.EnvSpec, request: requests.Request) -> None:
     kind = "values" if spec.action.kind == "discrete" else "actions"
     if (policy.shape, policy.size, policy.outputs) != (spec.observation.shape, spec.action.size, kind):
         raise errors.SpecError(
@@ -230,7 +235,7 @@ def _check_spec(policy: subject.Subject, spec: specs.EnvSpec, request: Request) 
         )
 
 
-def _fitted(policy: subject.Subject, rows: NDArray[Any], request: Request) -> NDArray[Any]:
+def _fitted(policy: subject.Subject, rows: NDArray[Any], request: requests.Request) -> NDArray[Any]:
     """Returns observations in the policy's shape, and checks what it answers."""
     if rows.ndim == 4 and rows.shape[1:] != policy.shape and (*rows.shape[2:], rows.shape[1]) == policy.shape:
         rows = np.ascontiguousarray(np.moveaxis(rows, 1, 3))  # as torch has images
@@ -246,11 +251,6 @@ def _fitted(policy: subject.Subject, rows: NDArray[Any], request: Request) -> ND
             where=str(request.model),
             todo="--outputs actions judges continuous outputs",
         )
-    if policy.low is not None and policy.low.size not in (1, policy.size):
-        raise errors.ConfigError(
-            f"{policy.low.size} bounds were given, and an action has {policy.size} elements",
-            where="--action-low, --action-high",
-        )
     if not np.isfinite(policy.exact(rows)).all():
         raise errors.PolicyError(
             "the model answers NaN or infinite to some of the observations",
@@ -262,11 +262,18 @@ def _fitted(policy: subject.Subject, rows: NDArray[Any], request: Request) -> ND
 
 
 def _candidates(
-    request: Request, policy: subject.Subject, calibration: NDArray[Any], judged: NDArray[Any]
+    request: requests.Request, policy: subject.Subject, calibration: NDArray[Any], judged: NDArray[Any]
 ) -> tuple[list[_Candidate], float]:
-    """Returns what was made, judged, and the share of held-out observations outside of the calibrated ranges."""
-    beyond, found = ptq.BEYOND, []
+    """Returns what is made without a student, judged, and the share of held-out rows outside of what was calibrated."""
+    beyond = ptq.BEYOND
+    found: list[_Candidate] = []
     outside = _outside(calibration, judged, beyond)
+    if request.hidden:  # only a student has that shape
+        return found, outside
+    if not request.goal().compressed.is_none:
+        goal = request.goal(_WIDE if outside > _OUTSIDE_MAX else beyond)
+        compressed = students.plain(distilled.teacher(policy), calibration, goal)
+        return [_judge(policy, "compressed", distilled.made(policy, compressed), judged)], outside
     found.append(_judge(policy, policy.way, policy.make(calibration, request.precision, beyond=beyond), judged))
     if isinstance(policy, recipe.ChainSubject) and request.precision == "int8":
         if outside > _OUTSIDE_MAX:
@@ -327,12 +334,14 @@ def _judge(policy: subject.Subject, name: str, made: subject.Made, judged: NDArr
         clipped = [np.clip(one, action.low, action.high) if policy.low is not None else one for one in (answer, exact)]
         off, spread = np.abs(clipped[0] - clipped[1]), np.array(action.high) - action.low
         failing = float((off / spread).mean())
+    if policy.outputs == "values" and name in _OTHER_VALUES:
+        return _Candidate(name, made, verdict, {"relative_mean": [], "relative_max": []}, failing)
     measures = {"relative_mean": (off.mean(0) / spread).tolist(), "relative_max": (off.max(0) / spread).tolist()}
     return _Candidate(name, made, verdict, measures, failing)
 
 
 def _refusal(
-    request: Request, policy: subject.Subject, chosen: _Candidate, played: returns.Verdict | None
+    request: requests.Request, policy: subject.Subject, chosen: _Candidate, played: returns.Verdict | None
 ) -> errors.PolicyError:
     verdict = chosen.verdict
     if played is not None:
@@ -355,8 +364,12 @@ def _refusal(
     else:
         found = f"an output is off by {max(chosen.measures['relative_mean']):.1%} of its range on average"
         reason = verdict.reason
-    if request.precision == "int8" and not request.aware:
-        todo = "--aware trains the weights against the fp32 outputs until int8 does as well"
+    if request.distil:
+        todo = "more --distil-minutes, more units (--hidden), or more bits and fewer pruned weights"
+    elif not request.goal().compressed.is_none:
+        todo = "--distil trains what is left of the weights"
+    elif request.precision == "int8" and not request.aware:
+        todo = "--aware trains the weights against the fp32 outputs until int8 does as well, --distil a student"
     else:
         todo = "calibrate with more observations, of all that the policy meets; or --precision dynamic or float16"
     if policy.outputs == "actions" and policy.low is None:

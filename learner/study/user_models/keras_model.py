@@ -28,6 +28,7 @@ from learner.study.user_models import layer_norm, operations
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
 _BATCH = 1024
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # Klambauer et al. 2017
 BYTES_MAX = 1 << 30
 """The limit of a model's files, unpacked."""
 
@@ -129,6 +130,9 @@ def load(path: Path) -> Any:
                 where=str(path),
                 todo="build it with unroll=True",
             )
+    for layer in loaded._flatten_layers():
+        if getattr(layer, "activation", None) is keras.activations.selu:
+            layer.activation = selu
     model = keras.Model(inputs[0], outputs[0])
     model.trainable = True
     if not all(np.isfinite(variable.numpy()).all() for variable in model.trainable_variables):
@@ -139,6 +143,16 @@ def load(path: Path) -> Any:
             todo="training has diverged: save an earlier state",
         )
     return model
+
+
+def selu(x: Tensor) -> Tensor:
+    """Does what keras.activations.selu does, and exp never sees what is above 0.
+
+    The converter's own takes exp of everything: behind inputs of up to 5.4 its int8 tensor reaches 223, and all that is
+    below 0 has one or two of its levels. MINIMUM would not do: it has one scale, and so the inputs lose what is above.
+    """
+    below = -1.0 * tf.nn.relu(-1.0 * x)  # MUL, as NEG has no int8 kernel
+    return _SELU_SCALE * (tf.nn.relu(x) + _SELU_ALPHA * (tf.exp(below) - 1.0))
 
 
 def outputs(model: Any, observations: NDArray[Any]) -> FloatArray:

@@ -47,6 +47,16 @@ def table(report: Mapping[str, Any]) -> str:
         )
     else:
         lines.append("  not played: fresh episodes may show what these observations do not (--env compares returns)")
+    learned = report["distil"]
+    if learned:
+        lines.append(
+            f"  distilled in {learned['wall_s']:.0f} s ({learned['cpu_s']:.0f} s of processor time),"
+            f" {learned['rounds']} rounds, {learned['steps']} steps on {learned['rows']} observations; ended:"
+            f" {learned['ended']}"
+        )
+        lines += [f"  {learned['unseen']}"] if learned["unseen"] else []
+    if "nonzero" in report:
+        lines.append(f"  weights of {report['weight_bits']} bits, {report['nonzero']:.1%} of them not 0")
     if len(judged) > 1:
         lines.append(f"  written: {report['written']}")
     if report["levelled"]:

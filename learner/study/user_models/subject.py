@@ -72,6 +72,7 @@ class Subject(abc.ABC):
         low, high = (self.low, self.high) if self.low is not None else (exact.min(0), exact.max(0))
         assert low is not None
         assert high is not None
+        low, high = np.broadcast_to(low, (self.size,)), np.broadcast_to(high, (self.size,))
         high = np.where(high > low, high, low + 1)
         return specs.ActionSpec(
             "continuous", shape=(self.size,), low=tuple(map(float, low)), high=tuple(map(float, high))
