@@ -775,16 +775,18 @@ def _study(args: argparse.Namespace) -> int:
         held = cells.Cells.new(path, request, policies.find(request.policies, request.env))
     print(f"study: {held.path}", file=sys.stderr, flush=True)
     study = conducting.Study(held, stop, args.jobs)
-    try:
-        study.run(retry_failed=args.retry_failed)
-    finally:  # what is there is shown, whatever ended it
-        found = results.build(held, study.unusable)
-        output.write(held.path, found)
+    with contextlib.closing(held):
+        try:
+            study.run(retry_failed=args.retry_failed)
+        finally:  # what is there is shown, whatever ended it
+            found = results.build(held, study.unusable)
+            output.write(held.path, found)
     if args.json:
         print(json.dumps(found))
     else:
         print(output.markdown(found), end="")
-    print(f"report: {held.path / output.PAGE}", file=sys.stderr)
+    if (page := held.path / output.PAGE).exists():
+        print(f"report: {page}", file=sys.stderr)
     if not study.is_complete:
         print(f"interrupted; go on with: actorq-learner study --resume {held.path}", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
