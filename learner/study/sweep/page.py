@@ -94,7 +94,9 @@ def _bits(found: Record) -> svg.Picture | None:
     made, drawn = svg.new()
     told = []
     for k, (label, values) in enumerate(medians.items()):
-        drawn.plot(list(values), list(values.values()), "o-", color=svg.colour(k), linestyle=svg.DASHES[k], label=label)
+        drawn.plot(
+            list(values), list(values.values()), marker="o", color=svg.colour(k), linestyle=svg.DASHES[k], label=label
+        )
         told.append(f"{label}: {', '.join(f'{bits} bits {tables.shown(value)}' for bits, value in values.items())}")
     drawn.axhline(0.0, color=svg.MUTED, linewidth=0.9)
     drawn.set_yscale("symlog", linthresh=_LINEAR)
