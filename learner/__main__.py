@@ -781,12 +781,11 @@ def _study(args: argparse.Namespace) -> int:
         finally:  # what is there is shown, whatever ended it
             found = results.build(held, study.unusable)
             output.write(held.path, found)
+            _draw_study(held.path, found)
     if args.json:
         print(json.dumps(found))
     else:
         print(output.markdown(found), end="")
-    if (page := held.path / output.PAGE).exists():
-        print(f"report: {page}", file=sys.stderr)
     if not study.is_complete:
         print(f"interrupted; go on with: actorq-learner study --resume {held.path}", file=sys.stderr)
         return errors.EXIT_INTERRUPTED
@@ -798,6 +797,16 @@ def _study(args: argparse.Namespace) -> int:
             todo="mend that, --resume",
         )
     return errors.EXIT_OK
+
+
+def _draw_study(directory: Path, found: dict[str, Any]) -> None:
+    """Draws the page of a study, and says where it is; that it cannot be drawn fails nothing."""
+    try:
+        from learner.study.sweep import page  # here: matplotlib takes half a second to load
+
+        print(f"report: {page.write(directory, found)}", file=sys.stderr)
+    except Exception as error:  # of a library that draws, say
+        print(f"no report is drawn: {error}", file=sys.stderr)
 
 
 def _known(found: config.Settings) -> tuple[Any, ...]:

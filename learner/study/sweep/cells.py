@@ -202,7 +202,8 @@ def _parsed(line: bytes) -> Record | None:
 
 def _request(table: Record) -> plan.Request:
     """Returns a request; JSON has lists where it has tuples."""
-    request = plan.Request(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
+    fixed: Record = {name: tuple(v) if isinstance(v, list) else v for name, v in table.items()}
+    request = plan.Request(**fixed)
     if lacks := [field.name for field in dataclasses.fields(request) if field.name not in table]:
         raise ValueError(f"its plan lacks {', '.join(lacks)}")
     return request

@@ -1,11 +1,10 @@
-"""Writes what a study came to: Markdown for people, CSV, JSON, and a page."""
+"""Writes what a study came to: Markdown for people, CSV and JSON; `page` draws it."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 from broker.program import storage
 from learner.study.sweep import plan, results
 
-_log = logging.getLogger(__name__)
-MARKDOWN, CSV, JSON, PAGE = "study.md", "study.csv", "study.json", "report.html"
+MARKDOWN, CSV, JSON = "study.md", "study.csv", "study.json"
 Record = dict[str, Any]
+Table = tuple[Sequence[str], list[Sequence[str]]]
+"""Names of columns, and rows."""
 _FIELDS = (
     "policy", "algorithm", "column", "failed", "episodes", "return_mean", "fp32_mean", "random_mean", "error_percent",
     "error_low", "error_high", "difference", "difference_low", "difference_high", "low_relative", "non_inferior",
@@ -25,17 +25,9 @@ _FIELDS = (
 
 
 def write(directory: Path, found: Record) -> None:
-    """Writes all of it into the study's directory; a page that cannot be drawn is said, and fails nothing."""
+    """Writes all of it into the study's directory."""
     for name, text in ((MARKDOWN, markdown(found)), (CSV, _csv(found)), (JSON, json.dumps(found, indent=1) + "\n")):
         storage.write_atomic(directory / name, text.encode(), mode=0o644)
-    try:
-        from learner.study.sweep import page  # here: matplotlib takes half a second to load
-
-        drawn = page.render(found)
-    except Exception as error:  # of a library that draws, say
-        _log.warning("no page is drawn: %s", error)
-        return
-    storage.write_atomic(directory / PAGE, drawn.encode("utf-8", "replace"), mode=0o644)
 
 
 def markdown(found: Record) -> str:
@@ -61,7 +53,7 @@ def markdown(found: Record) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def summary(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
+def summary(found: Record) -> Table:
     """Returns head and rows of the means over policies."""
     head = (
         "column",
@@ -74,7 +66,7 @@ def summary(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
         "action error",
         "failed",
     )
-    rows = [
+    rows: list[Sequence[str]] = [
         (
             one["column"] if one["algorithm"] == results.ALL else f"{one['column']}, {one['algorithm']}",
             str(one["policies"]),
@@ -92,7 +84,7 @@ def summary(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
     return head, rows
 
 
-def errors(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
+def errors(found: Record) -> Table:
     """Returns head and rows of relative errors with their intervals, a row for each policy."""
 
     def cell(row: Mapping[str, Any]) -> str:
@@ -104,7 +96,7 @@ def errors(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
     return _by_policy(found, cell)
 
 
-def states(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
+def states(found: Record) -> Table:
     """Returns head and rows of what held-out states tell, a row for each policy."""
 
     def cell(row: Mapping[str, Any]) -> str:
@@ -115,10 +107,10 @@ def states(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
     return _by_policy(found, cell)
 
 
-def _by_policy(found: Record, cell: Any) -> tuple[Sequence[str], list[Sequence[str]]]:
+def _by_policy(found: Record, cell: Any) -> Table:
     columns = [name for name in found["columns"] if name not in (plan.RANDOM, plan.FP32)]
     cells = {(row["policy"], row["column"]): row for row in found["cells"]}
-    rows = []
+    rows: list[Sequence[str]] = []
     for one in found["policies"]:
         name = one["policy"]
         returns = [
@@ -130,10 +122,10 @@ def _by_policy(found: Record, cell: Any) -> tuple[Sequence[str], list[Sequence[s
     return ("policy", "return of fp32", "of chance", *columns), rows
 
 
-def quarl(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
+def quarl(found: Record) -> Table:
     """Returns head and rows of QuaRL's figures beside ours."""
     head = ("algorithm", "QuaRL's mean error", "grade", "ours", "policies")
-    rows = [
+    rows: list[Sequence[str]] = [
         (
             one["algorithm"] + (f" ({one['remark']})" if one["remark"] else ""),
             number(one["error_percent"]),
@@ -146,10 +138,10 @@ def quarl(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
     return head, rows
 
 
-def spread(found: Record) -> tuple[Sequence[str], list[Sequence[str]]]:
+def spread(found: Record) -> Table:
     """Returns head and rows of how the weights of each policy are spread, layer by layer."""
     head = ("policy", "widest layer, range / std", "min, max, std of each layer")
-    rows = [
+    rows: list[Sequence[str]] = [
         (
             one["label"],
             number(one["widest"]),

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from broker.program import storage
 from learner.study.report import page, svg, tables
 from learner.study.sweep import output, plan
 
-Record = Mapping[str, Any]
+Record = dict[str, Any]
+PAGE = "report.html"
 _LINEAR = 5.0
 """Percent up to which axes of errors are linear: beyond they are logarithmic, for a policy may lose all."""
+
+
+def write(directory: Path, found: Record) -> Path:
+    """Draws the page in the study's directory; returns its path."""
+    file = directory / PAGE
+    storage.write_atomic(file, render(found).encode("utf-8", "replace"), mode=0o644)
+    return file
 
 
 def render(found: Record) -> str:
@@ -79,9 +89,9 @@ def _bits(found: Record) -> svg.Picture | None:
     request = found["request"]
     medians = {
         label: {
-            bits: statistics.median(values)
+            bits: statistics.median(known)
             for bits in request[field]
-            if (values := _known(found, plan.bits_column(bits, is_aware=is_aware)))
+            if (known := _known(found, plan.bits_column(bits, is_aware=is_aware)))
         }
         for label, field, is_aware in (
             ("rounded after training", "bits", False),

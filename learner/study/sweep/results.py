@@ -192,4 +192,5 @@ def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the rank of each; equal ones share the mean of theirs."""
     below = (values[:, None] > values).sum(1)
-    return below + ((values[:, None] == values).sum(1) - 1) / 2
+    found: NDArray[np.float64] = below + ((values[:, None] == values).sum(1) - 1) / 2
+    return found

@@ -98,6 +98,7 @@ def test_means_are_by_column_and_algorithm(found: dict[str, Any]) -> None:
 
 def test_all_four_forms_tell_the_same(found: dict[str, Any], tmp_path: Path) -> None:
     output.write(tmp_path, found)
+    page.write(tmp_path, found)
     text = (tmp_path / output.MARKDOWN).read_text()
     assert "| dqn-B-v1.zip | 101.0 | 11.0 | 19.8 (19.6 to 20.0) | 19.8 (19.6 to 20.0) | failed |" in text
     assert "* dqn-B-v1.zip, w2: it is no chain" in text and "its environment is unknown" in text
@@ -106,7 +107,7 @@ def test_all_four_forms_tell_the_same(found: dict[str, Any], tmp_path: Path) -> 
         rows = {(row["policy"], row["column"]): row for row in csv.DictReader(file)}
     assert len(rows) == len(found["cells"]) == 24
     assert float(rows["dqn-B-v1.zip", "int8-plain"]["error_percent"]) == pytest.approx(100 * 20 / 101)
-    drawn = (tmp_path / output.PAGE).read_text()
+    drawn = (tmp_path / page.PAGE).read_text()
     assert drawn.count("<svg role=img") == drawn.count("<figcaption") == 4
     assert "<script" not in drawn and "&lt;script&gt;" in drawn and "default-src 'none'" in drawn
     assert (
@@ -122,6 +123,7 @@ def test_a_study_with_nothing_yet_is_written_too(tmp_path: Path) -> None:
     entry = policies.Entry("a.zip", "/a.zip", ".zip", "", "", "0")
     held = cells.Cells.new(tmp_path / "study", plan.Request(), [entry])
     output.write(held.path, results.build(held, {}))
+    page.write(held.path, results.build(held, {}))
     assert "| a.zip | - | - |" in (held.path / output.MARKDOWN).read_text()
-    assert "<h1>" in (held.path / output.PAGE).read_text()
+    assert "<h1>" in (held.path / page.PAGE).read_text()
     assert page.render(results.build(held, {"a.zip": "why"})).count("a.zip: why") == 1
