@@ -7,17 +7,14 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import signal
 import statistics
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Any
 
 from broker.contract import errors
-from broker.program import children, logs
-from learner.study.sweep import cell, cells, opening, plan, policies
+from learner.study.sweep import cells, opening, policies, worker
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
@@ -111,12 +108,12 @@ class Study:
                 if self._stop.is_set():
                     return
                 if entry.name not in self.unusable:
-                    yield (entry, column), _attempt(entry, column, self._held.request, self._held.path)
+                    yield (entry, column), worker.attempt(entry, column, self._held.request, self._held.path)
             return
         for name in _ONE_THREAD:  # of each process
             os.environ.setdefault(name, "1")
         context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
-        pool = concurrent.futures.ProcessPoolExecutor(self._jobs, context, _begin, (os.getpid(),))
+        pool = concurrent.futures.ProcessPoolExecutor(self._jobs, context, worker.begin, (os.getpid(),))
         at_work: dict[concurrent.futures.Future[Record | opening.Unusable], Job] = {}
         with contextlib.ExitStack() as stack:
             stack.callback(pool.shutdown, cancel_futures=True)
@@ -124,7 +121,7 @@ class Study:
                 while waiting and len(at_work) < self._jobs and not self._stop.is_set():
                     entry, column = waiting.pop(0)
                     if entry.name not in self.unusable:
-                        job = pool.submit(_attempt, entry, column, self._held.request, self._held.path)
+                        job = pool.submit(worker.attempt, entry, column, self._held.request, self._held.path)
                         at_work[job] = (entry, column)
                 if self._stop.is_set() and not at_work:
                     return
@@ -142,20 +139,6 @@ class Study:
                             where=str(self._held.path),
                             todo=f"--resume {self._held.path} goes on; with --jobs 1 a crash says where it was",
                         ) from error
-
-
-def _begin(parent: int) -> None:
-    """Prepares a process for cells: it ends with its parent, and leaves Ctrl-C to it."""
-    children.die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logs.configure(level=logging.WARNING)
-
-
-def _attempt(entry: policies.Entry, column: str, request: plan.Request, directory: Path) -> Record | opening.Unusable:
-    try:
-        return cell.compute(entry, column, request, directory)
-    except opening.Unusable as why:
-        return why
 
 
 def _mean(record: Record) -> float:
