@@ -79,6 +79,7 @@ def _about(ready: opening.Opened) -> Record:
     return {
         "env": ready.task.env_id,
         "source": ready.policy.source,
+        "said": ready.said,
         "outputs": ready.policy.outputs,
         "states": {"calibration": len(ready.calibration), "judged": len(ready.judged)},
         "weights": _weights(ready.policy),

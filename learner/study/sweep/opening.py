@@ -42,6 +42,7 @@ class Opened:
         calibration: Observations [N, *shape] that set the ranges.
         judged: Others, of held-back episodes.
         exact: fp32 outputs [M, n] for those.
+        said: What was found beside it, or does not map, in one line.
     """
 
     policy: subject.Subject
@@ -50,6 +51,7 @@ class Opened:
     calibration: NDArray[Any]
     judged: NDArray[Any]
     exact: NDArray[np.float32]
+    said: str
 
 
 @functools.lru_cache(maxsize=2)
@@ -80,7 +82,7 @@ def _opened(entry: policies.Entry, request: plan.Request, directory: Path) -> Op
         )
     task = play.Task(env, request.env_kwargs, request.frame_stack)
     spec = task.spec()
-    policy = recipe.ChainSubject(of_run(run, entry.algorithm)) if run else _read(path, spec)
+    policy, said = (recipe.ChainSubject(of_run(run, entry.algorithm)), "") if run else _read(path, spec)
     kind = "values" if spec.action.kind == "discrete" else "actions"
     if (policy.shape, policy.size, policy.outputs) != (spec.observation.shape, spec.action.size, kind):
         raise errors.SpecError(
@@ -96,17 +98,17 @@ def _opened(entry: policies.Entry, request: plan.Request, directory: Path) -> Op
     exact = policy.exact(judged)
     if not (np.isfinite(exact).all() and np.isfinite(policy.exact(calibration)).all()):
         raise errors.PolicyError("it answers NaN or infinite to what it sees", todo="its weights are damaged")
-    return Opened(policy, task, fp32, calibration, judged, exact)
+    return Opened(policy, task, fp32, calibration, judged, exact, said)
 
 
-def _read(path: Path, spec: specs.EnvSpec) -> subject.Subject:
+def _read(path: Path, spec: specs.EnvSpec) -> tuple[subject.Subject, str]:
     """Reads a file: what it does not tell of its actions is the environment's to say."""
     low, high = None, None
     is_continuous = spec.action.kind == "continuous"
     if is_continuous and path.suffix != ".zip":  # an agent has its own
         low, high = np.array(spec.action.low), np.array(spec.action.high)
     kind: Any = "actions" if is_continuous else None
-    return reading.read(path, outputs=kind, low=low, high=high, normaliser=None, verbose=False)[0]
+    return reading.read(path, outputs=kind, low=low, high=high, normaliser=None, verbose=False)
 
 
 def _observed(

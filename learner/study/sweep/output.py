@@ -140,15 +140,16 @@ def quarl(found: Record) -> Table:
 
 def spread(found: Record) -> Table:
     """Returns head and rows of how the weights of each policy are spread, layer by layer."""
-    head = ("policy", "widest layer, range / std", "min, max, std of each layer")
+    head = ("policy", "read as", "widest layer, range / std", "min, max, std of each layer")
     rows: list[Sequence[str]] = [
         (
             one["label"],
+            "; ".join(filter(None, (one["source"], one["said"]))),
             number(one["widest"]),
             "; ".join(f"{layer['min']:.3g}, {layer['max']:.3g}, {layer['std']:.3g}" for layer in one["weights"]),
         )
         for one in found["policies"]
-        if one["weights"]
+        if one["outputs"]
     ]
     return head, rows
 

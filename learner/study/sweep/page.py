@@ -44,7 +44,7 @@ def _page(found: Record) -> str:
         ("By column", page.grid([_errors(found), _bits(found)]) + _shown(output.summary(found))),
         ("By policy", _shown(output.errors(found)) + tables.folded("Held-out states", _shown(output.states(found)))),
         ("Beside QuaRL", _shown(output.quarl(found))),
-        ("Spread of weights", page.grid([_against(found), _ranges(found)]) + _shown(output.spread(found), (0, 2))),
+        ("Spread of weights", page.grid([_against(found), _ranges(found)]) + _shown(output.spread(found), (0, 1, 3))),
         ("Settings", tables.table(("setting", "value"), settings, words=(0, 1))),
     ]
     return page.document(title, "study", words, sections, output.unusable(found) + output.failed(found))

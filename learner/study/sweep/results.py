@@ -136,6 +136,7 @@ def _about(entry: policies.Entry, held: cells.Cells, unusable: Mapping[str, str]
         "algorithm": entry.algorithm or "?",
         "env": fp32.get("env", entry.env),
         "source": fp32.get("source", entry.kind),
+        "said": fp32.get("said", ""),
         "outputs": fp32.get("outputs", ""),
         "sha256": entry.sha256,
         "unusable": unusable.get(entry.name, ""),

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def begin(parent: int) -> None:
-    """Prepares a process: it ends with its parent, leaves Ctrl-C to it, and loads TensorFlow without its words."""
+    """Prepares a process: it ends with its parent, leaves signals to it, and loads TensorFlow without its words."""
     children.die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its actors ignore it, too, and end their episodes
+    signal.signal(signal.SIGTERM, lambda signum, frame: None)  # actors do not: they die by it with this process
     with stderr_filter.filtered(everything=True):
         from learner.study.sweep import cell  # noqa: F401
     logs.configure(level=logging.WARNING)
