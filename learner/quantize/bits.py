@@ -46,3 +46,24 @@ def _rounded(kernel: FloatArray, bits: int) -> FloatArray:
     levels = 2 ** (bits - 1) - 1
     scale = np.where(largest > 0, largest, 1).astype(np.float64) / levels
     return scales.to_grid(kernel, scale, levels=(-levels, levels)).astype(np.float32)
+
+
+def rounded_by_layer(policy: layers.PolicyLayers, bits: int) -> layers.PolicyLayers:
+    """Returns the policy with its kernels rounded as QuaRL rounds them after training, for comparison with it.
+
+    A step is (|min| + |max|) / 2^bits of a dense layer's weights, or of a convolution's by output channel
+    (github.com/harvard-edge/QuaRL, baseline/new_ptq.py); biases and activations stay as they are.
+    """
+    return tuple(
+        replace(layer, kernel=_rounded_by_range(layer.kernel, bits)) if isinstance(layer, layers.Weighted) else layer
+        for layer in policy
+    )
+
+
+def _rounded_by_range(kernel: FloatArray, bits: int) -> FloatArray:
+    axes = tuple(range(kernel.ndim)) if kernel.ndim == 2 else tuple(range(1, kernel.ndim))
+    wide = kernel.astype(np.float64)
+    span = np.abs(wide.min(axes, keepdims=True)) + np.abs(wide.max(axes, keepdims=True))
+    step = np.where(span > 0, span, 1) / 2**bits
+    rounded: FloatArray = (np.rint(wide / step) * step).astype(np.float32)
+    return rounded

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
+from broker.program import children
 
 _log = logging.getLogger(__name__)
 RANDOM = "random"
@@ -86,7 +87,14 @@ def score(
 def _actor(what: str, task: Task, *options: str, failure: type[errors.ActorqError]) -> Any:
     command = [sys.executable, "-m", "edge_actor", what, *options, "--env", task.env_id]
     command += ["--env-kwargs", task.arguments, "--frame-stack", str(task.frame_stack)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=children.die_with_parent(),
+    )
     if done.returncode:
         said = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
         todo = [line.split("to do: ")[1] for line in done.stderr.splitlines() if line.startswith("  to do: ")]

@@ -63,16 +63,32 @@ def _page(found: reading.Found) -> str:
     sections = [
         ("At a glance", facts.glance(panels)),
         ("Ratios", _ratios(found.comparisons)),
-        ("Learning", _grid(made for panel in panels for made in curves.pictures(panel))),
+        ("Learning", grid(made for panel in panels for made in curves.pictures(panel))),
         ("Where the time goes", _times(panels)),
-        ("Latency and lag", _grid(made for panel in panels for made in latency.pictures(panel))),
-        ("Bytes", _grid(costs.sizes(panel) for panel in panels)),
+        ("Latency and lag", grid(made for panel in panels for made in latency.pictures(panel))),
+        ("Bytes", grid(costs.sizes(panel) for panel in panels)),
         ("Energy and CO2", _energy(panels, runs)),
         ("Fidelity of int8 to fp32", _fidelity(runs)),
         ("Fleet", facts.fleet(runs) or "<p>None of these runs kept a table of its actors.</p>"),
         ("Configuration", facts.configuration(runs)),
         ("Commands", facts.commands(found)),
     ]
+    words = "Where there are several runs, a figure is their median, and in brackets the smallest and the largest."
+    return document(title, "report", words, sections, found.problems)
+
+
+def document(
+    title: str, command: str, words: str, sections: Sequence[tuple[str, str]], problems: Sequence[str] = ()
+) -> str:
+    """Returns a page.
+
+    Args:
+        title: Names it.
+        command: Of `actorq-learner`, that writes it.
+        words: What a reader must know before all else.
+        sections: Their names and contents, as HTML; empty ones are left out.
+        problems: What could not be used.
+    """
     shown = [(name, content) for name, content in sections if content]
     links = "".join(f"<a href='#{_anchor(name)}'>{name}</a>" for name, _ in shown)
     body = "".join(f"<section id={_anchor(name)}><h2>{name}</h2>{content}</section>" for name, content in shown)
@@ -82,9 +98,9 @@ def _page(found: reading.Found) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{tables.escape(title)}</title><style>{svg.variables()}{_STYLE}</style></head><body>"
-        f"<h1>{tables.escape(title)}</h1><p>Written by <code>actorq-learner report</code>, {when}. "
-        "Where there are several runs, a figure is their median, and in brackets the smallest and the largest.</p>"
-        f"<nav aria-label=Sections>{links}</nav>{_problems(found.problems)}{body}</body></html>\n"
+        f"<h1>{tables.escape(title)}</h1><p>Written by <code>actorq-learner {command}</code>, {when}. "
+        f"{tables.escape(words, _CAPTION_CHARS)}</p>"
+        f"<nav aria-label=Sections>{links}</nav>{_problems(problems)}{body}</body></html>\n"
     )
 
 
@@ -98,7 +114,7 @@ def _problems(problems: Sequence[str]) -> str:
 def _ratios(comparisons: Sequence[reading.Comparison]) -> str:
     parts = [
         (f"<h3>{tables.escape(one.path.resolve().name)}</h3>" if len(comparisons) > 1 else "")
-        + _grid(compared.ratios(one))
+        + grid(compared.ratios(one))
         + tables.folded("All rows of the comparison", compared.ratio_table(one))
         for one in comparisons
     ]
@@ -110,22 +126,22 @@ def _times(panels: Sequence[grouping.Panel]) -> str:
     every = [breakdown.stages(panel, who) for panel in panels for who in ("actors", "learner")]
     if beside is None and not any(every):
         return "<p>None of these runs kept a breakdown of its time.</p>"
-    return _grid([beside, *every]) + (f"<p>{tables.escape(breakdown.DIFFERS, _CAPTION_CHARS)}</p>" if beside else "")
+    return grid([beside, *every]) + (f"<p>{tables.escape(breakdown.DIFFERS, _CAPTION_CHARS)}</p>" if beside else "")
 
 
 def _energy(panels: Sequence[grouping.Panel], runs: Sequence[reading.Run]) -> str:
     table = costs.energy_table(runs)
     if not table:
         return "<p>None of these runs tells its energy.</p>"
-    return _grid(costs.energy(panel) for panel in panels) + tables.folded("Energy of each run, and its sources", table)
+    return grid(costs.energy(panel) for panel in panels) + tables.folded("Energy of each run, and its sources", table)
 
 
 def _fidelity(runs: Sequence[reading.Run]) -> str:
     hint = "<p>None of these runs was studied; <code>actorq-learner fidelity RUN</code> does it.</p>"
-    return _grid(compared.fidelity(run) for run in runs) or hint
+    return grid(compared.fidelity(run) for run in runs) or hint
 
 
-def _grid(pictures: Iterable[svg.Picture | None]) -> str:
+def grid(pictures: Iterable[svg.Picture | None]) -> str:
     """Returns pictures in columns, as many as fit; empty without any."""
     shown = "".join(_figure(picture) for picture in pictures if picture is not None)
     return f"<div class=grid>{shown}</div>" if shown else ""

@@ -1,0 +1,118 @@
+"""How each column of a study makes its model of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from broker.contract import errors
+from learner.networks import layers
+from learner.quantize import bits, ptq
+from learner.quantize.distil import aware
+from learner.quantize.tflite import convert
+from learner.study import play
+from learner.study.sweep import plan
+from learner.study.user_models import recipe, subject
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Means:
+    """What a model may be made with.
+
+    Attributes:
+        calibration: Observations [N, *shape] of fp32's own episodes.
+        task: Where more of them come from.
+        steps, seed: Of training.
+    """
+
+    calibration: NDArray[Any]
+    task: play.Task
+    steps: int
+    seed: int
+
+
+Maker = Callable[[subject.Subject, Means], bytes]
+"""Makes a .tflite of a policy.
+
+Raises of all:
+    PolicyError: Of such a policy it makes none.
+"""
+
+
+def make(column: str, policy: subject.Subject, means: Means) -> bytes:
+    """Makes the model of a column. Raises as a `Maker`."""
+    if (found := plan.bits_of(column)) is not None:
+        return _bits(policy, means, *found)
+    return MAKERS[column](policy, means)
+
+
+def _fp16(policy: subject.Subject, means: Means) -> bytes:
+    return policy.make(means.calibration, "float16", beyond=ptq.BEYOND).model
+
+
+def _weights(policy: subject.Subject, means: Means) -> bytes:
+    """As QuaRL does: each layer's weights rounded by one scale, and arithmetic in float32."""
+    rounded = bits.rounded_by_layer(_layers(policy), bits.BITS_MAX)
+    return convert.convert(rounded, means.calibration, "float32", per_feature=False)
+
+
+def _plain(policy: subject.Subject, means: Means) -> bytes:
+    """As TFLiteConverter does with nothing of ours: one range for the whole input."""
+    if not isinstance(policy, recipe.ChainSubject):
+        return policy.make(means.calibration, "int8", beyond=0.0).model
+    return convert.convert(policy.policy.layers, means.calibration, "int8", per_feature=False)
+
+
+def _recipe(policy: subject.Subject, means: Means) -> bytes:
+    """As the learner's own policies are published."""
+    return _chain(policy).make(means.calibration, "int8").model
+
+
+def _refined(policy: subject.Subject, means: Means) -> bytes:
+    made = _chain(policy).make_refined(means.calibration)
+    if made is None:
+        raise errors.PolicyError("no hidden layer of it can be refined", reason="model")
+    return made.model
+
+
+def _aware(policy: subject.Subject, means: Means) -> bytes:
+    return policy.make_aware(means.calibration, means.steps, means.seed).model
+
+
+MAKERS: dict[str, Maker] = {
+    "fp16": _fp16,
+    "int8-weights": _weights,
+    "int8-plain": _plain,
+    "int8-recipe": _recipe,
+    "int8-refined": _refined,
+    "int8-aware": _aware,
+}
+"""By name of `plan.PRECISIONS`: a further one, such as a distilled policy's, is a line here and its name there."""
+
+
+def _bits(policy: subject.Subject, means: Means, weight_bits: int, is_aware: bool) -> bytes:
+    """Weights of few bits in an int8 graph; both ways are converted alike, so that they differ in training alone."""
+    found = _layers(policy)
+    if is_aware:
+        found = aware.distil(
+            found,
+            means.calibration,
+            steps=means.steps,
+            seed=means.seed,
+            outputs=policy.outputs,
+            weight_bits=weight_bits,
+        )
+    return convert.convert(found, means.calibration, "int8", weight_bits=weight_bits)
+
+
+def _layers(policy: subject.Subject) -> layers.PolicyLayers:
+    return _chain(policy).policy.layers
+
+
+def _chain(policy: subject.Subject) -> recipe.ChainSubject:
+    if not isinstance(policy, recipe.ChainSubject):
+        raise errors.PolicyError("it is no chain of dense layers and convolutions", reason="model")
+    return policy
