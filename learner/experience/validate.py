@@ -383,10 +383,7 @@ def checked(experience: messages.Experience, spec: specs.EnvSpec, head: specs.He
     seen = experience.observation
     if seen.shape != _observed(experience, observation) or seen.dtype != observation.dtype:
         raise errors.DecodeError("observations do not have the spec's shape and dtype", reason="shape")
-    action_shape, action_dtype = (
-        ((steps,), "int32") if action.kind == "discrete" else ((steps, *action.shape), "float32")
-    )
-    if experience.action.shape != action_shape or experience.action.dtype != action_dtype:
+    if experience.action.shape != (steps, *action.shape) or experience.action.dtype != action.dtype:
         raise errors.DecodeError("actions do not have the spec's shape and dtype", reason="shape")
     if len(experience.log_prob) not in (0, steps):
         raise errors.DecodeError("log-probabilities do not match the steps", reason="shape")
