@@ -180,7 +180,8 @@ class Validator:
         if mac is None:
             raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
         body = mac.open(topic, payload)
-        experience = failure = whole = None
+        experience = failure = None
+        whole: messages.Experience | errors.DecodeError | None = None
         try:
             experience = codec.decode(messages.Experience, body)
             position = _Position(

@@ -62,7 +62,7 @@ def random_actions(spec: specs.EnvSpec, rng: np.random.Generator) -> NDArray[Any
     """Returns 64 of them."""
     if spec.action.kind == "continuous":
         return rng.normal(size=(64, 2))
-    return rng.integers(0, spec.action.choices or spec.action.n, (64, *spec.action.shape))
+    return rng.integers(0, np.array(spec.action.choices or spec.action.n), (64, *spec.action.shape))
 
 
 def random_phase(spec: specs.EnvSpec, seed: int, epochs: int = 1) -> rollouts.Phase:

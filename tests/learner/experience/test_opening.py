@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Learner:
 
 
 @pytest.fixture
-def learner(tmp_path: Path) -> Any:
+def learner(tmp_path: Path) -> Iterator[Learner]:
     made = Learner(tmp_path)
     yield made
     made.close()
