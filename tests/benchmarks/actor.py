@@ -148,7 +148,7 @@ def _bare(environment: Any, actions: NDArray[Any]) -> float:
     rows = list(actions[:, 0] if actions.shape[1] == 1 else actions)
     environment.reset(seed=0)
     step, reset = environment.step, environment.reset
-    steps = len(actions) * actions.shape[1]
+    steps = float(len(actions) * actions.shape[1])
     began = time.perf_counter()
     if actions.shape[1] == 1:
         for action in rows:

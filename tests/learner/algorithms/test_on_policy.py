@@ -145,11 +145,7 @@ def importance(agent: on_policy.OnPolicy, taken: rollouts.Phase) -> NDArray[np.f
 
     agent._advantages = spy  # type: ignore[method-assign]
     agent._take_in = lambda observations: None  # type: ignore[method-assign]  # pi as it was when int8 was made of it
-    tf.config.run_functions_eagerly(True)
-    try:
-        agent.update(taken)
-    finally:
-        tf.config.run_functions_eagerly(False)
+    agent._estimates(*map(tf.convert_to_tensor, on_policy.Steps.of(taken)))  # what is compiled, line by line
     found: NDArray[np.float32] = seen[0]
     return found
 
@@ -280,7 +276,7 @@ def test_a_phase_of_one_step_does_in_one_compiled_call_what_it_does_piece_by_pie
     at_once = [agents[0].update(one) for one in taken]
     for one, whole in zip(taken, at_once, strict=True):
         steps = on_policy.Steps.of(one)
-        found = [array.numpy() for array in agents[1]._estimates(*steps)]
+        found = [array.numpy() for array in agents[1]._estimates(*map(tf.convert_to_tensor, steps))]
         apart = agents[1]._take_steps(*(a[None] for a in (steps.observation, steps.action, steps.log_mu, *found)))
         assert whole.metrics == pytest.approx(apart.metrics, rel=1e-3, abs=1e-5)
         assert whole.td_error == pytest.approx(apart.td_error, abs=1e-4)
