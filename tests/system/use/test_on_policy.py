@@ -112,11 +112,11 @@ def test_several_choices_at_once_are_learned_where_no_algorithm_is_named(
     fleet, name = start_fleet(), f"{toys.__file__}:Panel"
     fleet.start_actor("only", ["--env", name, "--envs", "2"])
     fleet.start_learner(
-        ["--env", name, *SMALL, "--learning-rate", "0.003", "--max-env-steps", "8000", "--evaluate-episodes", "2"]
+        ["--env", name, *SMALL, "--learning-rate", "0.003", "--max-env-steps", "8000", "--evaluate-episodes", "10"]
         + ["--run-dir", str(run_root / "run"), "--json"]
     )
     assert fleet.children["learner"].wait(240.0) == errors.EXIT_OK, fleet.log_tail("learner")
     summary = json.loads(fleet.learner_output())
     assert summary["messages_refused"].keys() <= {"duplicate", "gap"}
     assert summary["kl_mean"] < 0.02
-    assert summary["int8_return_mean"] > 14.0, "by chance it is 10, and 20 is the most"
+    assert summary["int8_return_mean"] > 11.5, "by chance it is 10, give or take 0.2"
