@@ -55,7 +55,7 @@ def run() -> Iterator[dict[str, Any]]:
 def _model(directory: Path, head: str) -> Path:
     file = directory / f"{head}.tflite"
     # In a process of its own: TensorFlow would change what this one measures
-    words = [sys.executable, "-m", "tests.edge_actor.policies.models.make", "256", "int8", str(file), head]
+    words = [sys.executable, "-m", "tests.edge_actor.policies.models.make", "256", "int8", head, str(file)]
     subprocess.run(words, check=True)
     return file
 

@@ -1,6 +1,6 @@
 """Makes the models of the actor's tests and benchmarks: MLPs of two layers that keep CartPole up.
 
-    python -m tests.edge_actor.policies.models.make WIDTH int8|float32 FILE [HEAD]
+    python -m tests.edge_actor.policies.models.make WIDTH int8|float32 [HEAD] FILE
 
 The hidden layers are random; the last one is fitted by least squares to push where the pole falls. So the models are
 like trained ones, in that their episodes are long, and take no training. Needs TensorFlow; its output is committed:
@@ -61,7 +61,7 @@ def balancing(width: int, precision: str, steepness: float = 1.0) -> bytes:
 
 
 if __name__ == "__main__":
-    _, units, kind, file, *heads = sys.argv
+    _, units, kind, *heads, file = sys.argv
     if heads in ([], ["q_values"]):
         made = balancing(int(units), kind)
     elif heads == ["categorical"]:
