@@ -37,12 +37,14 @@ def exploring(
 
     Returns:
         Numbers in [0, 1) [BLOCK]: a row explores where its number is below epsilon; and actions, int64
-        [BLOCK, n_envs] or float32 [BLOCK, n_envs, *shape], uniform.
+        [BLOCK, n_envs] or [BLOCK, n_envs, D], or float32 [BLOCK, n_envs, *shape], uniform.
     """
     random = _generator(seed, slot, block, _EXPLORING)
     chances = random.random(BLOCK)
     if action.kind == "discrete":
         return chances, random.integers(0, action.n, (BLOCK, n_envs))
+    if action.kind == "multi_discrete":
+        return chances, random.integers(0, action.choices, (BLOCK, n_envs, action.elements))
     low, high = np.reshape(action.low, action.shape), np.reshape(action.high, action.shape)
     return chances, random.uniform(low, high, (BLOCK, n_envs, *action.shape)).astype(np.float32)
 

@@ -29,7 +29,10 @@ _MAX_ELEMENTS = 1 << 24
 MAX_STACK = 16
 """The most frames in an observation."""
 MAX_ACTION_ELEMENTS = 1024
-"""The most elements of a continuous action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
+"""The most elements of an action: its bounds travel as text in an actor's birth, whose header has 64 KB."""
+MAX_CHOICES = 4096
+"""The most choices of all elements of a `multi_discrete` action together, each of which is an output of the policy and
+a random number per step."""
 MAX_EXPERIENCE_BYTES = 8_000_000
 """The largest message of experience, without its seal: a fifth of what a broker carries, and of what the learner holds
 back at once. An environment of which one step does not fit (two observations and an action) cannot be carried."""
@@ -86,7 +89,11 @@ class ObservationSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """The spec of one action: `discrete` with `n` choices 0..n-1, or `continuous` with `shape` and bounds."""
+    """The spec of one action.
+
+    That is `discrete` with `n` choices 0..n-1, `continuous` with `shape` and bounds, or `multi_discrete`: a choice for
+    each element of `shape` [D], from 0 (`low`) to its `high`.
+    """
 
     kind: str
     n: int = 0
@@ -108,19 +115,52 @@ class ActionSpec:
                     f"action bounds must be finite, with low below high, and within ±{MAX_MAGNITUDE:g}",
                     todo="wrap the environment with gymnasium.wrappers.TransformAction and a Box of finite bounds",
                 )
+        elif self.kind == "multi_discrete":
+            _check_shape(self.shape, "action", rank_min=1, limit=MAX_ACTION_ELEMENTS)
+            size = math.prod(self.shape)
+            if len(self.shape) != 1 or len(self.high) != size or any(self.low) or len(self.low) != size:
+                raise errors.SpecError("several choices need one dimension, and for each element 0 and the last choice")
+            if not all(0 <= last < MAX_CHOICES and last == int(last) for last in self.high):
+                raise errors.SpecError(f"an element of several choices has 1 to {MAX_CHOICES} of them")
+            if not size < sum(self.choices) <= MAX_CHOICES:
+                raise errors.SpecError(
+                    f"an action of {size} elements has {sum(self.choices)} choices, of {MAX_CHOICES} at most",
+                    todo="wrap the environment so that it takes fewer",
+                )
         else:
-            raise errors.SpecError(f"unknown kind of action {self.kind!r}", todo="use 'discrete' or 'continuous'")
+            raise errors.SpecError(
+                f"unknown kind of action {self.kind!r}", todo="use 'discrete', 'continuous' or 'multi_discrete'"
+            )
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many choices each element of a `multi_discrete` action has; empty for other kinds."""
+        return tuple(int(last) + 1 for last in self.high) if self.kind == "multi_discrete" else ()
 
     @property
     def size(self) -> int:
         """Returns the number of outputs of a q_values, deterministic or categorical head for this action."""
-        return self.n if self.kind == "discrete" else math.prod(self.shape)
+        if self.kind == "discrete":
+            return self.n
+        return sum(self.choices) or math.prod(self.shape)
+
+    @property
+    def elements(self) -> int:
+        """How many numbers one action is."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> str:
+        """What those are in experience."""
+        return "float32" if self.kind == "continuous" else "int32"
 
     @property
     def heads(self) -> tuple[Head, ...]:
         """The heads that can choose such an action."""
         if self.kind == "discrete":
             return ("q_values", "categorical")
+        if self.kind == "multi_discrete":
+            return ("categorical",)
         return ("deterministic", "gaussian", "squashed_gaussian")
 
 
@@ -141,8 +181,7 @@ class EnvSpec:
 
     def experience_bytes(self, rows: int, n_envs: int = 1) -> int:
         """Returns the most bytes that `rows` steps of `n_envs` environments take, frames as they are and not packed."""
-        action_bytes = 4 if self.action.kind == "discrete" else 4 * self.action.size
-        step_bytes = action_bytes + 8 + 22  # with reward and log-probability; what there is of each segment
+        step_bytes = 4 * self.action.elements + 8 + 22  # with reward and log-probability; what there is of each segment
         segments = -(-rows // 2)  # at most: an episode of one step takes two rows, as the next one resets
         frames = rows + 1 + segments * (self.observation.stack - 1)
         return EXPERIENCE_HEADER_BYTES + n_envs * (frames * self.observation.frame_bytes + rows * step_bytes)
@@ -158,6 +197,10 @@ class EnvSpec:
         observation = f"obs {self.observation.dtype}[{shape}]" + (f" of {stack} frames" if stack > 1 else "")
         if self.action.kind == "discrete":
             return f"{observation} -> {self.action.n} actions"
+        if self.action.kind == "multi_discrete":
+            choices = self.action.choices
+            each = f"{min(choices)} to {max(choices)}" if len(set(choices)) > 1 else f"{choices[0]}"
+            return f"{observation} -> {len(choices)} choices of {each}"
         return f"{observation} -> continuous[{','.join(map(str, self.action.shape))}]"
 
 

@@ -143,6 +143,8 @@ def _at_random(action: specs.ActionSpec, seed: int) -> policy.Act:
     rng = np.random.default_rng(seed)
     if action.kind == "discrete":
         return lambda row: int(rng.integers(action.n))
+    if action.kind == "multi_discrete":
+        return lambda row: rng.integers(0, action.choices)
     low, high = (np.array(bound, np.float32).reshape(action.shape) for bound in (action.low, action.high))
     return lambda row: rng.uniform(low, high).astype(np.float32)
 

@@ -159,7 +159,11 @@ class SupervisedEnv:
             raise errors.ConfigError(
                 f"safe_action {text} does not fit {self.environment.spec.describe()}: {error}", where="safe_action"
             ) from error
-        one = int(value) if spec.kind == "discrete" else value
+        one = int(value) if spec.kind == "discrete" else value.astype(spec.dtype)
         if spec.kind == "discrete" and not 0 <= one < spec.n:
             raise errors.ConfigError(f"safe_action must be 0 to {spec.n - 1}, not {text}", where="safe_action")
+        if spec.kind == "multi_discrete" and not ((one >= 0) & (one <= np.array(spec.high))).all():
+            raise errors.ConfigError(
+                f"safe_action must be 0 to {[n - 1 for n in spec.choices]}, not {text}", where="safe_action"
+            )
         return np.stack([one] * n_envs) if self.environment.vectorized else one

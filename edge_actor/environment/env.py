@@ -9,10 +9,10 @@ stays), of a Tuple in its order, Discrete one-hot.
 Frames are stacked here: `frame_stack` of them, or as many as a FrameStackObservation around the environment says, which
 is taken off for that (frame_stack.py).
 
-Actions are one Discrete choice or one Box of floats. MultiDiscrete, MultiBinary, a Box of integers, and Dict and Tuple
-of those and of Discrete become one choice among all their combinations, the last part changing fastest, where there are
-not too many. A Dict or Tuple of float Boxes becomes one Box, of its parts in their order. Choices mixed with floats are
-not carried.
+Actions are one Discrete choice, one Box of floats, or several choices. MultiDiscrete, MultiBinary, a Box of integers,
+and Dict and Tuple of those and of Discrete become one choice among all their combinations, the last part changing
+fastest, where there are not too many; else each of their elements is a choice of its own, in their order. A Dict or
+Tuple of float Boxes becomes one Box, of its parts in their order. Choices mixed with floats are not carried.
 
 `ALE/GAME-v5` are Atari games, with what published results have in common (atari.py; setup.cfg, extra `atari`).
 `dm_control/DOMAIN-TASK-v0` are DeepMind Control's, by way of shimmy (setup.cfg, extra `mujoco`).
@@ -51,7 +51,7 @@ _OWN = "gymnasium.envs."
 _STACK = "actorq_frame_stack"
 """Attribute of an environment whose own stacking was taken off: how many frames it stacked."""
 _MOST_COMBINATIONS = 1024
-"""The most combinations of an action's parts: a network has an output for each."""
+"""The most combinations of an action's parts that are one choice: a network has an output for each."""
 _GRAY_SIDE_MIN = 8
 """Bytes in two dimensions are a gray frame if neither side is shorter."""
 _WRAPPED = "in a file of your own, and name that: --env FILE.py:make, where make() returns the wrapped environment"
@@ -283,7 +283,7 @@ def _adapt(
     name: str, made: Any, observation: spaces.Space[Any], action: spaces.Space[Any], n_envs: int, stack: int
 ) -> Environment:
     to_env, spec = _action(action, n_envs)
-    nothing = 0 if spec.kind == "discrete" else np.zeros(spec.shape, np.float32)
+    nothing = 0 if spec.kind == "discrete" else np.zeros(spec.shape, spec.dtype)
     observed = _observation(observation, stack)
     stacked = frame_stack.FrameStack(observed, n_envs, made.step, made.reset) if stack > 1 else None
     return Environment(
@@ -364,15 +364,45 @@ def _action(space: spaces.Space[Any], n_envs: int) -> tuple[Callable[[Any], Any]
                 todo="wrap the environment so that it takes choices alone, or floats with bounds alone, " + _WRAPPED,
             )
     combinations = math.prod(_choices(leaf) for _, leaf in leaves)
-    if not leaves or combinations > _MOST_COMBINATIONS:
+    if not leaves:
         raise errors.SpecError(
-            f"action space {_kind(space)} has {combinations if combinations < 10**9 else 'more than 1e9'} "
-            f"combinations, {_MOST_COMBINATIONS} at most are carried",
+            f"action space {_kind(space)} has no parts", where=str(space), todo=f"wrap it, {_WRAPPED}"
+        )
+    if combinations > _MOST_COMBINATIONS:
+        return _choice_by_choice(space, [leaf for _, leaf in leaves])
+    table = _values(space, np.arange(combinations))
+    return functools.partial(_looked_up, table), specs.ActionSpec("discrete", n=combinations)
+
+
+def _choice_by_choice(space: spaces.Space[Any], leaves: list[Any]) -> tuple[Callable[[Any], Any], specs.ActionSpec]:
+    """Carries each element of each part as a choice of its own, and returns how to put them together."""
+    each = [_each(leaf) for leaf in leaves]
+    counts = [values.stop - values.start for part in each for values in part]  # len() ends at 2**63
+    if len(counts) > specs.MAX_ACTION_ELEMENTS or sum(counts) > specs.MAX_CHOICES:
+        raise errors.SpecError(
+            f"action space {_kind(space)} has {len(counts)} parts of "
+            f"{sum(counts) if sum(counts) < 10**9 else 'more than 1e9'} choices together, "
+            f"{specs.MAX_ACTION_ELEMENTS} and {specs.MAX_CHOICES} at most are carried",
             where=str(space),
             todo=f"wrap the environment so that it takes fewer, {_WRAPPED}",
         )
-    table = _values(space, np.arange(combinations))
-    return functools.partial(_looked_up, table), specs.ActionSpec("discrete", n=combinations)
+    spec = specs.ActionSpec(
+        "multi_discrete", shape=(len(counts),), low=(0.0,) * len(counts), high=tuple(float(n - 1) for n in counts)
+    )
+    first = np.array([values.start for part in each for values in part], np.int64)
+    ends = np.cumsum([len(part) for part in each])[:-1].tolist()
+
+    def to_env(chosen: Any) -> Any:
+        lead = chosen.shape[:-1]
+        parts = np.split(first + chosen, ends, axis=-1)
+        arrays = [
+            # [()] makes a number of an array without dimensions, as environments know it from Discrete
+            part.reshape((*lead, *(leaf.shape or ()))).astype(leaf.dtype)[()]
+            for part, leaf in zip(parts, leaves, strict=True)
+        ]
+        return _put_together(space, iter(arrays))
+
+    return to_env, spec
 
 
 def _leaves(space: spaces.Space[Any], path: str = "") -> list[tuple[str, spaces.Space[Any]]]:

@@ -252,7 +252,7 @@ class Trajectory:
             episode_return=returns[recorded].astype(np.float32),
             episode_length=lengths[recorded].astype(np.int32),
             observation=self._observed(env[recorded], begin[recorded], length[recorded], first[recorded]),
-            action=action.astype(np.int32) if self.spec.action.kind == "discrete" else action,
+            action=action.astype(self.spec.action.dtype, copy=False),
             reward=self.reward[:used].T[kept],
             log_prob=self.log_prob[:used].T[kept] if self.sampled else np.zeros(0, np.float32),
             draw=self.draw,
@@ -307,8 +307,8 @@ class Trajectory:
         self.cells = [row[0] for row in self.rows]
         flat = n == 1 and len(observation.frame_shape) == 1
         self.views = [memoryview(cell) for cell in self.cells] if flat else []
-        discrete = action.kind == "discrete"
-        self.action: NDArray[Any] = np.zeros((rows, n, *action.shape), np.intp if discrete else np.float32)
+        kind = np.float32 if action.kind == "continuous" else np.intp
+        self.action: NDArray[Any] = np.zeros((rows, n, *action.shape), kind)
         self.reward = np.zeros((rows, n), np.float32)
         self.terminated, self.truncated = np.zeros((rows, n), bool), np.zeros((rows, n), bool)
         self.log_prob = np.zeros((rows, n), np.float32)

@@ -3,7 +3,7 @@
 What a model must put out per observation, for an action of `size` elements or `n` choices:
 
     q_values           [n]         any values whose largest marks the best choice, such as advantages
-    categorical        [n]         logits
+    categorical        [n]         logits; of several choices at once those of each, one behind the other
     deterministic      [size]      the action
     gaussian           [2 * size]  mean, then log of the standard deviation
     squashed_gaussian  [2 * size]  mean, clipped to specs.SQUASHED_MEAN_MAX, then what a tanh brings to the log of the
@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import errors, messages, specs
+from broker.contract import errors, factored, messages, specs
 from edge_actor.policies import runtimes
 
 Row = NDArray[Any]
 """Observations [batch, *shape] of one step."""
 Action = Any
-"""Batch 1: an int, or float32 [*shape]. Larger batches: intp [batch], or float32 [batch, *shape]."""
+"""Batch 1: an int, or float32 [*shape]. Larger batches: intp [batch], or float32 [batch, *shape]. Of several choices at
+once intp [D], or [batch, D]."""
 Act = Callable[[Row], Action]
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _MEAN_ENDS = np.float32(-specs.SQUASHED_MEAN_MAX), np.float32(specs.SQUASHED_MEAN_MAX)
@@ -82,6 +83,8 @@ class Policy:
             )
         if self.head == "squashed_gaussian":
             self.act = self._squashed()
+        elif spec.action.kind == "multi_discrete":
+            self.act = self._factored()
         else:
             self.act = self._discrete() if spec.action.kind == "discrete" else self._continuous()
         self._warm_up()
@@ -95,13 +98,15 @@ class Policy:
         """Returns what to act with for stochastic heads: it samples an action, and gives its log-probability.
 
         Args:
-            noise: Per action, Gumbel noise [batch, n] (categorical) or normal noise [batch, size] (gaussian,
+            noise: Per action, Gumbel noise [batch, outputs] (categorical) or normal noise [batch, size] (gaussian,
                 squashed_gaussian).
             log_prob: Called per action with float32 [batch]: of the density in the action's units, from the outputs as
                 they are, so at the model's precision.
         """
         if self.head == "squashed_gaussian":
             return self._squashed_sampler(noise, log_prob)
+        if self.spec.action.kind == "multi_discrete":
+            return self._factored_sampler(noise, log_prob)
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
         batch, size, shape = self.batch, self.spec.action.size, self.spec.action.shape
         each = np.arange(batch)
@@ -167,6 +172,32 @@ class Policy:
         if self.batch > 1:
             return many
         return one_of_two if self.spec.action.n == 2 else one
+
+    def _factored(self) -> Act:
+        x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
+        where, batch = factored.places(self.spec.action.choices), self.batch
+
+        def act(row: Row) -> Action:
+            x[...] = row
+            invoke()
+            chosen = factored.spread(y, where).argmax(2)
+            return chosen[0] if batch == 1 else chosen
+
+        return act
+
+    def _factored_sampler(self, noise: Iterator[NDArray[np.float32]], log_prob: Callable[[Any], None]) -> Act:
+        """Does what `sampler` does, for each choice of an action; their log-probabilities add up."""
+        x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
+        where, batch = factored.places(self.spec.action.choices), self.batch
+
+        def act(row: Row) -> Action:
+            x[...] = row
+            invoke()
+            chosen = factored.spread(y + next(noise), where).argmax(2)
+            log_prob(factored.log_probs(factored.spread(y, where), chosen))
+            return chosen[0] if batch == 1 else chosen
+
+        return act
 
     def _continuous(self) -> Act:
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke

@@ -8,17 +8,14 @@ a phase, and policy and value network share nothing (`on_policy`).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner import config
 from learner.algorithms import on_policy
-from learner.experience import rollouts
-from learner.networks import policy_gradient
 
 Tensor = Any  # TensorFlow ships no types
 
@@ -29,23 +26,12 @@ class A2c(on_policy.OnPolicy):
     name = "a2c"
 
     def __init__(self, spec: specs.EnvSpec, settings: config.A2cConfig, seed: int) -> None:
-        self._rho_bar, self._c_bar = settings.rho_bar, settings.c_bar
+        self._trace_bounds = settings.rho_bar, settings.c_bar
         super().__init__(spec, settings, seed)
 
-    def _estimates(
-        self,
-        batch: rollouts.Phase,
-        v_tm1: NDArray[np.float32],
-        v_t: NDArray[np.float32],
-        log_rho: NDArray[np.float32],
-    ) -> policy_gradient.Estimates:
-        trace_decay, bounds = self._settings.trace_decay, (self._rho_bar, self._c_bar)
-        return policy_gradient.vtrace(
-            batch.reward, batch.discount, v_tm1, v_t, batch.is_last, log_rho, trace_decay, *bounds
-        )
-
     def _policy_loss(self, log_pi: Tensor, batch: on_policy.Minibatch) -> tuple[Tensor, Tensor]:
-        cut = tf.reduce_mean(tf.cast(log_pi - batch.log_mu > np.log(self._rho_bar), tf.float32))
+        assert self._trace_bounds is not None
+        cut = tf.reduce_mean(tf.cast(log_pi - batch.log_mu > math.log(self._trace_bounds[0]), tf.float32))
         return -log_pi * batch.advantage, cut
 
     def _value_loss(self, value: Tensor, batch: on_policy.Minibatch) -> Tensor:

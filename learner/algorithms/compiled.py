@@ -110,7 +110,10 @@ class Compiled:
         )
 
     def _take_steps(self, *minibatches: NDArray[Any]) -> algorithms.Update:
-        metrics, td_error = self._steps(*minibatches)
+        return self._told(*self._steps(*minibatches))
+
+    def _told(self, metrics: Tensor, td_error: Tensor) -> algorithms.Update:
+        """Returns what `_gradient_steps` computed, out of TensorFlow."""
         return algorithms.Update(dict(zip(self.METRICS, map(float, metrics.numpy()), strict=True)), td_error.numpy())
 
     def _gradient_steps(self, *minibatches: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,12 +128,10 @@ class Compiled:
             td_errors = tf.tensor_scatter_nd_update(td_errors, [[i]], [td_error])
             return i + 1, groups, updates, metrics + tf.stack(step_metrics), td_errors
 
-        _, groups, updates, metrics, td_errors = tf.while_loop(
-            lambda i, *_: i < k,
-            body,
-            (0, start, self._updates.read_value(), tf.zeros(len(self.METRICS)), tf.zeros((k, b))),
-            maximum_iterations=k,
-        )
+        state = 0, start, self._updates.read_value(), tf.zeros(len(self.METRICS)), tf.zeros((k, b))
+        # One step needs no loop, behind whose border XLA would not find what was computed before it already
+        ran = body(*state) if k == 1 else tf.while_loop(lambda i, *_: i < k, body, state, maximum_iterations=k)
+        _, groups, updates, metrics, td_errors = ran
         for name, variables in self._groups.items():
             for variable, value in zip(variables, groups[name], strict=True):
                 variable.assign(value)

@@ -39,9 +39,9 @@ class Dqn(compiled.Compiled):
         """Raises SpecError unless actions are discrete."""
         if spec.action.kind != "discrete":
             raise errors.SpecError(
-                "DQN chooses among discrete actions, and this environment takes continuous ones",
+                f"DQN chooses among discrete actions, and this environment takes {spec.action.kind} ones",
                 where=spec.describe(),
-                todo="--algorithm d4pg or ddpg learns continuous actions",
+                todo="--algorithm d4pg or ddpg learns continuous actions, ppo or a2c several choices at once",
             )
 
     def __init__(self, spec: specs.EnvSpec, settings: config.DqnConfig, seed: int) -> None:

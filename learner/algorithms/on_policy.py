@@ -3,7 +3,7 @@
 1. The normaliser takes in the phase's observations. It is folded into every policy that goes out (`layers.absorb`), so
    that it may go on moving; what the acting policy was is told by the log-probabilities alone.
 2. Values and log-probabilities of the phase's steps, by the weights as they are now.
-3. Advantages and targets (`policy_gradient`), in the rewards' unit.
+3. Advantages and targets (`policy_gradient`), in the rewards' unit: generalized ones, or V-trace's.
 4. Advantages are normalised over the phase. Targets are divided by their root mean square over all phases; when that
    changes, the value network's last layer is rescaled, so that it says what it said before (van Hasselt et al. 2016,
    https://arxiv.org/abs/1602.07714, the scale alone).
@@ -41,6 +41,35 @@ class Minibatch(NamedTuple):
     value: Tensor  # [B], at the phase's start, in the same units
 
 
+class Steps(NamedTuple):
+    """N steps of a phase, in sequences laid end to end."""
+
+    observation: Tensor  # [N, *shape], what they start from, as it came
+    bootstrap: Tensor  # [S, *shape], what the last steps of sequences come to, in their order; then nothing but zeros
+    following: Tensor  # [N] int32, where what a step comes to is among both of these
+    action: Tensor  # [N] int32, or [N, *shape] float32
+    log_mu: Tensor  # [N]
+    reward: Tensor  # [N]
+    discount: Tensor  # [N]
+    is_last: Tensor  # [N] bool
+
+    @staticmethod
+    def of(phase: rollouts.Phase) -> Steps:
+        """Returns the steps of a phase; S is one of few numbers, since for each of them TensorFlow compiles anew."""
+        ends, n = phase.at[phase.is_last] + 1, len(phase.at)
+        room = max(1, n // 8)
+        while room < len(ends):
+            room *= 2
+        bootstrap = np.zeros((min(room, n), *phase.observation.shape[1:]), phase.observation.dtype)
+        bootstrap[: len(ends)] = phase.observation[ends]
+        following = np.arange(1, n + 1, dtype=np.int32)
+        following[phase.is_last] = np.arange(n, n + len(ends))
+        seen = phase.observation[phase.at]
+        return Steps(
+            seen, bootstrap, following, phase.action, phase.log_prob, phase.reward, phase.discount, phase.is_last
+        )
+
+
 class OnPolicy(compiled.Compiled):
     """An algorithm that samples its actions, without its advantages and its loss.
 
@@ -53,6 +82,9 @@ class OnPolicy(compiled.Compiled):
     METRICS = (
         "loss", "q_mean", "grad_norm", "td_abs_mean", "actor_grad_norm", "entropy", "ratio_clipped", "kl_from_acting",
     )  # fmt: skip
+
+    _trace_bounds: tuple[float, float] | None = None
+    """V-trace's rho_bar and c_bar; None: generalized advantages, which leave who acted to the loss."""
 
     @staticmethod
     def check(spec: specs.EnvSpec) -> None:
@@ -76,67 +108,60 @@ class OnPolicy(compiled.Compiled):
         # Count, means and variances of observations; count and mean square of value targets
         self._observed = tf.Variable(np.zeros(1 + 2 * width), trainable=False, name="seen/observations")
         self._targeted = tf.Variable(np.zeros(2), trainable=False, name="seen/targets")
-        observation, action = spec.observation, spec.action
-        self._looked = tf.function(  # not by XLA, which compiles each number of pieces anew
-            self._look,
-            autograph=False,
-            input_signature=(
-                tf.TensorSpec((None, *observation.shape), observation.dtype),
-                tf.TensorSpec((None,), tf.int64),
-                tf.TensorSpec((None, *action.shape), tf.int32 if action.kind == "discrete" else tf.float32),
-            ),
-        )
+        self._estimated = tf.function(self._estimates, autograph=False)
+        self._at_once = tf.function(self._whole_phase, jit_compile=True, autograph=False)
 
     def normalize(self, observations: NDArray[Any]) -> None:
         """Sets the input normaliser by the first observations [N, *shape]; each phase's are added to them."""
-        if self._spec.observation.dtype == "uint8":
-            return
-        seen = self._observed.numpy()
-        count, mean, variance = seen[0], *np.split(seen[1:], 2)
-        flat = observations.reshape(len(observations), -1).astype(np.float64)
-        total, shift = count + len(flat), flat.mean(0) - mean
-        variance = (count * variance + len(flat) * flat.var(0) + count * len(flat) / total * shift**2) / total
-        mean = mean + shift * len(flat) / total
-        self._observed.assign(np.concatenate([[total], mean, variance]))
-        gain = 1 / np.maximum(np.sqrt(variance), self._normalizer_floor)
-        self._gain.assign(gain.astype(np.float32))
-        self._offset.assign((-mean * gain).astype(np.float32))
+        self._take_in(tf.convert_to_tensor(observations))
 
     def update(self, batch: rollouts.Phase) -> algorithms.Update:
-        """Takes the gradient steps of a phase."""
-        self.normalize(batch.observation)
-        outputs, log_pi = (a.numpy() for a in self._looked(batch.observation, batch.at, batch.action))
-        values = outputs * self._value_scale
-        v_tm1, v_t = values[batch.at], values[batch.at + 1]
-        found = self._estimates(batch, v_tm1, v_t, log_pi - batch.log_prob)
-        scale = self._rescale_values(found.target)
-        advantage = policy_gradient.normalized(found.advantage, float(self._settings.advantage_floor * scale))
-        steps = batch.minibatches
-        return self._take_steps(
-            batch.observation[batch.at[steps]],
-            batch.action[steps],
-            batch.log_prob[steps],
-            advantage[steps],
-            (found.target / scale)[steps],
-            (v_tm1 / scale)[steps],
-        )
+        """Takes the gradient steps of a phase.
 
-    def _estimates(
-        self,
-        batch: rollouts.Phase,
-        v_tm1: NDArray[np.float32],
-        v_t: NDArray[np.float32],
-        log_rho: NDArray[np.float32],
-    ) -> policy_gradient.Estimates:
-        """Returns advantages and value targets of a phase.
+        Of one step, all is one compiled call: its values and log-probabilities are those of the loss, so that XLA
+        computes them once. Of several, minibatches are gathered between two calls, where a copy of rows is quicker.
+        """
+        steps, chosen = Steps.of(batch), batch.minibatches
+        if len(chosen) == 1:
+            return self._told(*self._at_once(*steps))
+        found = [array.numpy() for array in self._estimated(*steps)]
+        return self._take_steps(*(array[chosen] for array in (steps.observation, steps.action, steps.log_mu, *found)))
+
+    def _whole_phase(self, *arrays: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what `_gradient_steps` does of one minibatch of all `Steps`."""
+        steps, found = Steps(*arrays), self._estimates(*arrays)
+        return self._gradient_steps(*(a[None] for a in (steps.observation, steps.action, steps.log_mu, *found)))
+
+    def _estimates(self, *arrays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns normalised advantages, and the values' targets and values, in their new unit, of `Steps`: [N] each.
+
+        Takes the steps into the normaliser and into the unit of values.
+        """
+        steps, settings = Steps(*arrays), self._settings
+        self._take_in(steps.observation)
+        x, behind = self._normalized(steps.observation), self._normalized(steps.bootstrap)
+        policy, value = self._network.split([w.read_value() for w in self._groups["weights"]])
+        log_pi, _ = self._network.log_prob_and_entropy(policy, x, steps.action)
+        v_tm1, v_behind = (self._network.values(value, seen) * self._value_scale for seen in (x, behind))
+        v_t = tf.gather(tf.concat([v_tm1, v_behind], axis=0), steps.following)
+        found = self._advantages(steps, v_tm1, v_t, log_pi - steps.log_mu)
+        scale = self._rescale_values(found.target)
+        advantage = policy_gradient.normalized(found.advantage, settings.advantage_floor * scale)
+        return advantage, found.target / scale, v_tm1 / scale
+
+    def _advantages(self, steps: Steps, v_tm1: Tensor, v_t: Tensor, log_rho: Tensor) -> policy_gradient.Estimates:
+        """Returns advantages and value targets.
 
         Args:
-            batch: The phase.
+            steps: The phase.
             v_tm1: Values of what its steps start from [N], in the rewards' unit.
             v_t: Values of what they come to [N].
             log_rho: log pi - log mu of their actions [N].
         """
-        raise NotImplementedError
+        known = steps.reward, steps.discount, v_tm1, v_t, steps.is_last
+        if self._trace_bounds is None:
+            return policy_gradient.generalized_advantages(*known, self._settings.trace_decay)
+        return policy_gradient.vtrace(*known, log_rho, self._settings.trace_decay, *self._trace_bounds)
 
     def _policy_loss(self, log_pi: Tensor, batch: Minibatch) -> tuple[Tensor, Tensor]:
         """Returns the loss [B] of the policy without its entropy, and the share of steps that a bound holds back."""
@@ -192,28 +217,40 @@ class OnPolicy(compiled.Compiled):
         batch = Minibatch(*arrays)
         return batch._replace(observation=self._normalized(batch.observation))
 
-    def _look(self, observation: Tensor, at: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the value network's outputs [N + P] for observations, and log pi [N] of the actions taken at some."""
-        policy, value = self._network.split([w.read_value() for w in self._groups["weights"]])
-        x = self._normalized(observation)
-        log_pi, _ = self._network.log_prob_and_entropy(policy, tf.gather(x, at), action)
-        return self._network.values(value, x), log_pi
+    def _take_in(self, observations: Tensor) -> None:
+        """Takes observations [N, *shape] into the normaliser; frames of bytes are as they are."""
+        if self._spec.observation.dtype == "uint8":
+            return
+        n, seen = float(observations.shape[0]), self._observed.read_value()
+        count, (mean, variance) = seen[0], tf.split(seen[1:], 2)
+        flat = tf.cast(tf.reshape(observations, (observations.shape[0], -1)), tf.float64)
+        middle = tf.reduce_mean(flat, axis=0)
+        spread = tf.reduce_mean(tf.square(flat - middle), axis=0)
+        total, shift = count + n, middle - mean
+        variance = (count * variance + n * spread + count * n / total * tf.square(shift)) / total
+        mean = mean + shift * n / total
+        self._observed.assign(tf.concat([total[None], mean, variance], axis=0))
+        gain = 1 / tf.maximum(tf.sqrt(variance), self._normalizer_floor)
+        self._gain.assign(tf.cast(gain, tf.float32))
+        self._offset.assign(tf.cast(-mean * gain, tf.float32))
 
     @property
-    def _value_scale(self) -> np.float32:
-        """The unit of the value network's outputs."""
-        count, square = self._targeted.numpy()
-        return np.float32(max(np.sqrt(square), 1e-4) if count else 1.0)
+    def _value_scale(self) -> Tensor:
+        """The unit of the value network's outputs: float32 scalar."""
+        count, square = tf.unstack(self._targeted.read_value())
+        root = tf.where(count > 0, tf.maximum(tf.sqrt(square), 1e-4), 1.0)
+        return tf.cast(root, tf.float32)
 
-    def _rescale_values(self, target: NDArray[np.float32]) -> np.float32:
-        """Takes new targets into their root mean square, which becomes the unit of values; returns that."""
-        before, (count, square) = self._value_scale, self._targeted.numpy()
-        total = count + len(target)
-        square += (float(np.mean(np.square(target, dtype=np.float64))) - square) * len(target) / total
-        self._targeted.assign(np.array([total, square]))
+    def _rescale_values(self, target: Tensor) -> Tensor:
+        """Takes new targets [N] into their root mean square, which becomes the unit of values; returns that."""
+        before, (count, square) = self._value_scale, tf.unstack(self._targeted.read_value())
+        n = float(target.shape[0])
+        total = count + n
+        square += (tf.reduce_mean(tf.square(tf.cast(target, tf.float64))) - square) * n / total
+        self._targeted.assign(tf.stack([total, square]))
         scale = self._value_scale
         for variable in self._groups["weights"][-2:]:  # the value network's last kernel and bias
-            variable.assign(variable.numpy() * (before / scale))
+            variable.assign(variable.read_value() * (before / scale))
         return scale
 
     def policy_layers(self) -> layers.PolicyLayers:

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner import config
 from learner.algorithms import on_policy
-from learner.experience import rollouts
 from learner.networks import policy_gradient
 
 Tensor = Any  # TensorFlow ships no types
@@ -34,17 +31,6 @@ class Ppo(on_policy.OnPolicy):
     def __init__(self, spec: specs.EnvSpec, settings: config.PpoConfig, seed: int) -> None:
         self._clip, self._value_clip = settings.clip, settings.value_clip
         super().__init__(spec, settings, seed)
-
-    def _estimates(
-        self,
-        batch: rollouts.Phase,
-        v_tm1: NDArray[np.float32],
-        v_t: NDArray[np.float32],
-        log_rho: NDArray[np.float32],
-    ) -> policy_gradient.Estimates:
-        return policy_gradient.generalized_advantages(
-            batch.reward, batch.discount, v_tm1, v_t, batch.is_last, self._settings.trace_decay
-        )
 
     def _policy_loss(self, log_pi: Tensor, batch: on_policy.Minibatch) -> tuple[Tensor, Tensor]:
         ratio = policy_gradient.ratio(log_pi, batch.log_mu)

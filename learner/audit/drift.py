@@ -254,7 +254,7 @@ class Drift:
         if observation.dtype != "uint8" and (ranges := self._ranges_of(order)) is not None:
             outside = count_outside(recompute.observed(experience, chosen, observation.stack), ranges)
         low = high = np.zeros(0, np.int64)
-        if action.kind != "discrete":
+        if action.kind == "continuous":
             low, high = count_at_bounds(experience.action[chosen], action)
         sample = Sample(steps, outside, low, high)
         if account.samples and account.samples[-1].outside.shape != outside.shape:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import draws, messages, specs
+from broker.contract import draws, factored, messages, specs
 from learner.quantize.tflite import interpreter
 
 FloatArray = NDArray[np.float32]
@@ -151,7 +151,7 @@ def _drawn(
     assignment, n_envs = acting.assignment, acting.n_envs
     chances = np.empty(len(chosen))
     actions: NDArray[Any] = np.empty(
-        (len(chosen), *action.shape), np.int64 if action.kind == "discrete" else np.float32
+        (len(chosen), *action.shape), np.float32 if action.kind == "continuous" else np.int64
     )
     perturbed = head == "deterministic" and assignment.noise_std > 0
     noise = np.zeros((len(chosen), action.size), np.float32) if perturbed or head in specs.SAMPLED_HEADS else None
@@ -197,8 +197,8 @@ def _epsilon(
 
 
 def _is_same(action: NDArray[Any], drawn: NDArray[Any], spec: specs.ActionSpec) -> BoolArray:
-    if spec.kind == "discrete":
-        same: BoolArray = action == drawn
+    if spec.kind != "continuous":
+        same: BoolArray = (action == drawn).reshape(len(action), -1).all(1)
         return same
     return _is_near(action.reshape(len(action), -1), drawn.reshape(len(action), -1), _ROUNDING * _range(spec))
 
@@ -213,6 +213,8 @@ def _is_own(
     noise: FloatArray | None,
 ) -> BoolArray:
     """Returns which actions [n] are those of a policy with these outputs, each of which may be off by `slack`."""
+    if spec.kind == "multi_discrete":
+        return _are_chosen(y, slack, spec, action, log_prob, noise)
     if head in ("q_values", "categorical"):
         return _is_chosen(y, slack, head, action, log_prob, noise)
     size, flat = spec.size, action.reshape(len(action), -1)
@@ -264,6 +266,26 @@ def _is_chosen(
     expected = logits[each, action] - np.log(np.exp(logits).sum(1))
     chosen = sampled[each, action] >= best - 2 * slack - _ROUNDING * (1.0 + np.abs(best))
     return chosen & _is_likely(log_prob, expected, 2 * slack)
+
+
+def _are_chosen(
+    y: FloatArray,
+    slack: Any,
+    spec: specs.ActionSpec,
+    action: NDArray[Any],
+    log_prob: FloatArray | None,
+    noise: FloatArray | None,
+) -> BoolArray:
+    """Does what `_is_chosen` does of a choice for each element [n, D]; all of them must be."""
+    assert noise is not None
+    assert log_prob is not None
+    where = factored.places(spec.choices)
+    sampled = factored.spread(y + noise, where)
+    best = sampled.max(2)
+    taken = np.take_along_axis(sampled, action[:, :, None].astype(np.int64), axis=2)[:, :, 0]
+    chosen: BoolArray = (taken >= best - 2 * slack - _ROUNDING * (1.0 + np.abs(best))).all(1)
+    expected = factored.log_probs(factored.spread(y, where), action.astype(np.int64))
+    return chosen & _is_likely(log_prob, expected, 2 * slack * spec.elements)
 
 
 def _is_likely(log_prob: FloatArray, expected: NDArray[Any], slack: Any) -> BoolArray:

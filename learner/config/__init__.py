@@ -221,7 +221,7 @@ class OnPolicyConfig(AlgorithmConfig):
     initial_std: float = setting(0.6, "first deviation of continuous actions, relative to half their range")
 
     def head(self, action: specs.ActionSpec) -> specs.Head:
-        return "categorical" if action.kind == "discrete" else "gaussian"
+        return "gaussian" if action.kind == "continuous" else "categorical"
 
     @property
     def capacity(self) -> int:
@@ -268,7 +268,7 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
 """Settings by the name of the algorithm."""
 AUTO = "auto"
 """A word in the place of an algorithm: whichever learns such actions."""
-_BY_ACTIONS = {"discrete": "dqn", "continuous": "d4pg"}
+_BY_ACTIONS = {"discrete": "dqn", "continuous": "d4pg", "multi_discrete": "ppo"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import collections
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Ingest:
         held: Actors whose experience is committed and receipted, and does not enter replay, by name: ids of theirs and
             steps.
         ages: As given.
-        times: `decode`: opening and validating, by messages; `replay_insert`, by messages.
+        times: `decode`: opening (but of frames) and validating, by messages; `replay_insert`, by messages.
     """
 
     def __init__(
@@ -106,7 +106,14 @@ class Ingest:
         if unreadable:
             _log.warning("%d messages of the ledger do not fit this replay, or this release", unreadable)
 
-    def receive(self, actor_id: str, topic: str, payload: bytes, version: int) -> validate.Validated | None:
+    def receive(
+        self,
+        actor_id: str,
+        topic: str,
+        payload: bytes,
+        version: int,
+        opened: Callable[[], validate.Opened] | None = None,
+    ) -> validate.Validated | None:
         """Validates one message; returns it if it is new, whether it is to enter replay or not.
 
         Args:
@@ -114,9 +121,10 @@ class Ingest:
             topic: That topic.
             payload: The sealed message.
             version: The newest policy version published.
+            opened: Where it was opened on another thread, what came of that (opening.py).
         """
         with self.times.time("decode"):
-            validated = self._validator.validate(actor_id, topic, payload, version)
+            validated = self._validator.validate(actor_id, topic, payload, version, opened)
         if validated is None:
             return None
         if validated.experience is not None and validated.entry.verdict == ledger.OK:

@@ -114,8 +114,7 @@ class Replay:
             self._observation = np.zeros((self._slots, *spec.observation.frame_shape), spec.observation.dtype)
         except (MemoryError, ValueError) as error:  # a limit, or more than there are addresses
             raise _too_large(spec, capacity, 0) from error
-        discrete = spec.action.kind == "discrete"
-        self._action = np.zeros((capacity, *spec.action.shape), np.int32 if discrete else np.float32)
+        self._action = np.zeros((capacity, *spec.action.shape), spec.action.dtype)
         self._reward = np.zeros(capacity, np.float32)
         self._discount = np.zeros(capacity, np.float32)
         self._start = np.zeros(capacity, np.int64)  # id of the observation it starts from
@@ -326,8 +325,7 @@ def _slots(spec: specs.EnvSpec, capacity: int) -> int:
 
 def size_bytes(spec: specs.EnvSpec, capacity: int) -> int:
     """Returns the bytes that a full replay takes, all but its priorities."""
-    action = 4 * (1 if spec.action.kind == "discrete" else spec.action.size)
-    return _slots(spec, capacity) * spec.observation.frame_bytes + capacity * (action + 24)
+    return _slots(spec, capacity) * spec.observation.frame_bytes + capacity * (4 * spec.action.elements + 24)
 
 
 def check_memory(spec: specs.EnvSpec, capacity: int, max_steps: int) -> None:

@@ -44,6 +44,24 @@ class _Position(NamedTuple):
     steps: int
 
 
+class Opened(NamedTuple):
+    """A genuine message, and what is wrong with it as far as the message alone tells.
+
+    Attributes:
+        body: Without its seal.
+        position: Its place.
+        experience: As it was sent; None if it could not be decoded.
+        failure: Why it could not.
+        unpacked: The same with its frames unpacked, or why they could not be; None if there was nothing to unpack.
+    """
+
+    body: memoryview
+    position: _Position
+    experience: messages.Experience | None
+    failure: errors.DecodeError | None
+    unpacked: messages.Experience | errors.DecodeError | None
+
+
 class Validator:
     """Validates what actors send.
 
@@ -142,7 +160,52 @@ class Validator:
         """
         self._digest_of, self._conflicts, self._on_conflict = digest_of, dict(conflicts), on_conflict
 
-    def validate(self, actor_id: str, topic: str, payload: bytes, version: int) -> Validated | None:
+    @property
+    def unpacks(self) -> bool:
+        """Returns whether messages have frames to unpack."""
+        return self._spec.observation.dtype == "uint8"
+
+    def open(self, actor_id: str, topic: str, payload: bytes) -> Opened:
+        """Returns a message whose seal fits; all else about it is for `validate`. On any thread.
+
+        Args:
+            actor_id: The actor whose topic it came by.
+            topic: That topic.
+            payload: The sealed message.
+
+        Raises:
+            MessageError: It is not genuine, or does not say where it belongs.
+        """
+        mac = self._macs.get(actor_id)
+        if mac is None:
+            raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
+        body = mac.open(topic, payload)
+        experience = failure = None
+        whole: messages.Experience | errors.DecodeError | None = None
+        try:
+            experience = codec.decode(messages.Experience, body)
+            position = _Position(
+                experience.boot, experience.seq, experience.oldest, experience.step, len(experience.reward)
+            )
+        except errors.DecodeError as error:
+            position, failure = _position_of(body, error), error
+        if position.seq < 1:
+            raise errors.DecodeError(f"message number {position.seq}", reason="sequence")
+        if experience is not None and self.unpacks:
+            try:
+                whole = unpacked(experience, self._spec)
+            except errors.DecodeError as error:
+                whole = error
+        return Opened(body, position, experience, failure, whole)
+
+    def validate(
+        self,
+        actor_id: str,
+        topic: str,
+        payload: bytes,
+        version: int,
+        opened: Callable[[], Opened] | None = None,
+    ) -> Validated | None:
         """Returns the message with its verdict, for the ledger; None if it is not genuine or not its boot's next one.
 
         Args:
@@ -150,22 +213,10 @@ class Validator:
             topic: That topic.
             payload: The sealed message.
             version: The newest policy version published.
+            opened: Returns, or raises, what `open` did of it on another thread; None opens it here.
         """
-        experience = failure = None
         try:
-            mac = self._macs.get(actor_id)
-            if mac is None:
-                raise errors.SignatureError("the actor is not enrolled", reason="unknown_actor")
-            body = mac.open(topic, payload)
-            try:
-                experience = codec.decode(messages.Experience, body)
-                position = _Position(
-                    experience.boot, experience.seq, experience.oldest, experience.step, len(experience.reward)
-                )
-            except errors.DecodeError as error:
-                position, failure = _position_of(body, error), error
-            if position.seq < 1:
-                raise errors.DecodeError(f"message number {position.seq}", reason="sequence")
+            body, position, experience, failure, whole = opened() if opened else self.open(actor_id, topic, payload)
         except errors.MessageError as error:
             self._refuse(error, topic, payload)
             return None
@@ -178,7 +229,7 @@ class Validator:
             return None
         if experience is not None:
             try:
-                experience = self._checked(actor_id, experience, version)
+                experience = self._checked(actor_id, experience, version, whole)
                 if len(body) > specs.MAX_EXPERIENCE_BYTES:
                     raise errors.DecodeError(
                         f"{len(body)} bytes, more than the {specs.MAX_EXPERIENCE_BYTES} of a message of experience",
@@ -293,8 +344,14 @@ class Validator:
             f"number {seq} of boot {key[1]} was here before, with another content", reason="conflict"
         )
 
-    def _checked(self, actor_id: str, experience: messages.Experience, version: int) -> messages.Experience:
-        """Checks a message's content; returns it unpacked.
+    def _checked(
+        self,
+        actor_id: str,
+        experience: messages.Experience,
+        version: int,
+        whole: messages.Experience | errors.DecodeError | None,
+    ) -> messages.Experience:
+        """Checks a message's content; returns it unpacked, as `whole` is, or says why that is not to be had.
 
         Raises:
             DecodeError: Its arrays do not fit each other, the spec, this run or replay.
@@ -312,7 +369,7 @@ class Validator:
             raise errors.DecodeError("chosen by a policy that was never published", reason="version")
         if self._max_policy_lag and experience.version and self._lag(experience, version) > self._max_policy_lag:
             raise errors.DecodeError("chosen by a policy that is too old", reason="stale")
-        experience = checked(experience, self._spec, self._head)
+        experience = checked(experience, self._spec, self._head, whole)
         if not self._fits(len(experience.reward), len(experience.length)):
             raise errors.DecodeError("longer than replay is", reason="too_long")
         if not self._may_send(actor_id, experience.boot, experience.assigned_epoch, len(experience.reward)):
@@ -359,10 +416,15 @@ def _observed(experience: messages.Experience, observation: specs.ObservationSpe
     return (len(experience.reward) + len(experience.length) * observation.stack, *observation.frame_shape)
 
 
-def checked(experience: messages.Experience, spec: specs.EnvSpec, head: specs.Head = "q_values") -> messages.Experience:
+def checked(
+    experience: messages.Experience,
+    spec: specs.EnvSpec,
+    head: specs.Head = "q_values",
+    whole: messages.Experience | errors.DecodeError | None = None,
+) -> messages.Experience:
     """Checks that shapes, dtypes and values are those of `spec`, and of what a policy with such a head does.
 
-    Returns the message `unpacked`.
+    Returns the message `unpacked`: `whole`, where that was done already, or why it could not be.
 
     What there is of each segment goes through lists: they are short, and numpy takes 2 us a call whatever the length.
 
@@ -379,14 +441,13 @@ def checked(experience: messages.Experience, spec: specs.EnvSpec, head: specs.He
     if min(length) < 1 or sum(length) != steps:
         raise errors.DecodeError("segment lengths do not add up to the steps", reason="shape")
     observation, action = spec.observation, spec.action
-    experience = unpacked(experience, spec)
+    if isinstance(whole, errors.DecodeError):
+        raise whole
+    experience = unpacked(experience, spec) if whole is None else whole
     seen = experience.observation
     if seen.shape != _observed(experience, observation) or seen.dtype != observation.dtype:
         raise errors.DecodeError("observations do not have the spec's shape and dtype", reason="shape")
-    action_shape, action_dtype = (
-        ((steps,), "int32") if action.kind == "discrete" else ((steps, *action.shape), "float32")
-    )
-    if experience.action.shape != action_shape or experience.action.dtype != action_dtype:
+    if experience.action.shape != (steps, *action.shape) or experience.action.dtype != action.dtype:
         raise errors.DecodeError("actions do not have the spec's shape and dtype", reason="shape")
     if len(experience.log_prob) not in (0, steps):
         raise errors.DecodeError("log-probabilities do not match the steps", reason="shape")

@@ -30,9 +30,9 @@ def check(algorithm: str, spec: specs.EnvSpec) -> None:
     """Raises SpecError unless actions are continuous (their bounds are finite: ActionSpec sees to it)."""
     if spec.action.kind != "continuous":
         raise errors.SpecError(
-            f"{algorithm} learns continuous actions, and this environment takes discrete ones",
+            f"{algorithm} learns continuous actions, and this environment takes {spec.action.kind} ones",
             where=spec.describe(),
-            todo="--algorithm dqn chooses among discrete actions",
+            todo="--algorithm dqn chooses among discrete actions, ppo and a2c also several at once",
         )
 
 

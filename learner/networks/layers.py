@@ -9,7 +9,7 @@ into a model in this order. Transposing them cost more than all the arithmetic o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -111,11 +111,18 @@ def absorb(policy: PolicyLayers, gain: NDArray[Any], offset: NDArray[Any]) -> Po
     return (*policy[:at], rewritten, *policy[at + 1 :])
 
 
-def centred(last: Dense) -> Dense:
-    """Returns the layer with the mean over its outputs subtracted: same argmax, smallest range for eight bits."""
+def centred(last: Dense, choices: Sequence[int] = ()) -> Dense:
+    """Returns the layer with the mean over its outputs subtracted: same argmax, smallest range for eight bits.
+
+    Args:
+        last: The layer.
+        choices: How many outputs belong together, where those are several groups: each has its own mean.
+    """
     kernel, bias = last.kernel.astype(np.float64), last.bias.astype(np.float64)
+    ends = np.cumsum(choices[:-1], dtype=int)
+    kernels, biases = np.split(kernel, ends), np.split(bias, ends)
     return replace(
         last,
-        kernel=(kernel - kernel.mean(0)).astype(np.float32),
-        bias=(bias - bias.mean()).astype(np.float32),
+        kernel=np.concatenate([part - part.mean(0) for part in kernels]).astype(np.float32),
+        bias=np.concatenate([part - part.mean() for part in biases]).astype(np.float32),
     )

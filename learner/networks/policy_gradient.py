@@ -4,20 +4,20 @@ The time index is in the name: `v_tm1` belongs to the state that was acted in, `
 Shapes: N steps, of several sequences laid end to end (the last step of each has `is_last`); B steps of a minibatch;
 A choices, D elements of an action. mu is the policy that acted, pi the one that learns.
 
-Advantages are computed once a phase, in numpy and float64; losses once a gradient step, in TensorFlow.
+Advantages are computed once a phase, in float64; losses once a gradient step, in float32.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
+
+from broker.contract import factored
 
 Tensor = Any  # TensorFlow ships no types
-FloatArray = NDArray[np.floating[Any]]
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _LOG_RATIO_MAX = 20.0
 """The largest logarithm of a ratio: beyond it float32 would overflow, and every ratio is clipped long before."""
@@ -26,16 +26,16 @@ _LOG_RATIO_MAX = 20.0
 class Estimates(NamedTuple):
     """What a phase learns from, [N] float32 each: advantages of the actions, and targets of the values."""
 
-    advantage: NDArray[np.float32]
-    target: NDArray[np.float32]
+    advantage: Tensor
+    target: Tensor
 
 
 def generalized_advantages(
-    r_t: FloatArray,  # [N]
-    discount_t: FloatArray,  # [N], of v_t; 0 where the episode terminated
-    v_tm1: FloatArray,  # [N]
-    v_t: FloatArray,  # [N]
-    is_last: NDArray[np.bool_],  # [N], the last steps of sequences: what follows belongs to another one
+    r_t: Tensor,  # [N]
+    discount_t: Tensor,  # [N], of v_t; 0 where the episode terminated
+    v_tm1: Tensor,  # [N]
+    v_t: Tensor,  # [N]
+    is_last: Tensor,  # [N] bool, the last steps of sequences: what follows belongs to another one
     lambda_: float,
 ) -> Estimates:
     """Returns generalized advantages and the lambda-returns that belong to them.
@@ -43,19 +43,19 @@ def generalized_advantages(
     delta_t = r_t + discount_t v_t - v_tm1;  A_t = delta_t + discount_t lambda A_(t+1), within a sequence. Schulman et
     al. 2016, https://arxiv.org/abs/1506.02438, equation 16. The target is A_t + v_tm1, as in PPO's references.
     """
-    discount, value = discount_t.astype(np.float64), v_tm1.astype(np.float64)
-    delta = r_t + discount * v_t - value
-    advantage = _accumulated(delta, np.where(is_last, 0.0, discount * lambda_))
-    return Estimates(advantage.astype(np.float32), (advantage + value).astype(np.float32))
+    reward, discount, value, next_value = _float64(r_t, discount_t, v_tm1, v_t)
+    delta = reward + discount * next_value - value
+    advantage = _accumulated(delta, _within(is_last, discount * lambda_))
+    return Estimates(tf.cast(advantage, tf.float32), tf.cast(advantage + value, tf.float32))
 
 
 def vtrace(
-    r_t: FloatArray,  # [N]
-    discount_t: FloatArray,  # [N], of v_t; 0 where the episode terminated
-    v_tm1: FloatArray,  # [N]
-    v_t: FloatArray,  # [N]
-    is_last: NDArray[np.bool_],  # [N], as above
-    log_rho_tm1: FloatArray,  # [N], log pi - log mu of the action that was taken
+    r_t: Tensor,  # [N]
+    discount_t: Tensor,  # [N], of v_t; 0 where the episode terminated
+    v_tm1: Tensor,  # [N]
+    v_t: Tensor,  # [N]
+    is_last: Tensor,  # [N] bool, as above
+    log_rho_tm1: Tensor,  # [N], log pi - log mu of the action that was taken
     lambda_: float,
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
@@ -67,34 +67,50 @@ def vtrace(
     advantage is rho (r_t + discount_t target_t - v_tm1), where target_t is a mixture with v_t by lambda, as in rlax's
     `vtrace_td_error_and_advantage`. With pi = mu and lambda 1 this is the return of n steps, and A2C's update.
     """
-    rho = np.exp(np.minimum(log_rho_tm1.astype(np.float64), _LOG_RATIO_MAX))
-    weight, trace = np.minimum(rho_bar, rho), np.minimum(c_bar, rho) * lambda_
-    discount, value, next_value = discount_t.astype(np.float64), v_tm1.astype(np.float64), v_t.astype(np.float64)
-    delta = weight * (r_t + discount * next_value - value)
-    target = value + _accumulated(delta, np.where(is_last, 0.0, discount * trace))
-    following = np.append(target[1:], 0.0)
-    bootstrap = np.where(is_last, next_value, lambda_ * following + (1.0 - lambda_) * next_value)
-    advantage = weight * (r_t + discount * bootstrap - value)
-    return Estimates(advantage.astype(np.float32), target.astype(np.float32))
+    reward, discount, value, next_value, log_rho = _float64(r_t, discount_t, v_tm1, v_t, log_rho_tm1)
+    rho = tf.exp(tf.minimum(log_rho, _LOG_RATIO_MAX))
+    weight, trace = tf.minimum(rho, rho_bar), tf.minimum(rho, c_bar) * lambda_
+    delta = weight * (reward + discount * next_value - value)
+    target = value + _accumulated(delta, _within(is_last, discount * trace))
+    bootstrap = tf.where(is_last, next_value, lambda_ * _ahead(target, 1) + (1.0 - lambda_) * next_value)
+    advantage = weight * (reward + discount * bootstrap - value)
+    return Estimates(tf.cast(advantage, tf.float32), tf.cast(target, tf.float32))
 
 
-def _accumulated(delta: NDArray[np.float64], decay: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns x with x[i] = delta[i] + decay[i] x[i + 1], from the end; 0.1 ms for 2048 steps, in lists."""
-    total, found = 0.0, []
-    for error, kept in zip(delta[::-1].tolist(), decay[::-1].tolist(), strict=True):
-        total = error + kept * total
-        found.append(total)
-    return np.array(found[::-1], np.float64)
+def _float64(*arrays: Tensor) -> list[Tensor]:
+    return [tf.cast(array, tf.float64) for array in arrays]
 
 
-def normalized(advantage: NDArray[np.float32], floor: float) -> NDArray[np.float32]:
+def _within(is_last: Tensor, decay: Tensor) -> Tensor:
+    """Returns decay [N] with nothing across the end of a sequence."""
+    return tf.where(is_last, tf.zeros_like(decay), decay)
+
+
+def _accumulated(delta: Tensor, decay: Tensor) -> Tensor:
+    """Returns x [N] with x[i] = delta[i] + decay[i] x[i + 1], in log2(N) passes.
+
+    After a pass of span s, delta[i] has the errors of 2 s steps and decay[i] the product of as many decays.
+    """
+    span = 1
+    while span < delta.shape[0]:
+        delta, decay = delta + decay * _ahead(delta, span), decay * _ahead(decay, span)
+        span *= 2
+    return delta
+
+
+def _ahead(x: Tensor, span: int) -> Tensor:
+    """Returns x[i + span] in the place of x[i], and 0 where there is none."""
+    return tf.pad(x[span:], [[0, span]])
+
+
+def normalized(advantage: Tensor, floor: Tensor | float) -> Tensor:
     """Returns advantages [N] of mean 0 and deviation 1, or less where their deviation is below the floor.
 
     The floor keeps what is but the error of values, as long as no reward was found, from being all that is learned.
     """
-    centred = advantage - advantage.mean()
-    scaled: NDArray[np.float32] = centred / np.float32(max(float(centred.std()), floor, 1e-8))
-    return scaled
+    centred = advantage - tf.reduce_mean(advantage)
+    deviation = tf.sqrt(tf.reduce_mean(tf.square(centred)))
+    return centred / tf.maximum(tf.maximum(deviation, floor), 1e-8)
 
 
 def ratio(log_pi: Tensor, log_mu: Tensor) -> Tensor:
@@ -134,19 +150,28 @@ def clipped_value_loss(
     return 0.5 * error
 
 
-def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    """Returns the log-probabilities [B] of choices [B] int32 by logits [B, A]."""
+def by_element(logits: Tensor, choices: Sequence[int]) -> Tensor:
+    """Returns logits [B, n_1 + ... + n_D] of several choices by element [B, D, max n]; see `factored.spread`."""
     _check_ranks(2, logits=logits)
-    _check_ranks(1, action=action)
+    if len(set(choices)) == 1:
+        return tf.reshape(logits, (-1, len(choices), choices[0]))
+    pads = [[[0, 0], [0, max(choices) - n]] for n in choices]
+    parts = zip(tf.split(logits, choices, axis=1), pads, strict=True)
+    return tf.stack([tf.pad(part, pad, constant_values=factored.NEVER) for part, pad in parts], axis=1)
+
+
+def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """Returns the log-probabilities [B] of choices [B] int32 by logits [B, A]; of several, [B, D] by [B, D, A]."""
+    _check_ranks(logits.shape.rank - 1, action=action)
     # A one-hot product and not a gather: XLA fuses it on a CPU, and its gradient is no scatter.
-    return tf.reduce_sum(tf.nn.log_softmax(logits) * tf.one_hot(action, logits.shape[1]), axis=1)
+    chosen = tf.nn.log_softmax(logits) * tf.one_hot(action, logits.shape[-1])
+    return tf.reduce_sum(chosen, axis=list(range(1, logits.shape.rank)))
 
 
 def categorical_entropy(logits: Tensor) -> Tensor:
-    """Returns the entropy [B] in nats of the softmax of logits [B, A]."""
-    _check_ranks(2, logits=logits)
+    """Returns the entropy [B] in nats of the softmax of logits [B, A], or of D independent ones [B, D, A]."""
     log_p = tf.nn.log_softmax(logits)
-    return -tf.reduce_sum(tf.exp(log_p) * log_p, axis=1)
+    return -tf.reduce_sum(tf.exp(log_p) * log_p, axis=list(range(1, logits.shape.rank)))
 
 
 def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:

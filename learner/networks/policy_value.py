@@ -34,12 +34,14 @@ class PolicyValue:
         value: From normalised observations to one number.
         bounds: From inside to the environment's actions; None where they are choices.
         initial_std: First deviation of a Gaussian.
+        choices: How many choices each element of an action has; empty unless there are several at once.
     """
 
     policy: layers.PolicyLayers
     value: layers.PolicyLayers
     bounds: layers.Rescale | None
     initial_std: float
+    choices: tuple[int, ...] = ()
 
     @staticmethod
     def build(
@@ -65,7 +67,7 @@ class PolicyValue:
         body, width = networks.torso(spec.observation, value_hidden, rng, network)
         value = (*body, networks.dense(width, 1, "none", rng, scale=0.01))
         bounds = actor_critic.rescale(spec.action) if spec.action.kind == "continuous" else None
-        return PolicyValue(policy, value, bounds, initial_std)
+        return PolicyValue(policy, value, bounds, initial_std, spec.action.choices)
 
     def initial(self) -> dict[str, FloatArray]:
         """Returns the weights by stable name, the policy's first; `split` separates them again."""
@@ -88,6 +90,8 @@ class PolicyValue:
         """
         if self.bounds is None:
             logits = forward.run(self.policy, policy_weights, x)
+            if self.choices:
+                logits = policy_gradient.by_element(logits, self.choices)
             return policy_gradient.categorical_log_prob(logits, action), policy_gradient.categorical_entropy(logits)
         mean = forward.run(self.policy, policy_weights[:-1], x) * self.bounds.gain + self.bounds.offset
         log_std = policy_weights[-1] + np.log(self.bounds.gain)
@@ -108,7 +112,7 @@ class PolicyValue:
         last = policy[-1]
         assert isinstance(last, layers.Dense)
         if self.bounds is None:
-            return (*policy[:-1], layers.centred(last))
+            return (*policy[:-1], layers.centred(last, self.choices))
         return (*policy[:-1], *gaussian_tail(last, policy_weights[-1], self.bounds))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import specs
+from broker.contract import factored, specs
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -103,9 +103,12 @@ def clipped_actions(exact: FloatArray, other: FloatArray, action: specs.ActionSp
 
 
 def categorical_divergence(exact: FloatArray, other: FloatArray) -> NDArray[np.float64]:
-    """Returns the KL divergence [N] in nats of one softmax from that of fp32: `other` and `exact` are logits [N, n]."""
+    """Returns the KL divergence [N] in nats of one softmax from that of fp32: `other` and `exact` are logits [N, n].
+
+    Of several independent ones, [N, D, n], it is the sum.
+    """
     log_p, log_q = _log_softmax(other), _log_softmax(exact)
-    divergence: NDArray[np.float64] = (np.exp(log_p) * (log_p - log_q)).sum(1)
+    divergence: NDArray[np.float64] = (np.exp(log_p) * (log_p - log_q)).reshape(len(log_p), -1).sum(1)
     return np.maximum(divergence, 0.0)
 
 
@@ -121,8 +124,8 @@ def gaussian_divergence(exact: FloatArray, other: FloatArray) -> NDArray[np.floa
 
 
 def _log_softmax(logits: FloatArray) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
-    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return found
 
 
@@ -133,7 +136,8 @@ class Distributions:
     Attributes:
         kl_mean: Mean KL divergence from fp32's, in nats.
         kl_p99: Its 99th percentile.
-        agreement: Share of states where both have the same most likely choice; None of continuous actions.
+        agreement: Share of states where both have the same most likely choice, of several at once each the same; None
+            of continuous actions.
         action_error_mean: Mean error of the likeliest continuous action, clipped to its bounds, relative to the range
             between them; of the element where it is largest. None of choices.
     """
@@ -146,9 +150,13 @@ class Distributions:
 
 def distributions(exact: FloatArray, other: FloatArray, action: specs.ActionSpec) -> Distributions:
     """Compares outputs of a policy that samples, logits [N, n] or means and log deviations [N, 2 D], with fp32's."""
-    if action.kind == "discrete":
+    if action.kind != "continuous":
+        if action.choices:
+            where = factored.places(action.choices)
+            exact, other = factored.spread(exact, where), factored.spread(other, where)
         kl = categorical_divergence(exact, other)
-        agreement = float((exact.argmax(1) == other.argmax(1)).mean())
+        same = exact.argmax(-1) == other.argmax(-1)
+        agreement = float(same.reshape(len(same), -1).all(1).mean())
         return Distributions(float(kl.mean()), float(np.percentile(kl, 99)), agreement, None)
     kl = gaussian_divergence(exact, other)
     mode, other_mode = (np.clip(outputs[:, : action.size], action.low, action.high) for outputs in (exact, other))

@@ -15,7 +15,7 @@ from broker.contract import errors, specs
 from learner import algorithms, config
 from learner.algorithms import registry
 from learner.audit import auditor, drift, holding, model_store
-from learner.experience import age, dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
+from learner.experience import age, dead_letters, ingest, ledger, opening, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
@@ -139,8 +139,9 @@ def build(
     gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
     counted.restart_rates(algorithm.updates, steps.env_steps)
     owed = receipts.Receipts(fleet, actors, ingesting.receipts)
+    opener = opening.Opener(validator, fleet.wake) if validator.unpacks else None
     receiver = receiving.Receiver(
-        *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting), trials
+        *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting, opener, trials)
     )
     commit = functools.partial(receiver.commit, wait=True)
     held = holding.read(directory.path)

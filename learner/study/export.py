@@ -188,6 +188,8 @@ def _spaces(spec: specs.EnvSpec) -> dict[str, str]:
     box = _box(dtype, shape, np.full(shape, low), np.full(shape, high))
     if action.kind == "discrete":
         acts: dict[str, Any] = {"type": "Discrete", "dtype": "int64", "start": 0, "n": action.n}
+    elif action.kind == "multi_discrete":
+        acts = {"type": "MultiDiscrete", "dtype": "int64", "nvec": list(action.choices)}
     else:
         acts = _box(
             "float32", action.shape, np.reshape(action.low, action.shape), np.reshape(action.high, action.shape)

@@ -162,7 +162,7 @@ def table(study: Object) -> str:
     first = study["rows"][0]
     if "kl_mean" in first and "error_mean" not in first:
         head, units = _SAMPLED
-        mode = "share with fp32's likeliest choice" if study["actions"] == "discrete" else "mean error of the mean"
+        mode = "share with fp32's likeliest choice" if study["actions"] != "continuous" else "mean error of the mean"
         lines.append(f"KL: divergence of the distribution of actions from fp32's; mode: {mode}")
     elif study["actions"] == "discrete":
         head, units = _CHOICES

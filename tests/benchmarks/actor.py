@@ -23,6 +23,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from broker.contract import specs
 from broker.fleet import identity
 from edge_actor import config
 from edge_actor.acting import evaluate
@@ -41,16 +42,29 @@ def run() -> Iterator[dict[str, Any]]:
     """Yields one row per case."""
     with tempfile.TemporaryDirectory(prefix="actorq-bench-") as name:
         directory = Path(name)
-        model = directory / "policy.tflite"
-        # In a process of its own: TensorFlow would change what this one measures
-        subprocess.run(
-            [sys.executable, "-m", "tests.edge_actor.policies.models.make", "256", "int8", str(model)], check=True
-        )
+        model = _model(directory, "q_values")
         yield _steps(directory, model, n_envs=1, epsilon=0.05, message_steps=8192)
         yield _steps(directory, model, n_envs=1, epsilon=0.0, message_steps=8192)
         yield _steps(directory, model, n_envs=16, epsilon=0.05, message_steps=8192)
+        for head in specs.SAMPLED_HEADS:
+            yield _sampled(directory, head)
         yield _latency(model)
         yield _frames(directory)
+
+
+def _model(directory: Path, head: str) -> Path:
+    file = directory / f"{head}.tflite"
+    # In a process of its own: TensorFlow would change what this one measures
+    words = [sys.executable, "-m", "tests.edge_actor.policies.models.make", "256", "int8", head, str(file)]
+    subprocess.run(words, check=True)
+    return file
+
+
+def _sampled(directory: Path, head: specs.Head) -> dict[str, Any]:
+    """Each step samples an action, and works out its log-probability, which is sent with it."""
+    name = ENV if head == "categorical" else "Pendulum-v1"
+    model, case = _model(directory, head), f"{name}, gymnasium.make, sampled: {head}"
+    return _compared(directory, model, name, gymnasium.make(name), 1, 0.0, 8192, case, "MLP 256x2", head)
 
 
 def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message_steps: int) -> dict[str, Any]:
@@ -76,9 +90,10 @@ def _compared(
     message_steps: int,
     case: str,
     network: str,
+    head: specs.Head = "q_values",
 ) -> dict[str, Any]:
     ratios, rates, references = [], [], []
-    with _acting(directory, model, name, n_envs, epsilon, message_steps) as (loop, broker):
+    with _acting(directory, model, name, n_envs, epsilon, message_steps, head) as (loop, broker):
         for _ in range(ALTERNATIONS):
             rate, actions = _slice(loop)
             rates.append(rate)
@@ -133,7 +148,7 @@ def _bare(environment: Any, actions: NDArray[Any]) -> float:
     rows = list(actions[:, 0] if actions.shape[1] == 1 else actions)
     environment.reset(seed=0)
     step, reset = environment.step, environment.reset
-    steps = actions.size
+    steps = float(len(actions) * actions.shape[1])
     began = time.perf_counter()
     if actions.shape[1] == 1:
         for action in rows:
@@ -148,7 +163,7 @@ def _bare(environment: Any, actions: NDArray[Any]) -> float:
 
 @contextlib.contextmanager
 def _acting(
-    directory: Path, model: Path, name: str, n_envs: int, epsilon: float, message_steps: int
+    directory: Path, model: Path, name: str, n_envs: int, epsilon: float, message_steps: int, head: specs.Head
 ) -> Iterator[tuple[acting_loop.ActingLoop, str]]:
     """An actor that has its policy and its grant, and the kind of its broker."""
     fleet = identity.Fleet.open("bench", directory / "fleet")
@@ -156,9 +171,10 @@ def _acting(
         bundle = fleet.enroll("bench-actor", [address])
         learner = subprocess.Popen(
             [sys.executable, "-m", "tests.fakes.fake_learner"]
-            + [address, str(directory / "fleet"), "bench", "bench-actor", str(model), str(epsilon), str(message_steps)],
+            + [address, str(directory / "fleet"), "bench", "bench-actor", str(model), str(epsilon), str(message_steps)]
+            + [head],
         )
-        state = directory / f"state-{name.rpartition(':')[2]}-{n_envs}-{epsilon}"
+        state = directory / f"state-{name.rpartition(':')[2]}-{head}-{n_envs}-{epsilon}"
         settings = config.ActorConfig(env=name, envs=n_envs, state_dir=str(state))
         actor = build.build(settings, bundle)
         try:

@@ -93,22 +93,18 @@ def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPol
     memory.insert(*[message] * (phases * steps // 1000 + 1))
     agent = registry.make(config.Settings(config.TrainConfig(algorithm=name), settings, config.GateConfig()), spec)
     assert isinstance(agent, on_policy.OnPolicy)
-    handed: list[Any] = []
-    take_steps = agent._take_steps
-
-    def keep(*minibatches: Any) -> Any:
-        handed[:] = minibatches
-        return take_steps(*minibatches)
 
     def whole() -> None:
         agent.update(memory.take(steps, settings.epochs, settings.batch_size, newest, rng))
 
-    agent._take_steps = keep  # type: ignore[method-assign]
-    whole()
-    agent._take_steps = take_steps  # type: ignore[method-assign]
     import tensorflow as tf
 
-    prepared = [tf.constant(array) for array in handed]
+    one = memory.take(steps, settings.epochs, settings.batch_size, newest, rng)
+    found = (rng.normal(size=steps).astype(np.float32) for _ in range(3))  # advantages, targets and values
+    arrays = one.observation[one.at], one.action, one.log_prob, *found
+    prepared = [tf.constant(array[one.minibatches]) for array in arrays]
+    for warm_up in (whole, lambda: agent._steps(*prepared)):
+        warm_up()
     rates: dict[Callable[[], object], list[float]] = {lambda: agent._steps(*prepared): [], whole: []}
     for _ in range(ALTERNATIONS):
         for side, seen in rates.items():
@@ -127,8 +123,9 @@ def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPol
         "reference": round(statistics.median(bare_rates), 1),
         "ratio": round(statistics.median(ratios), 3),
         "spread": round(max(ratios) - min(ratios), 3),
-        "explain": f"{settings.updates_per_phase} updates a phase; around them: joining segments, one more pass for "
-        "values and log-probabilities, advantages, and a gather of each array into minibatches",
+        "explain": f"{settings.updates_per_phase} updates a phase; around them: joining segments, values and "
+        "log-probabilities (one more pass, unless there is one update), advantages, and minibatches; the reference has "
+        "these ready, and is the gradient steps alone",
     }
 
 

@@ -1,7 +1,7 @@
 """A learner without learning, over a real broker: publishes policies, assigns, grants, gives receipts, keeps messages.
 
 As a program it serves one actor until it is killed: `python -m tests.fakes.fake_learner BROKER FLEET_DIR FLEET
-ACTOR [MODEL HEAD EPSILON MESSAGE_STEPS]`.
+ACTOR MODEL EPSILON MESSAGE_STEPS [HEAD]`.
 """
 
 from __future__ import annotations
@@ -174,12 +174,21 @@ class FakeLearner:
         self.reports.put(codec.decode(messages.Report, self._mac.open(topic, payload)))
 
 
-def main(broker: str, directory: str, name: str, actor_id: str, model: str, epsilon: str, message_steps: str) -> None:
+def main(
+    broker: str,
+    directory: str,
+    name: str,
+    actor_id: str,
+    model: str,
+    epsilon: str,
+    message_steps: str,
+    head: str = "q_values",
+) -> None:
     """Grants without end, and forgets what it receives."""
     learner = FakeLearner(broker, identity.Fleet.open(name, Path(directory), create=False), actor_id)
     born = learner.await_birth(60.0)
     assert born.birth is not None
-    learner.publish(policy(Path(model).read_bytes(), born.birth.spec.fingerprint))
+    learner.publish(policy(Path(model).read_bytes(), born.birth.spec.fingerprint, head=head))
     learner.assign(
         dataclasses.replace(
             assignment(born.boot, steps_granted=1 << 40, message_steps=int(message_steps), message_period_s=1.0),

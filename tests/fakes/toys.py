@@ -215,9 +215,9 @@ class Chatter(Robot):
 
 
 class Arcade(Robot):
-    """Has twelve buttons, which make too many choices."""
+    """Has more buttons than an action may have elements."""
 
-    action_space = spaces.MultiBinary(12)  # type: ignore[assignment]
+    action_space = spaces.MultiBinary(1025)  # type: ignore[assignment]
 
 
 class Mixed(Robot):
@@ -251,11 +251,40 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "steps": spaces.Box(np.array([-1, 0]), np.array([1, 2]), dtype=np.int64),
     "pair": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiBinary(2))),
     "named": spaces.Dict({"turn": spaces.Discrete(3), "go": spaces.Dict({"left": spaces.MultiDiscrete([2, 2])})}),
+    "panel": spaces.MultiDiscrete([5, 7, 3, 16], start=[0, 2, -1, 0]),
+    "keys": spaces.MultiBinary((3, 4)),
+    "robot": spaces.Dict(
+        {
+            "arm": spaces.Tuple((spaces.Discrete(40, start=5), spaces.MultiBinary(2))),
+            "leg": spaces.Box(-3, 9, (2, 1), np.int16),
+        }
+    ),
     "floats": spaces.Dict(
         {"arm": spaces.Box(-2, 2, (2, 2), np.float64), "leg": spaces.Tuple((spaces.Box(0, 1, (), np.float32),))}
     ),
     "angle": spaces.Box(-3, 3, (), np.float32),
 }
+
+
+class Panel(gymnasium.Env[Any, Any]):
+    """Shows which of twelve keys are to be pressed, and rewards each that is as it shall be; 20 steps an episode."""
+
+    observation_space = spaces.Box(0.0, 1.0, (12,), np.float32)
+    action_space = spaces.MultiBinary(12)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._shown(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        right, self._step = float((action == self._wanted).mean()), self._step + 1
+        return self._shown(), right, False, self._step == 20, {}
+
+    def _shown(self) -> Any:
+        self._wanted = self.np_random.integers(0, 2, 12)
+        return self._wanted.astype(np.float32)
 
 
 class Unbounded(Robot):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 
 from broker.contract import messages
 from broker.program import stopwatch
 from learner.audit import auditor, drift
-from learner.experience import ingest, ledger, rate_limiter
+from learner.experience import ingest, ledger, opening, rate_limiter, validate
 from learner.fleet import receipts, roster, session
 from learner.policies import canary, publisher
 from learner.run.loop import policy_scores
@@ -33,7 +34,8 @@ class Receiver:
         failures: Takes in how environments fail.
         checks: Looks at a sample of the experience.
         drifting: Follows the experience.
-        trials: Follow it, too, where policies are tried.
+        opener: Opens messages of frames; None where there are none.
+        trials: Follow the experience, too, where policies are tried.
 
     Attributes:
         ingest: As given.
@@ -54,12 +56,14 @@ class Receiver:
         failures: notices.Notices,
         checks: auditor.Auditor,
         drifting: drift.Drift,
+        opener: opening.Opener | None = None,
         trials: canary.Canary | None = None,
     ) -> None:
         self._session, self._roster, self._limiter, self._progress = fleet, actors, limiter, counted
         self._publisher, self._scores, self._notices = publisher, scores, failures
         self.ingest = ingesting
         self._receipts, self._auditor, self._drift, self._trials = owed, checks, drifting, trials
+        self._opener = opener
         self.times = stopwatch.Stopwatch("wait", "broker")
 
     def receive(self, wait_s: float, *, starved: bool = False) -> None:
@@ -79,9 +83,16 @@ class Receiver:
             elif isinstance(message, messages.Report):
                 self._receive_report(arrival.actor_id, message)
             else:
-                self._receive_experience(arrival.actor_id, arrival.topic, message)
+                if self._opener is None:
+                    self._receive_experience(arrival.actor_id, arrival.topic, message)
+                else:
+                    if self._opener.is_full:
+                        self._take_opened(self._opener, wait=True)
+                    self._opener.add(arrival.actor_id, arrival.topic, message)
                 if self.ingest.is_full:
                     break
+        if self._opener is not None:
+            self._take_opened(self._opener, wait=False)
         self.commit(wait=False)
         self._publisher.tidy()
         if starved:
@@ -93,9 +104,16 @@ class Receiver:
         Args:
             wait: Until all that was received is.
         """
+        if wait and self._opener is not None:
+            self._take_opened(self._opener, wait=True)
         for experience in self.ingest.commit(wait=wait):
             self.count(experience)
         self._receipts.send(at_once=wait)
+
+    def close(self) -> None:
+        """Ends the thread that opens messages, if there is one."""
+        if self._opener is not None:
+            self._opener.close()
 
     def count(self, experience: messages.Experience) -> None:
         """Counts a message that has entered replay."""
@@ -127,10 +145,16 @@ class Receiver:
         if self._session.is_local and 0.0 <= way_s < WAY_MAX_S:
             self.times.add("broker", way_s)
 
-    def _receive_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
+    def _take_opened(self, opener: opening.Opener, *, wait: bool) -> None:
+        for one in opener.take(wait=wait):
+            self._receive_experience(*one)
+
+    def _receive_experience(
+        self, actor_id: str, topic: str, payload: bytes, opened: Callable[[], validate.Opened] | None = None
+    ) -> None:
         trials = self._trials
         newest = self._publisher.version if trials is None else trials.newest_version(actor_id)
-        validated = self.ingest.receive(actor_id, topic, payload, newest)
+        validated = self.ingest.receive(actor_id, topic, payload, newest, opened)
         if validated is None or (experience := validated.experience) is None:
             return
         # Refused or not, they used up its grant

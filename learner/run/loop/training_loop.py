@@ -118,6 +118,7 @@ class TrainingLoop:
             with contextlib.ExitStack() as ending:  # the last one first, and each whatever became of those before
                 ending.callback(self._computing.shutdown)
                 ending.callback(parts.ingest.close)
+                ending.callback(parts.receiver.close)
                 ending.callback(parts.orders.close)
                 ending.callback(parts.auditor.close)
                 ending.callback(parts.drift.close)

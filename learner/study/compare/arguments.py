@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.contract import errors
 from learner import config
-from learner.study.compare import peers, plan
+from learner.study.compare import headroom, peers, plan
 
 _log = logging.getLogger(__name__)
 _DEFAULT = plan.Request()
@@ -128,11 +128,11 @@ def complete(asked: plan.Request, tuned: Mapping[str, Any]) -> plan.Request:
     Raises:
         ConfigError: Nothing is left to run.
     """
-    if "updates_per_call" not in tuned:
+    if asked.samples_per_insert and not headroom.has_replay(tuned):
         raise errors.ConfigError(
-            f"{tuned['algorithm']} learns from a step as often as its phases say, so it has no two regimes",
-            where="--set algorithm",
-            todo="name one that learns from replay, such as dqn, d4pg or sac",
+            f"{tuned['algorithm']} learns from a step as often as its phases say, and samples none from replay",
+            where="--samples-per-insert",
+            todo="leave it out; --set epochs=N says how often it learns from a phase",
         )
     hidden = asked.hidden or (tuple(tuned["hidden"]),)
     kinds = asked.kinds

@@ -135,22 +135,23 @@ class Comparison:
 
     def _new_pace(self, regime: str, hidden: tuple[int, ...]) -> headroom.Pace | None:
         request, tuned = self._request, self._tuned
-        is_learner_bound, asked = regime == plan.LEARNER_BOUND, request.samples_per_insert
-        pilot = headroom.Pace(0) if is_learner_bound else headroom.first(tuned, asked)
+        asked = request.samples_per_insert
+        as_tuned = regime == plan.LEARNER_BOUND or not headroom.has_replay(tuned)
+        pilot = headroom.Pace(0) if as_tuned else headroom.first(tuned, asked)
         needs_steps = plan.THROUGHPUT in request.kinds and not request.steps
-        if needs_steps or not (is_learner_bound or asked):
+        if needs_steps or not (as_tuned or asked):
             found = self._pilot(regime, hidden, pilot)
-            while headroom.was_starved(found, pilot) and not (is_learner_bound or asked or self._stop.is_set()):
+            while headroom.was_starved(found, pilot) and not (as_tuned or asked or self._stop.is_set()):
                 pilot = headroom.lighter(pilot)
                 found = self._pilot(regime, hidden, pilot)
             if not found or self._stop.is_set():
                 return None
-            if is_learner_bound:
+            if as_tuned:
                 pace = headroom.learner_bound(found, tuned, request.run_s)
             else:
                 pace = headroom.actor_bound(found, pilot, tuned, request.run_s, asked)
         else:
-            pace = headroom.Pace(0, None if is_learner_bound else asked)
+            pace = headroom.Pace(0, None if as_tuned else asked)
         if request.steps:
             pace = dataclasses.replace(pace, steps=max(request.steps, tuned["learning_starts"]))
         self._directory.note_pace(regime, hidden, pace)

@@ -71,9 +71,10 @@ def until_steps(pace: headroom.Pace, tuned: Mapping[str, Any], max_s: float) -> 
     No score stops it or takes actors' time. Exploration is from the start what it is at the end: a random action takes
     no inference.
     """
+    end = str(tuned.get("epsilon_end", ""))  # what samples its actions has none
     return [
         *("--solved-return", "inf", "--evaluate-episodes", "0", "--max-env-steps", str(pace.steps or 10**9)),
-        *("--epsilon-start", str(tuned["epsilon_end"]), "--epsilon-end", str(tuned["epsilon_end"])),
+        *(("--epsilon-start", end, "--epsilon-end", end) if end else ()),
         *("--max-wall-s", str(max_s), "--checkpoint-period-s", _FOREVER_S, *pace.flags()),
     ]
 

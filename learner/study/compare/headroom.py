@@ -47,6 +47,11 @@ class Pace:
         return [word for name, value in given.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
+def has_replay(tuned: Mapping[str, Any]) -> bool:
+    """Returns whether how often a step is sampled can be chosen; else it is learned from in one phase, as tuned."""
+    return "updates_per_call" in tuned
+
+
 def first(tuned: Mapping[str, Any], samples_per_insert: float) -> Pace:
     """Returns what the first short run in the actor-bound regime is made with: little work, or what is asked for."""
     return Pace(
@@ -70,6 +75,8 @@ def lighter(pilot: Pace) -> Pace:
 
 def learner_bound(found: figures.Figures, tuned: Mapping[str, Any], run_s: float) -> Pace:
     """Returns the pace of runs with tuned settings; `found` is of the first short run."""
+    if not has_replay(tuned):
+        return Pace(_from_second_policy(found, tuned, run_s, 2.0 * tuned["rollout_steps"]))  # who gathers is one ahead
     return Pace(_steps(found, tuned, run_s, tuned["samples_per_insert"], tuned["updates_per_call"]))
 
 
@@ -117,6 +124,11 @@ def _steps(
     Until then the fleet may run ahead by as many as two calls of updates would sample, which are many where each is
     sampled seldom, or by a message (learner/run/build.py): while a large network is compiled it does.
     """
-    ahead = max(2.0 * tuned["batch_size"] * updates_per_call / samples_per_insert, tuned["message_steps"])
+    return _from_second_policy(found, tuned, run_s, 2.0 * tuned["batch_size"] * updates_per_call / samples_per_insert)
+
+
+def _from_second_policy(found: figures.Figures, tuned: Mapping[str, Any], run_s: float, ahead: float) -> int:
+    """Returns the steps of `run_s`, after the random ones and those by which the fleet runs ahead."""
+    ahead = max(ahead, tuned["message_steps"])
     wanted = tuned["learning_starts"] + ahead + max(_STEPS_MIN, found.get("env_steps_per_s", 0.0) * run_s)
     return int(float(f"{wanted:.2g}"))

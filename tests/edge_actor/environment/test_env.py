@@ -131,7 +131,7 @@ def test_wrong_arguments_are_an_error_of_the_environment() -> None:
     ("name", "space"),
     [
         ("Text", "observation space Text"),
-        ("Arcade", "action space MultiBinary has 4096 combinations, 1024 at most"),
+        ("Arcade", "action space MultiBinary has 1025 parts of 2050 choices together, 1024 and 4096 at most"),
         ("Mixed", r"action space Dict with the part \['grip'\], a Box\(.*, is not carried beside"),
         ("Chatter", "action space Text is not carried"),
     ],

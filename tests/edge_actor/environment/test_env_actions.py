@@ -13,6 +13,7 @@ from broker.contract import errors, specs
 from edge_actor.environment import env
 from tests.fakes import toys
 
+FACTORED = {"panel": (5, 7, 3, 16), "keys": (2,) * 12, "robot": (40, 2, 2, 13, 13)}
 COUNTS = {"multi": 6, "grid": 12, "buttons": 16, "steps": 9, "pair": 12, "named": 12}
 pytestmark = pytest.mark.fault(29)
 
@@ -88,14 +89,43 @@ def _floats(action: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "space",
     [
-        spaces.MultiDiscrete([32, 33]),
+        spaces.MultiDiscrete([4000, 97]),
         spaces.MultiBinary(20_000),
         spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (3,), np.int64),
     ],
 )
-def test_too_many_combinations_are_refused_with_the_bound(space: spaces.Space[Any]) -> None:
-    with pytest.raises(errors.SpecError, match="combinations, 1024 at most"):
+def test_too_many_choices_are_refused_with_the_bounds(space: spaces.Space[Any]) -> None:
+    with pytest.raises(errors.SpecError, match="choices together, 1024 and 4096 at most"):
         env._action(space, 0)
+
+
+@pytest.mark.parametrize(("kind", "choices"), FACTORED.items())
+def test_many_combinations_are_a_choice_for_each_element(kind: str, choices: tuple[int, ...]) -> None:
+    one, three = made(kind), made(kind, 3)
+    assert one.spec == three.spec
+    assert one.spec.action.choices == choices
+    assert one.spec.action.size == sum(choices)
+    ends = np.stack([np.zeros(len(choices), int), np.array(choices) - 1, np.arange(len(choices)) % np.array(choices)])
+    one.reset()
+    actions = [one.to_env(row) for row in ends]
+    assert all(toys.ACTIONS[kind].contains(action) for action in actions)
+    assert len({plain(action) for action in actions}) == 3
+    three.reset()
+    three.step(three.to_env(ends))
+    robots = [member.unwrapped for member in three.step.__self__.envs]  # type: ignore[attr-defined]
+    assert [plain(robot.taken[-1]) for robot in robots] == [plain(action) for action in actions]
+    for action in actions:  # last: the environment makes zeros of what it was given
+        one.step(action)
+
+
+def test_the_first_and_last_choices_are_the_ends_of_each_element() -> None:
+    to_env = made("panel").to_env
+    assert to_env(np.array([0, 0, 0, 0])).tolist() == [0, 2, -1, 0]
+    assert to_env(np.array([4, 6, 2, 15])).tolist() == [4, 8, 1, 15]
+    robot = made("robot").to_env(np.array([39, 0, 1, 0, 12]))
+    assert (robot["arm"][0], robot["arm"][1].tolist(), robot["leg"].tolist()) == (44, [0, 1], [[-3], [9]])
+    assert np.ndim(robot["arm"][0]) == 0
+    assert hash(robot["arm"][0]) == hash(44), "a number, as environments know it"
 
 
 def test_an_environment_of_several_choices_is_acted_in() -> None:

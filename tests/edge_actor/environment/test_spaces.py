@@ -37,6 +37,12 @@ TAKEN: dict[str, tuple[spaces.Space[Any], str]] = {
     "multibinary": (spaces.MultiBinary(10), "1024 actions"),
     "integers": (spaces.Box(0, 2, (2,), np.int64), "9 actions"),
     "dict of choices": (spaces.Dict(a=spaces.Discrete(2), b=spaces.MultiBinary(2)), "8 actions"),
+    "many combinations": (spaces.MultiDiscrete([100, 4, 3]), "3 choices of 3 to 100"),
+    "many buttons": (spaces.MultiBinary((4, 4)), "16 choices of 2"),
+    "many of each": (
+        spaces.Tuple((spaces.Discrete(30, start=-4), spaces.Box(0, 9, (2,), np.int8))),
+        "3 choices of 10 to 30",
+    ),
     "tuple of floats": (spaces.Tuple((NUMBER, spaces.Box(0, 2, (2, 2)))), "continuous[5]"),
     "double": (spaces.Box(-1, 1, (2,), np.float64), "continuous[2]"),
 }
@@ -48,7 +54,7 @@ REFUSED: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], str]] = {
     "member": (spaces.Tuple((NUMBER, spaces.Dict(m=spaces.Text(3)))), NUMBER, r"member \[1\]\['m'\] is a Text"),
     "no members": (spaces.Dict(), NUMBER, "the observation is a Dict without members"),
     "no members within": (spaces.Dict(a=NUMBER, t=spaces.Tuple(())), NUMBER, r"member \['t'\] that is a Tuple without"),
-    "too many": (NUMBER, spaces.MultiDiscrete([100, 100]), "action space MultiDiscrete has 10000 combinations"),
+    "too many": (NUMBER, spaces.MultiDiscrete([4000, 100]), "action space MultiDiscrete has 2 parts of 4100 choices"),
     "mixed": (NUMBER, spaces.Tuple((NUMBER, spaces.Discrete(2))), r"Tuple with the part \[0\], a Box"),
     "one choice": (NUMBER, spaces.MultiDiscrete([1, 1]), "2 to 65536 choices, not 1"),
     "no bounds": (NUMBER, spaces.Box(-np.inf, np.inf, (2,)), "bounds must be finite"),

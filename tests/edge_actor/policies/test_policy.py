@@ -18,6 +18,9 @@ CARTPOLE = env.make("CartPole-v1").spec
 INT8 = files.INT8.read_bytes()
 
 
+PAIR = specs.ActionSpec("multi_discrete", shape=(2,), low=(0.0, 0.0), high=(2.0, 1.0))
+
+
 class FixedOutput:
     """An interpreter whose output is what a test says; `row` is added, broadcast."""
 
@@ -70,6 +73,31 @@ def test_categorical_samples_the_softmax(monkeypatch: pytest.MonkeyPatch) -> Non
     assert np.bincount(chosen) / len(chosen) == pytest.approx(probability, abs=0.01)
     assert np.concatenate(log_probs) == pytest.approx(np.log(probability)[chosen], abs=1e-5)
     assert made.act(np.zeros((1, 3), np.float32)) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_several_choices_are_sampled_independently_and_their_log_probabilities_add_up(
+    monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    parts = [np.array([0.7, 0.2, 0.1]), np.array([0.4, 0.6])]
+    logits = np.concatenate([np.log(parts[0]) + 5.0, np.log(parts[1]) - 90.0])  # whatever the other one's level
+    made = with_output(monkeypatch, "categorical", PAIR, [logits] * batch)
+    noise = np.random.default_rng(0).gumbel(size=(20_000 // batch, batch, 5)).astype(np.float32)
+    log_probs: list[Any] = []
+    act, row = made.sampler(iter(noise), log_probs.append), np.zeros((batch, 3), np.float32)
+    chosen = np.array([act(row) for _ in noise])
+    assert chosen.shape == (len(noise), *((batch,) if batch > 1 else ()), 2)
+    pairs = chosen.reshape(-1, 2)
+    found = np.bincount(pairs[:, 0] * 2 + pairs[:, 1], minlength=6) / len(pairs)
+    assert found == pytest.approx(np.outer(*parts).ravel(), abs=0.01)
+    expected = np.log(parts[0])[pairs[:, 0]] + np.log(parts[1])[pairs[:, 1]]
+    assert np.concatenate(log_probs) == pytest.approx(expected, abs=2e-5)
+    assert made.act(row).tolist() == ([0, 1] if batch == 1 else [[0, 1]] * 2)
+
+
+def test_action_values_have_no_sum_over_several_choices() -> None:
+    with pytest.raises(errors.SpecError, match="'q_values' cannot choose multi_discrete actions"):
+        specs.check_head("q_values", PAIR)
 
 
 def test_gaussian_samples_and_gives_the_density(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from numpy.typing import NDArray
 
-from broker.contract import messages, specs
+from broker.contract import errors, messages, specs
 from edge_actor.policies import policy
 from learner import config
-from learner.algorithms import a2c, on_policy, ppo
+from learner.algorithms import a2c, dqn, on_policy, ppo
 from learner.experience import rollouts
 from learner.networks import layers
 from learner.quantize import compare, ptq
@@ -24,9 +25,12 @@ DISCRETE = specs.EnvSpec(specs.ObservationSpec((2,)), specs.ActionSpec("discrete
 CONTINUOUS = specs.EnvSpec(
     specs.ObservationSpec((2,)), specs.ActionSpec("continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0))
 )
+SEVERAL = specs.EnvSpec(
+    specs.ObservationSpec((2,)), specs.ActionSpec("multi_discrete", shape=(2,), low=(0.0, 0.0), high=(2.0, 1.0))
+)
 SMALL: dict[str, Any] = {"hidden": (16,), "value_hidden": (16,), "rollout_steps": 64, "batch_size": 32}
 NEWEST = messages.Order(1, 1)
-SPECS = {"discrete": DISCRETE, "continuous": CONTINUOUS}
+SPECS = {"discrete": DISCRETE, "continuous": CONTINUOUS, "several": SEVERAL}
 
 
 def make(kind: str, spec: specs.EnvSpec, seed: int = 0, **changes: Any) -> on_policy.OnPolicy:
@@ -41,7 +45,7 @@ def phase(
     """N episodes of one step each."""
     n, memory = len(reward), rollouts.Rollouts(1, 10_000, 0.9, 0)
     both = np.repeat(np.asarray(observation, np.float32), 2, axis=0)
-    dtype = np.int32 if spec.action.kind == "discrete" else np.float32
+    dtype = spec.action.dtype
     memory.insert(
         fleet_examples.experience(
             (1,) * n,
@@ -54,16 +58,41 @@ def phase(
     return memory.take(n, epochs, batch, NEWEST, np.random.default_rng(0))
 
 
+def random_actions(spec: specs.EnvSpec, rng: np.random.Generator) -> NDArray[Any]:
+    """Returns 64 of them."""
+    if spec.action.kind == "continuous":
+        return rng.normal(size=(64, 2))
+    return rng.integers(0, np.array(spec.action.choices or spec.action.n), (64, *spec.action.shape))
+
+
 def random_phase(spec: specs.EnvSpec, seed: int, epochs: int = 1) -> rollouts.Phase:
     rng = np.random.default_rng(seed)
-    action = rng.integers(0, 3, 64) if spec.action.kind == "discrete" else rng.normal(size=(64, 2))
+    action = random_actions(spec, rng)
     found = phase(spec, rng.normal(size=(64, 2)), action, rng.normal(size=64), np.full(64, -1.0), epochs=epochs)
     return dataclasses.replace(found, discount=np.full(64, 0.9, np.float32))
+
+
+def phase_of_sequences(spec: specs.EnvSpec, seed: int) -> rollouts.Phase:
+    """Three sequences of 30, 20 and 14 steps, of which the second terminates; all steps are one minibatch."""
+    rng, memory = np.random.default_rng(seed), rollouts.Rollouts(1, 10_000, 0.9, 0)
+    memory.insert(
+        fleet_examples.experience(
+            (30, 20, 14),
+            observation=rng.normal(size=(67, 2)).astype(np.float32),
+            action=random_actions(spec, rng).astype(spec.action.dtype),
+            reward=rng.normal(size=64).astype(np.float32),
+            terminated=np.array([0, 1, 0], np.uint8),
+            log_prob=np.full(64, -1.0, np.float32),
+        )
+    )
+    return memory.take(64, 1, 64, NEWEST, rng)
 
 
 def log_probs(outputs: NDArray[Any], action: NDArray[Any]) -> NDArray[np.float64]:
     """Returns log-probabilities of actions [N, ...] by a head's outputs, in numpy."""
     y = outputs.astype(np.float64)
+    if action.dtype.kind == "i" and action.ndim == 2:  # of SEVERAL
+        return log_probs(y[:, :3], action[:, 0]) + log_probs(y[:, 3:], action[:, 1])
     if action.ndim == 1:
         normalized = y - np.log(np.exp(y).sum(1, keepdims=True))
         chosen: NDArray[np.float64] = np.take_along_axis(normalized, action[:, None].astype(int), axis=1)[:, 0]
@@ -88,7 +117,8 @@ class Acting:
         self.seen = rng.normal(size=(n, 2)).astype(np.float32)
         self.model = int8(agent, spec, self.seen)
         acting = policy.Policy(self.model, agent.head, spec, 1)
-        noise = rng.gumbel(size=(n, 1, 3)) if agent.head == "categorical" else rng.normal(size=(n, 1, 2))
+        draw = rng.gumbel if agent.head == "categorical" else rng.normal
+        noise = draw(size=(n, 1, spec.action.size))
         said: list[Any] = []
         act = acting.sampler(iter(noise.astype(np.float32)), said.append)
         self.action = np.array([act(row[None]) for row in self.seen])
@@ -99,7 +129,7 @@ def steep(agent: on_policy.OnPolicy, kind: str) -> None:
     """Gives it outputs whose rounding is seen."""
     state = agent.state()
     last = sorted(name for name in state if name.startswith("weights/policy/") and name.endswith("kernel"))[-1]
-    state[last] = np.random.default_rng(1).normal(0, 2.0 if kind == "discrete" else 1.0, state[last].shape)
+    state[last] = np.random.default_rng(1).normal(0, 1.0 if kind == "continuous" else 2.0, state[last].shape)
     state[last] = state[last].astype(np.float32)
     agent.restore(state)
 
@@ -107,20 +137,20 @@ def steep(agent: on_policy.OnPolicy, kind: str) -> None:
 def importance(agent: on_policy.OnPolicy, taken: rollouts.Phase) -> NDArray[np.float32]:
     """The log importance weights that an update works with."""
     seen: list[Any] = []
-    estimates = agent._estimates
+    advantages = agent._advantages
 
-    def spy(batch: Any, v_tm1: Any, v_t: Any, log_rho: Any) -> Any:
-        seen.append(log_rho)
-        return estimates(batch, v_tm1, v_t, log_rho)
+    def spy(steps: Any, v_tm1: Any, v_t: Any, log_rho: Any) -> Any:
+        seen.append(log_rho.numpy())
+        return advantages(steps, v_tm1, v_t, log_rho)
 
-    agent._estimates = spy  # type: ignore[method-assign]
-    agent.normalize = lambda observations: None  # type: ignore[method-assign]  # pi as it was when int8 was made of it
-    agent.update(taken)
+    agent._advantages = spy  # type: ignore[method-assign]
+    agent._take_in = lambda observations: None  # type: ignore[method-assign]  # pi as it was when int8 was made of it
+    agent._estimates(*map(tf.convert_to_tensor, on_policy.Steps.of(taken)))  # what is compiled, line by line
     found: NDArray[np.float32] = seen[0]
     return found
 
 
-@pytest.mark.parametrize(("kind", "what"), [("ppo", "discrete"), ("a2c", "continuous")])
+@pytest.mark.parametrize(("kind", "what"), [("ppo", "discrete"), ("a2c", "continuous"), ("ppo", "several")])
 def test_log_mu_is_what_int8_said_on_the_actor(kind: str, what: str) -> None:
     spec, agent = SPECS[what], make(kind, SPECS[what])
     steep(agent, what)
@@ -227,13 +257,41 @@ def test_values_stay_what_they_were_when_their_unit_changes() -> None:
     taken = random_phase(DISCRETE, 0)
 
     def values() -> NDArray[np.float32]:
-        found: NDArray[np.float32] = agent._looked(taken.observation, taken.at, taken.action)[0].numpy()
-        return found * agent._value_scale
+        _, value = agent._network.split(agent._groups["weights"])
+        outputs = agent._network.values(value, agent._normalized(taken.observation))
+        found: NDArray[np.float32] = (outputs * agent._value_scale).numpy()
+        return found
 
     before = values()
-    assert agent._rescale_values(np.array([30.0, 40.0], np.float32)) == pytest.approx(np.sqrt(1250.0))
+    assert float(agent._rescale_values(np.array([30.0, 40.0], np.float32))) == pytest.approx(np.sqrt(1250.0))
     assert values() == pytest.approx(before, rel=1e-5)
-    assert agent._rescale_values(np.zeros(2, np.float32)) == pytest.approx(25.0)
+    assert float(agent._rescale_values(np.zeros(2, np.float32))) == pytest.approx(25.0)
+
+
+@pytest.mark.parametrize("what", SPECS)
+def test_a_phase_of_one_step_does_in_one_compiled_call_what_it_does_piece_by_piece(what: str) -> None:
+    spec, agents = SPECS[what], [make("a2c", SPECS[what], batch_size=64) for _ in range(2)]
+    taken = [phase_of_sequences(spec, seed) for seed in range(3)]
+    assert {len(one.minibatches) for one in taken} == {1}
+    at_once = [agents[0].update(one) for one in taken]
+    for one, whole in zip(taken, at_once, strict=True):
+        steps = on_policy.Steps.of(one)
+        found = [array.numpy() for array in agents[1]._estimates(*map(tf.convert_to_tensor, steps))]
+        apart = agents[1]._take_steps(*(a[None] for a in (steps.observation, steps.action, steps.log_mu, *found)))
+        assert whole.metrics == pytest.approx(apart.metrics, rel=1e-3, abs=1e-5)
+        assert whole.td_error == pytest.approx(apart.td_error, abs=1e-4)
+    first, second = (agent.state() for agent in agents)
+    assert all(first[name] == pytest.approx(second[name], rel=1e-3, abs=1e-4) for name in first)
+    assert first["updates"] == 3
+
+
+def test_each_step_comes_to_the_next_one_or_to_what_is_behind_its_sequence() -> None:
+    taken = phase_of_sequences(DISCRETE, 0)
+    steps = on_policy.Steps.of(taken)
+    both = np.concatenate([steps.observation, steps.bootstrap])
+    assert (both[steps.following] == taken.observation[taken.at + 1]).all()
+    assert len(steps.bootstrap) == 8, "an eighth, though there are but three ends: compiled once for most phases"
+    assert len(on_policy.Steps.of(random_phase(DISCRETE, 0)).bootstrap) == 64, "each step ends a sequence"
 
 
 def test_policy_and_value_steps_decay_to_a_tenth() -> None:
@@ -247,7 +305,9 @@ def test_policy_and_value_steps_decay_to_a_tenth() -> None:
     assert np.array(moved[1]) == pytest.approx(0.1 * np.array(moved[0]), rel=0.05)
 
 
-@pytest.mark.parametrize(("kind", "what"), [("ppo", "discrete"), ("ppo", "continuous"), ("a2c", "discrete")])
+@pytest.mark.parametrize(
+    ("kind", "what"), [("ppo", "discrete"), ("ppo", "continuous"), ("a2c", "discrete"), ("a2c", "several")]
+)
 def test_learns_what_is_best_from_what_its_int8_policy_did(kind: str, what: str) -> None:
     """A bandit: the best choice follows from the sign of a feature; so does the best action."""
     spec, rng = SPECS[what], np.random.default_rng(0)
@@ -263,15 +323,48 @@ def test_learns_what_is_best_from_what_its_int8_policy_did(kind: str, what: str)
         if what == "discrete":
             action: NDArray[Any] = (outputs + rng.gumbel(size=outputs.shape)).argmax(1)
             reward = (action == best).astype(float)
+        elif what == "several":
+            sampled = outputs + rng.gumbel(size=outputs.shape)
+            action = np.stack([sampled[:, :3].argmax(1), sampled[:, 3:].argmax(1)], axis=1)
+            reward = 0.5 * ((action[:, 0] == 2 * best).astype(float) + (action[:, 1] == best))
         else:
             mean, log_std = np.split(outputs, 2, axis=1)
             action = (mean + np.exp(log_std) * rng.normal(size=mean.shape)).astype(np.float32)
             reward = -np.square(action[:, 0] - (2.0 * best - 1.0))
         gained.append(float(reward.mean()))
         agent.update(phase(spec, x, action, reward, log_probs(outputs, action), batch=64, epochs=2))
-    if what == "discrete":
+    if what == "several":
+        assert gained[0] < 0.55
+        assert gained[-1] > 0.85
+    elif what == "discrete":
         assert gained[0] < 0.5
         assert gained[-1] > 0.85
     else:
         assert gained[0] < -1.5
         assert gained[-1] > -0.75
+
+
+def test_divergence_of_several_choices_is_the_sum_of_theirs() -> None:
+    rng = np.random.default_rng(0)
+    exact, other = rng.normal(size=(50, 5)), rng.normal(size=(50, 5))
+    found = compare.distributions(exact, other, SEVERAL.action)
+    both = (exact[:, :3], other[:, :3]), (exact[:, 3:], other[:, 3:])
+    apart = sum(compare.categorical_divergence(*pair) for pair in both)
+    assert found.kl_mean == pytest.approx(float(np.mean(apart)))
+    assert found.kl_p99 == pytest.approx(float(np.percentile(apart, 99)))
+    alike = [(p.argmax(1) == q.argmax(1)) for p, q in both]
+    assert found.agreement == pytest.approx(float((alike[0] & alike[1]).mean()))
+
+
+def test_the_outputs_of_each_choice_are_centred_by_themselves() -> None:
+    agent = make("a2c", SEVERAL)
+    steep(agent, "several")
+    outputs = reference.outputs(agent.policy_layers(), np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32))
+    assert outputs[:, :3].mean(1) == pytest.approx(np.zeros(9), abs=1e-5)
+    assert outputs[:, 3:].mean(1) == pytest.approx(np.zeros(9), abs=1e-5)
+
+
+def test_what_learns_action_values_refuses_several_choices_by_name() -> None:
+    with pytest.raises(errors.SpecError, match="takes multi_discrete ones") as caught:
+        dqn.Dqn.check(SEVERAL)
+    assert "ppo or a2c" in caught.value.todo

@@ -31,6 +31,7 @@ HONEST: dict[str, tuple[str, str, dict[str, Any]]] = {
     "noise and epsilon": ("Pendulum-v1", "deterministic", {"noise_std": 0.1, "epsilon_start": 0.2, "epsilon_end": 0.2}),
     "no noise": ("Pendulum-v1", "deterministic", {}),
     "categorical": ("CartPole-v1", "categorical", {"n_envs": 2}),
+    "several choices": (f"{toys.__file__}:Taker", "categorical", {"n_envs": 2, "arguments": {"kind": "panel"}}),
     "gaussian": ("Pendulum-v1", "gaussian", {}),
     "squashed gaussian": ("Pendulum-v1", "squashed_gaussian", {"n_envs": 2}),
 }  # fmt: skip
@@ -61,7 +62,12 @@ def test_other_precisions_are_held_to_what_float_kernels_may_differ_by(precision
     assert acting.audited(actor, lie, made, precision=precision).wrong > 100
 
 
-LIES = ("CartPole-v1", "q_values", 0.1), ("Pendulum-v1", "deterministic", 0.0), ("CartPole-v1", "categorical", 0.0)
+LIES = (
+    ("CartPole-v1", "q_values", 0.1),
+    ("Pendulum-v1", "deterministic", 0.0),
+    ("CartPole-v1", "categorical", 0.0),
+    (f"{toys.__file__}:Panel", "categorical", 0.0),
+)
 
 
 @pytest.mark.parametrize(("task", "head", "epsilon"), LIES)

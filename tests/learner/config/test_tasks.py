@@ -97,6 +97,7 @@ def test_what_sac_cannot_do_is_refused() -> None:
 def test_the_algorithm_follows_from_the_actions_where_none_is_named() -> None:
     assert effective("SomeoneElses-v3", "--atoms", "11", actions="continuous").algorithm == config.D4pgConfig(atoms=11)
     assert effective("SomeoneElses-v3", actions="discrete").train.algorithm == "dqn"
+    assert effective("SomeoneElses-v3", actions="multi_discrete").train.algorithm == "ppo"
     assert effective("Pendulum-v1", actions="continuous").train.algorithm == "d4pg", "the tuned one"
     assert effective("MountainCarContinuous-v0").train.algorithm == "ddpg"
     assert effective("CartPole-v1").train.algorithm == "dqn", "tuned for one alone"
@@ -109,6 +110,9 @@ def test_a_named_algorithm_must_fit_the_actions() -> None:
     with pytest.raises(errors.ConfigError, match="dqn learns discrete actions, and It-v0 takes continuous") as caught:
         effective("It-v0", "--algorithm", "dqn", actions="continuous")
     assert caught.value.todo == "leave it out, or name ddpg, d4pg, sac, ppo or a2c"
+    with pytest.raises(errors.ConfigError, match="dqn learns discrete actions, and It-v0 takes multi_disc") as caught:
+        effective("It-v0", "--algorithm", "dqn", actions="multi_discrete")
+    assert caught.value.todo == "leave it out, or name ppo or a2c"
 
 
 @pytest.mark.parametrize("name", ["ddpg", "sac"])

@@ -61,7 +61,7 @@ def advantages(phase: rollouts.Phase) -> list[float]:
     found = policy_gradient.generalized_advantages(
         phase.reward, phase.discount, values[phase.at], values[phase.at + 1], phase.is_last, 0.8
     )
-    ordered: list[float] = found.advantage[np.argsort(phase.reward)].tolist()
+    ordered: list[float] = found.advantage.numpy()[np.argsort(phase.reward)].tolist()
     return ordered
 
 

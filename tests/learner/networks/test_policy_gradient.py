@@ -23,24 +23,24 @@ def test_generalized_advantages_by_hand() -> None:
     deltas = [1 + 0.5 * 4 - 1, 2 - 4, 3 + 0.5 * 6 - 2]  # 2, -2, 4
     advantage = [2 + 0.5 * 0.8 * -2, -2, 4]
     assert deltas == [2, -2, 4]
-    assert found.advantage.tolist() == pytest.approx(advantage)
-    assert found.target.tolist() == pytest.approx([1.2 + 1, -2 + 4, 4 + 2])
+    assert found.advantage.numpy().tolist() == pytest.approx(advantage)
+    assert found.target.numpy().tolist() == pytest.approx([1.2 + 1, -2 + 4, 4 + 2])
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 1.0])
 def test_lambda_0_trusts_values_and_1_trusts_rewards(lambda_: float) -> None:
     found = policy_gradient.generalized_advantages(R, DISCOUNT, V_TM1, V_T, LAST, lambda_)
     first = 1 + 0.5 * (4 if lambda_ == 0 else 2) - 1
-    assert found.advantage[0] == pytest.approx(first)
+    assert float(found.advantage[0]) == pytest.approx(first)
 
 
 def test_vtrace_by_hand() -> None:
     log_rho = np.log(np.array([2.0, 0.5, 0.25], np.float32))
     found = policy_gradient.vtrace(R, DISCOUNT, V_TM1, V_T, LAST, log_rho, lambda_=1.0)
     # delta = min(1, rho) (r + discount v' - v); errors add up by discount times min(1, rho), from the end
-    assert found.target.tolist() == pytest.approx([1 + (2 + 0.5 * 1.0 * -1), 4 + 0.5 * -2, 2 + 0.25 * 4])
+    assert found.target.numpy().tolist() == pytest.approx([1 + (2 + 0.5 * 1.0 * -1), 4 + 0.5 * -2, 2 + 0.25 * 4])
     # advantage = min(1, rho) (r + discount target' - v), and behind a sequence the value
-    assert found.advantage.tolist() == pytest.approx([1 + 0.5 * 3 - 1, 0.5 * (2 - 4), 0.25 * (3 + 0.5 * 6 - 2)])
+    assert found.advantage.numpy().tolist() == pytest.approx([1 + 0.5 * 3 - 1, 0.5 * (2 - 4), 0.25 * (3 + 0.5 * 6 - 2)])
 
 
 def test_vtrace_with_its_bounds_and_lambda_agrees_with_the_definition_term_by_term() -> None:
@@ -53,17 +53,17 @@ def test_vtrace_with_its_bounds_and_lambda_agrees_with_the_definition_term_by_te
     delta = rho * (r + gamma * values[1:] - values[:-1])
     target = [values[s] + sum(gamma ** (t - s) * np.prod(c[s:t]) * delta[t] for t in range(s, n)) for s in range(n)]
     found = policy_gradient.vtrace(r, discount, values[:-1], values[1:], last, log_rho, lambda_, rho_bar, c_bar)
-    assert found.target == pytest.approx(np.array(target), abs=1e-6)
+    assert found.target.numpy() == pytest.approx(np.array(target), abs=1e-6)
     mixed = [lambda_ * t + (1 - lambda_) * v for t, v in zip([*target[1:], 0], values[1:], strict=True)]
     mixed[-1] = values[-1]
-    assert found.advantage == pytest.approx(rho * (r + gamma * np.array(mixed) - values[:-1]), abs=1e-6)
+    assert found.advantage.numpy() == pytest.approx(rho * (r + gamma * np.array(mixed) - values[:-1]), abs=1e-6)
 
 
 def test_vtrace_on_policy_is_the_return_of_n_steps() -> None:
     found = policy_gradient.vtrace(R, DISCOUNT, V_TM1, V_T, LAST, np.zeros(3, np.float32), lambda_=1.0)
     same = policy_gradient.generalized_advantages(R, DISCOUNT, V_TM1, V_T, LAST, lambda_=1.0)
-    assert found.target.tolist() == pytest.approx([1 + 0.5 * 2, 2, 3 + 0.5 * 6])
-    assert found.advantage.tolist() == pytest.approx(same.advantage.tolist())
+    assert found.target.numpy().tolist() == pytest.approx([1 + 0.5 * 2, 2, 3 + 0.5 * 6])
+    assert found.advantage.numpy().tolist() == pytest.approx(same.advantage.numpy().tolist())
 
 
 def test_a_ratio_beyond_float32_is_a_number() -> None:
@@ -74,9 +74,9 @@ def test_a_ratio_beyond_float32_is_a_number() -> None:
 
 def test_normalized_advantages() -> None:
     advantage = np.array([1.0, 3.0], np.float32)
-    assert policy_gradient.normalized(advantage, 0.5).tolist() == pytest.approx([-1.0, 1.0])
-    assert policy_gradient.normalized(advantage, 4.0).tolist() == pytest.approx([-0.25, 0.25])
-    assert policy_gradient.normalized(np.full(4, 7.0, np.float32), 0.0).tolist() == [0.0] * 4
+    assert policy_gradient.normalized(advantage, 0.5).numpy().tolist() == pytest.approx([-1.0, 1.0])
+    assert policy_gradient.normalized(advantage, 4.0).numpy().tolist() == pytest.approx([-0.25, 0.25])
+    assert policy_gradient.normalized(np.full(4, 7.0, np.float32), 0.0).numpy().tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,23 @@ def test_categorical_distribution_by_hand() -> None:
     log_prob = policy_gradient.categorical_log_prob(logits, tf.constant([1, 2]))
     assert log_prob.numpy() == pytest.approx([math.log(0.25), math.log(0.8)], abs=1e-6)
     assert policy_gradient.categorical_entropy(logits).numpy()[0] == pytest.approx(1.5 * math.log(2.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("choices", [(3, 2), (2, 2)])
+def test_several_choices_by_hand(choices: tuple[int, ...]) -> None:
+    """Log-probabilities and entropies are sums over elements, each of which has a softmax of its own."""
+    parts = [np.array([0.5, 0.25, 0.25][: choices[0]]), np.array([0.1, 0.9])]
+    parts = [part / part.sum() for part in parts]
+    logits = tf.constant(np.concatenate([np.log(parts[0]) + 3.0, np.log(parts[1]) - 50.0])[None], tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        spread = policy_gradient.by_element(logits, choices)
+        log_prob = policy_gradient.categorical_log_prob(spread, tf.constant([[1, 0]]))
+    assert log_prob.numpy() == pytest.approx([math.log(parts[0][1]) + math.log(0.1)], abs=1e-5)
+    slope = np.concatenate([np.eye(choices[0])[1] - parts[0], np.eye(2)[0] - parts[1]])
+    assert tape.gradient(log_prob, logits).numpy()[0] == pytest.approx(slope, abs=1e-5)
+    entropy = -sum(float((part * np.log(part)).sum()) for part in parts)
+    assert policy_gradient.categorical_entropy(spread).numpy() == pytest.approx([entropy], abs=1e-5)
 
 
 def test_gaussian_distribution_by_hand() -> None:

@@ -15,6 +15,7 @@ from broker.contract import errors
 from learner.files import checkpoint, run_directory
 from learner.run import local_fleet
 from tests import conftest
+from tests.fakes import toys
 
 pytestmark = pytest.mark.system
 
@@ -102,3 +103,20 @@ def test_trains_cartpole_by_ppo(start_fleet: StartFleet, run_root: Path) -> None
     summary = json.loads(fleet.learner_output())
     assert summary["solved"]
     assert summary["int8_return_mean"] >= 475.0
+
+
+def test_several_choices_at_once_are_learned_where_no_algorithm_is_named(
+    start_fleet: StartFleet, run_root: Path
+) -> None:
+    """Twelve keys have 4096 combinations: a softmax for each, sampled by the int8 policy on the actor."""
+    fleet, name = start_fleet(), f"{toys.__file__}:Panel"
+    fleet.start_actor("only", ["--env", name, "--envs", "2"])
+    fleet.start_learner(
+        ["--env", name, *SMALL, "--learning-rate", "0.003", "--max-env-steps", "8000", "--evaluate-episodes", "10"]
+        + ["--run-dir", str(run_root / "run"), "--json"]
+    )
+    assert fleet.children["learner"].wait(240.0) == errors.EXIT_OK, fleet.log_tail("learner")
+    summary = json.loads(fleet.learner_output())
+    assert summary["messages_refused"].keys() <= {"duplicate", "gap"}
+    assert summary["kl_mean"] < 0.02
+    assert summary["int8_return_mean"] > 11.5, "by chance it is 10, give or take 0.2"

@@ -96,9 +96,11 @@ def test_a_task_without_a_threshold_runs_for_throughput_only(caplog: pytest.LogC
         arguments.complete(plan.Request(kinds=("threshold",)), tuned)
 
 
-def test_an_algorithm_without_replay_has_no_regimes() -> None:
-    with pytest.raises(errors.ConfigError, match=r"ppo learns from a step.*\n.*\n.*dqn, d4pg or sac"):
-        arguments.complete(plan.Request(), {"hidden": [32], "solved_return": 475.0, "algorithm": "ppo"})
+def test_an_algorithm_without_replay_samples_nothing_from_it() -> None:
+    tuned = {"hidden": [32], "solved_return": 475.0, "algorithm": "ppo"}
+    assert arguments.complete(plan.Request(), tuned).regimes == plan.REGIMES
+    with pytest.raises(errors.ConfigError, match=r"ppo learns from a step.*\n.*samples-per-insert\n.*epochs=N"):
+        arguments.complete(plan.Request(samples_per_insert=2.0), tuned)
 
 
 def test_a_comparison_is_resumed_as_it_was_begun(tmp_path: Path) -> None:

@@ -95,6 +95,14 @@ def test_the_learner_gets_time_to_spare() -> None:
     assert asked.samples_per_insert == 2.0
 
 
+def test_phases_are_as_tuned_and_the_fleet_is_one_ahead() -> None:
+    tuned = {"rollout_steps": 2048, "learning_starts": 1000, "message_steps": 1024}
+    assert not headroom.has_replay(tuned)
+    pace = headroom.learner_bound({"env_steps_per_s": 1000.0}, tuned, run_s=15.0)
+    assert pace == headroom.Pace(20_000)  # of 1000 random ones, 4096 ahead and 15 s
+    assert pace.flags() == []
+
+
 def test_actors_that_waited_for_the_learner_get_a_lighter_pilot() -> None:
     pilot, paces = headroom.first(TUNED, 0.0), []
     while headroom.was_starved({"idle_share": 0.1}, pilot):
