@@ -21,7 +21,7 @@ from broker.program import amx
 from learner import config
 from learner.experience import replay
 from learner.files import checkpoint, run_directory
-from learner.fleet import gathering, roster, session
+from learner.fleet import budget, gathering, roster, session
 from learner.quantize.tflite import stderr_filter
 from learner.run import standby
 from learner.run.reports import console, energy, summary
@@ -79,6 +79,7 @@ def run(
                 quorum=initial.train.actors,
                 fingerprint=saved.meta["fingerprint"] if saved else "",
                 unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
+                allowed=budget.Budget(initial.train.message_budget_per_s),
             )
             until_s = started_s + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
             gathering.gather(initial.train, fleet, actors, stop, until_s)

@@ -64,6 +64,10 @@ _LEARNER = (
     Figure("observations_outside", "observations_outside_ratio", "steps outside calibration, worst feature and actor"),
     Figure("actions_at_bound", "actions_at_bound_ratio", "steps with an action at one bound, worst element and actor"),
     Figure("actors_drifting", "actors_drifting", "actors that left what their policy was made for"),
+    Figure("message_budget_per_s", "message_budget_per_second", "messages of each kind that all actors may send"),
+    Figure("ingest_capacity_per_s", "ingest_capacity_per_second", "messages that the loop could take in at most"),
+    Figure("backlog_s", "backlog_seconds", "that taking in what has arrived would take"),
+    Figure("broker_delay_s", "broker_delay_seconds", "through the slowest broker and back"),
     Figure("bytes_received", "received_bytes", "MQTT payloads", counts=True),
     Figure("bytes_sent", "sent_bytes", "MQTT payloads", counts=True),
 )
