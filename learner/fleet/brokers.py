@@ -79,6 +79,11 @@ class Brokers:
         for one in self._all:
             one.subscribe(topic_filter, handler)
 
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Unsubscribes at every broker (see Link.unsubscribe)."""
+        for one in self._all:
+            one.unsubscribe(topic_filter)
+
     def subscribe_each(self, topic_filter: str, made: Callable[[str], link.Handler]) -> None:
         """Subscribes at every broker, with a handler for each that is made of its address."""
         for where, one in self._links.items():
