@@ -95,9 +95,10 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as open_:
         listener = open_.enter_context(_listen(args))
         open_.enter_context(contextlib.closing(following))
+        told = _home_assistant(args, view)
         following.start()
-        told = _tell_home_assistant(args, view)
         if told is not None:
+            told.start()
             open_.enter_context(contextlib.closing(told))
         curve = Curve(args.fleet, args.curve)
 
@@ -162,19 +163,16 @@ class Curve:
             self.run.follow()
 
 
-def _tell_home_assistant(args: argparse.Namespace, view: fleet_view.FleetView) -> home_assistant.HomeAssistant | None:
-    """Connects to Home Assistant's broker; None where nobody asked for it.
+def _home_assistant(args: argparse.Namespace, view: fleet_view.FleetView) -> home_assistant.HomeAssistant | None:
+    """Makes what tells Home Assistant, which is not connected yet; None where nobody asked for it.
 
     Raises:
         ConfigError: It cannot be so.
-        BrokerUnreachable: It does not answer, or lets us not in.
     """
     if not args.home_assistant:
         return None
     where = (args.home_assistant, args.home_assistant_user, args.home_assistant_ca)
-    told = home_assistant.HomeAssistant(args.fleet, view, home_assistant.open_link(*where, args.fleet))
-    told.start()
-    return told
+    return home_assistant.HomeAssistant(args.fleet, view, home_assistant.open_link(*where, args.fleet))
 
 
 def _require() -> None:

@@ -1,7 +1,7 @@
 """Shows each actor as a device in Home Assistant, by the discovery format of its MQTT integration.
 
-https://www.home-assistant.io/integrations/mqtt/#mqtt-discovery (device discovery, of 2024.11 or newer). To a broker that
-Home Assistant has, which need not be the fleet's: that one lets those who watch say nothing.
+https://www.home-assistant.io/integrations/mqtt/#mqtt-discovery (device discovery, of 2024.11 or newer). To the broker
+of Home Assistant, which need not be the fleet's: that one lets those who watch say nothing.
 
     homeassistant/device/actorq-FLEET/ACTOR/config   retained: the device and its sensors; empty once it is not enrolled
     actorq-home-assistant/FLEET/ACTOR/state          retained: JSON of its figures; null where a board cannot tell
