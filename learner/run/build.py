@@ -34,7 +34,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import breakdown, console, energy, metrics, notices, progress
+from learner.run.reports import actor_hours, breakdown, console, energy, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 
@@ -170,6 +170,7 @@ def build(
         records=kept,
         progress=counted,
         metrics=written,
+        actor_hours=actor_hours.ActorHours(directory.path, kept),
         breakdown=breakdown.Breakdown(measured, actors.work, counted),
         notices=failures,
         orders=standing.StandingOrders.of(fleet),

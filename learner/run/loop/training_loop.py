@@ -38,7 +38,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import breakdown, energy, metrics, notices, progress
+from learner.run.reports import actor_hours, breakdown, energy, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -69,6 +69,7 @@ class Parts:
     records: records.Records
     progress: progress.Progress
     metrics: metrics.Metrics
+    actor_hours: actor_hours.ActorHours
     breakdown: breakdown.Breakdown
     notices: notices.Notices
     orders: standing.StandingOrders
@@ -122,6 +123,7 @@ class TrainingLoop:
                 ending.callback(parts.auditor.close)
                 ending.callback(parts.drift.close)
                 ending.callback(parts.metrics.close)
+                ending.callback(parts.actor_hours.close)
                 ending.callback(self.save, last=True)
                 ending.callback(parts.publisher.close)
 
@@ -295,6 +297,7 @@ class TrainingLoop:
         parts.waiting.notice(now)
         if (row := parts.progress.row(parts.algorithm.updates, parts.pace.env_steps)) is not None:
             parts.metrics.write(row | metrics.merged(self._stage_metrics()))
+            parts.actor_hours.note(parts.roster.actors.values())
 
     def _stage_metrics(self) -> Iterator[dict[str, float]]:
         parts = self.parts
