@@ -436,6 +436,13 @@ def _check_standby(args: argparse.Namespace, fleet: str, *saved: settings.Table)
         raise errors.ConfigError(
             "--standby waits for the live learner, and --take-over does not", todo="leave one of them out"
         )
+    run_dir = args.run_dir and Path(args.run_dir)
+    if not saved and run_dir and (run_dir / "config.toml").exists():  # before it has waited for days
+        raise errors.RunError(
+            "the run directory holds a run already, and this standby would begin a new one",
+            where=str(run_dir),
+            todo=f"--resume {run_dir}, if the live learner has it, or another --run-dir",
+        )
     if saved and (known := saved[0][1].get("fleet", fleet)) != fleet:
         raise errors.RunError(
             f"the run is of fleet {known!r}, and this standby would be on {fleet!r}",

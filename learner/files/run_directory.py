@@ -1,7 +1,8 @@
 """One directory per run that explains itself: settings, command line, versions, metrics, checkpoints, policies.
 
 config.toml  run.json  metrics.jsonl  tensorboard/  checkpoints/  policies/vNNNNNN.PRECISION.tflite + .json
-actors.jsonl (the last hour of each actor)  owed.json (what actors may hold of grants)  ledger.sqlite  dead_letters.jsonl (when something was refused)
+actors.jsonl (the last hour of each actor)  owed.json (what actors may hold of grants)  ledger.sqlite
+dead_letters.jsonl (when something was refused)
 summary.json and details.json (at the end)
 """
 

@@ -185,6 +185,7 @@ def test_who_has_lost_the_lock_to_another_knows(run: run_directory.RunDirectory)
     ("flags", "code", "words"),
     [
         (["--take-over"], errors.ConfigError.exit_code, "leave one of them out"),
+        (["--run-dir", "RUN"], errors.RunError.exit_code, "holds a run already"),
         (["--resume", "RUN", "--take-over"], errors.ConfigError.exit_code, "leave one of them out"),
         (["--resume", "nowhere"], errors.RunError.exit_code, "no run to resume"),
         (["--resume", "RUN", "--fleet", "other"], errors.RunError.exit_code, "the run is of fleet 'lab'"),

@@ -144,7 +144,12 @@ def test_who_is_not_enrolled_any_longer_is_taken_back_even_from_a_process_before
 
     site.view = fleet_view.FleetView(clock=lambda: site.now_s)
     site.told = site.opened()  # `pi` was revoked meanwhile, and is never heard again
-    conftest.wait_until(lambda: site.told.follow({}) or not site.retained("homeassistant/#"), "it is taken back")
+
+    def is_gone() -> bool:
+        site.told.follow({})
+        return not site.retained("homeassistant/#")
+
+    conftest.wait_until(is_gone, "it is taken back")
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,8 @@ def test_the_files_are_bounded_and_hold_an_hour_of_a_large_fleet(tmp_path: Path)
     assert files(tmp_path)[0].stat().st_size > line
     assert 72 * 2 * line < actor_hours.LIMIT_BYTES / 2, "an hour, and with twice the figures, in either file"
     fleet.hours.close()
-    small = Fleet(tmp_path / "..", "pi", limit_bytes=2000)
-    small.hours = actor_hours.ActorHours(tmp_path / "small", small.kept, 2000, lambda: small.now_s)
     (tmp_path / "small").mkdir()
+    small = Fleet(tmp_path / "small", "pi", limit_bytes=2000)
     for look in range(40):
         small.look(look)
     small.hours.close()
