@@ -33,6 +33,8 @@ PASSWORD = "ACTORQ_HOME_ASSISTANT_PASSWORD"
 PERIOD_S = 5.0
 """Between two states of an actor, at least: Home Assistant keeps each change in its database."""
 _CONNECT_S = 10.0
+_LEFT_OVER_MAX = 10_000
+"""Devices of before that are looked at: what a broker holds there may be anybody's."""
 ONLINE, OFFLINE = b"online", b"offline"
 
 
@@ -135,6 +137,7 @@ class HomeAssistant:
         self._known: dict[str, set[str]] = {}  # keys of figures that were ever told
         self._left_over: set[str] = set()  # names that an earlier process has said, and this one has not
         self._heard: collections.deque[str] = collections.deque()  # the same, as they come
+        self._heard_count = 0
         self._base = f"actorq-home-assistant/{fleet}"
 
     def start(self) -> None:
@@ -199,7 +202,8 @@ class HomeAssistant:
 
     def _hear(self, topic: str, payload: bytes, retained: bool) -> None:
         """Takes note of what is retained from before, on the network thread."""
-        if retained and payload:
+        if retained and payload and self._heard_count < _LEFT_OVER_MAX:
+            self._heard_count += 1
             self._heard.append(topic.split("/")[3])
 
     def _config_topic(self, name: str) -> str:
