@@ -211,6 +211,11 @@ class Standby:
                 with contextlib.suppress(queue.Empty):
                     self._heard.get_nowait()
                     self.passed_over += 1
+                _log.warning(
+                    "the run directory takes long to answer: of what was heard meanwhile, the newest %d are kept",
+                    _WAITING,
+                    extra=logs.once("waiting"),
+                )
 
     def _note(self, state: messages.LearnerState, retained: bool) -> None:
         """Takes in what a learner says of itself, or its broker of it."""
