@@ -28,7 +28,9 @@ RISE = 1.25
 SETTLE_PERIODS = 3
 SETTLE_MAX_S = 30.0
 BACKLOG_S = 1.0
-"""What has arrived and would take so long to be taken in is too much; so is the same delay through a broker."""
+"""What has arrived and would take so long to be taken in is too much."""
+SLOW_S = 1.0
+"""A broker that takes longer is given less."""
 QUICK_S = 0.3
 """A broker that is no slower may be given more."""
 EASY = 0.3
@@ -142,7 +144,7 @@ class Budget:
     def _steer_brokers(self, wanted: float, delays_s: Mapping[str, float], may_rise: bool) -> None:
         for where, delay_s in delays_s.items():
             limit = self._broker_per_s.get(where, MESSAGES_PER_S)
-            self._slow[where] = self._slow.get(where, 0) + 1 if delay_s > BACKLOG_S else 0
+            self._slow[where] = self._slow.get(where, 0) + 1 if delay_s > SLOW_S else 0
             if self._slow[where] >= 2 and may_rise:  # before, what it was given last does not show
                 limit = max(LEAST_PER_S, min(limit, self.messages_per_s / len(delays_s)) / 2)
             elif may_rise and delay_s < QUICK_S:

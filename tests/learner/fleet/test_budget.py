@@ -58,7 +58,8 @@ def test_what_costs_more_than_expected_is_taken_back_but_not_at_once() -> None:
     assert found.seen[-1] == before, "within the band"
     found.message_s = 0.24e-3 * 2
     found.run(20)
-    assert found.seen[-1] == pytest.approx(budget.SPARE.low / found.message_s, rel=0.02)
+    low, high = (share / found.message_s for share in budget.SPARE)
+    assert low <= found.seen[-1] <= high < before
 
 
 def test_a_slow_ingest_lets_the_budget_fall_until_nothing_waits_and_a_quick_one_gives_it_back() -> None:
