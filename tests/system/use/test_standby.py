@@ -22,7 +22,7 @@ from learner.experience import ledger
 from learner.files import records, run_directory
 from learner.fleet import gathering, roster, session
 from learner.policies import publisher
-from learner.run import local_fleet
+from learner.run import local_fleet, train
 from tests import conftest
 from tests.learner.policies import test_adopting
 from tests.system import books
@@ -114,6 +114,7 @@ def test_without_its_run_directory_a_standby_goes_on_with_the_policy_that_broker
     monkeypatch.setenv("ACTORQ_HOME", str(fleet.directory / "home"))
     monkeypatch.setattr(session, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(session, "SILENCE_S", 0.3)
+    monkeypatch.setattr(train, "_set_up_tensorflow", lambda settings: None)  # it is in use in this process
     fleet.start_actor("pi", ["--env", "CartPole-v1", "--heartbeat-s", "0.2"])
     live = _publish(config.TrainConfig(fleet=fleet.name, broker=(fleet.address,), wait_s=60.0))
     log = fleet.directory / "logs" / "pi.log"
