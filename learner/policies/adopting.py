@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,7 @@ def _answers_alike(
 ) -> bool:
     """Returns whether layers answer as the model does, but for its rounding."""
     rng, shape = np.random.default_rng(0), (_SAMPLES, *observation.shape)
+    seen: NDArray[Any]
     if observation.dtype == "uint8":
         seen = rng.integers(0, 256, shape) * rng.integers(0, 2, (_SAMPLES, *([1] * len(observation.shape))))
     else:

@@ -108,15 +108,15 @@ def test_a_slow_ingest_makes_the_fleet_say_less_and_a_quick_one_more_and_nothing
     monkeypatch.setattr(budget, "SLOW_S", 60.0)
     with taking_in(mosquitto.port, tmp_path / "run") as (loop, simulated):
         slow = SlowValidator(loop.parts.validator, monkeypatch)
-        allowed, waiting = loop.parts.roster.budget, lambda: loop.parts.session.waiting
+        allowed, here = loop.parts.roster.budget, loop.parts.session
         conftest.wait_until(lambda: allowed.messages_per_s == wanted, "it says more, where there is room", 40.0)
 
         monkeypatch.setattr(budget, "SPARE", spare)
         slow.seconds = slow_s  # so that 67 messages a second is all that can be taken in
-        conftest.wait_until(lambda: waiting() >= 20, "messages wait", 40.0)
+        conftest.wait_until(lambda: here.waiting >= 20, "messages wait", 40.0)
         most = budget.NEEDED.high / slow_s
         conftest.wait_until(lambda: allowed.messages_per_s <= most, "it says less", 40.0)
-        conftest.wait_until(lambda: waiting() < 3, "nothing waits, though ingest is as slow as before", 30.0)
+        conftest.wait_until(lambda: here.waiting < 3, "nothing waits, though ingest is as slow as before", 30.0)
         assert allowed.messages_per_s <= most
         assert allowed.metrics()["ingest_capacity_per_s"] < 1 / slow_s
 
