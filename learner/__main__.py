@@ -70,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--standby",
         action="store_true",
-        help="with --resume: wait as long as the learner of that run lives, and go on with it once that one is gone",
+        help="wait as long as the fleet's learner lives; once that one is gone, go on with its run (--resume RUN, on "
+        "storage that both reach), or else begin a new one with its newest policy",
     )
     train.add_argument(
         "--watch",
@@ -416,7 +417,7 @@ def _train(args: argparse.Namespace) -> int:
     """Trains on what the actors of a fleet send, and publishes int8 policies to them.
 
     It waits for actors, and stops when the published policy is good or the budget is spent. Ctrl-C saves a checkpoint;
-    --resume goes on from there. --standby does so by itself when the learner before is gone.
+    --resume goes on from there. --standby goes on by itself when the learner before is gone.
     """
     saved = [_saved_settings(args.resume)] if args.resume else []
     initial = config.effective(args, "", *saved)
@@ -448,12 +449,20 @@ def _train(args: argparse.Namespace) -> int:
             held = None
             if args.standby:
                 held = train.stand_by(initial.train, args.resume, stop)
-                if held is None:
+                if args.resume and held is None:
                     print(f"the run has ended by itself: {args.resume}", file=sys.stderr)
                     return errors.EXIT_OK
-                initial = config.effective(args, "", _saved_settings(args.resume))  # as the live one had them
+                if args.resume:
+                    initial = config.effective(args, "", _saved_settings(args.resume))  # as the live one had them
             summary, path = train.run(
-                initial, configure, resume=args.resume, held=held, take_over=args.take_over, stop=stop, display=display
+                initial,
+                configure,
+                resume=args.resume,
+                held=held,
+                take_over=args.take_over,
+                adopt=args.standby and not args.resume,
+                stop=stop,
+                display=display,
             )
     except gathering.Stopped:
         print("interrupted before training began", file=sys.stderr)
@@ -479,23 +488,24 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _check_standby(args: argparse.Namespace, fleet: str, *saved: settings.Table) -> None:
-    """Checks that a standby knows its run, and that this is of the fleet on which it stands by.
+    """Checks that a standby's run, if it knows it, is of the fleet on which it stands by.
 
     Raises:
-        ConfigError: It does not, or it shall not wait.
+        ConfigError: It shall not wait.
         RunError: The run is of another fleet.
     """
     if args.take_over:
         raise errors.ConfigError(
             "--standby waits for the live learner, and --take-over does not", todo="leave one of them out"
         )
-    if not saved:
-        raise errors.ConfigError(
-            "--standby does not know which run to go on with",
-            where="--resume RUN",
-            todo="name the live learner's run directory, on storage that both reach",
+    run_dir = args.run_dir and Path(args.run_dir)
+    if not saved and run_dir and (run_dir / "config.toml").exists():  # before it has waited for days
+        raise errors.RunError(
+            "the run directory holds a run already, and this standby would begin a new one",
+            where=str(run_dir),
+            todo=f"--resume {run_dir}, if the live learner has it, or another --run-dir",
         )
-    if (known := saved[0][1].get("fleet", fleet)) != fleet:
+    if saved and (known := saved[0][1].get("fleet", fleet)) != fleet:
         raise errors.RunError(
             f"the run is of fleet {known!r}, and this standby would be on {fleet!r}",
             where=str(args.resume),

@@ -19,7 +19,7 @@ from edge_actor import config
 from edge_actor.bench import models
 from edge_actor.policies import interpreter
 from learner.experience import ledger
-from learner.fleet import roster
+from learner.fleet import budget
 from learner.networks import layers
 from learner.quantize.tflite import convert
 from tests import conftest
@@ -130,10 +130,22 @@ def test_scale_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_simulated_fleet_keeps_the_budgets(size: int) -> None:
     told = simulate.Simulation(size).run(30.0, 60.0)
     assert told.steps == pytest.approx(size * simulate.RATE * 60.0, rel=0.1), "all is taken"
-    assert 0.8 * roster.MESSAGES_PER_S * 60 < told.messages < 1.2 * roster.MESSAGES_PER_S * 60
+    assert 0.8 * budget.MESSAGES_PER_S * 60 < told.messages < 1.2 * budget.MESSAGES_PER_S * 60
     assert told.receipts <= told.messages and not told.silent
-    period_s = size / roster.MESSAGES_PER_S
+    period_s = size / budget.MESSAGES_PER_S
     assert 0.4 * period_s < told.age_s / told.steps < 0.6 * period_s + 0.1, "half a period, and the way"
+    assert told.budget_per_s == budget.MESSAGES_PER_S, "it serves them"
+
+
+def test_a_simulated_fleet_says_more_where_ingest_has_room_and_less_where_it_has_none() -> None:
+    slow = simulate.Simulation(400, rate=1.0, message_s=0.02).run(120.0, 60.0)
+    quick = simulate.Simulation(1200, rate=1.0).run(120.0, 60.0)
+    assert quick.budget_per_s == pytest.approx(1200 / budget.WANTED_PERIOD_S), "up to what is wanted"
+    assert quick.age_s / quick.steps == pytest.approx(budget.WANTED_PERIOD_S / 2, rel=0.2)
+    low, high = (share / 0.02 for share in budget.NEEDED)
+    assert low <= slow.budget_per_s <= high, "what its loop has time for"
+    assert slow.messages / 60.0 <= 1.1 * high
+    assert not quick.silent and not slow.silent
 
 
 def test_every_peer_is_there() -> None:

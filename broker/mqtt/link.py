@@ -163,6 +163,11 @@ class Link:
         with self._lock:
             self._subscriptions.add(topic_filter, handler)
 
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Hears no more of a filter that was subscribed to."""
+        with self._lock:
+            self._subscriptions.remove(topic_filter)
+
     def route(self, topic_filter: str, handler: Handler) -> None:
         """Hands messages to a handler as `subscribe` does, of those topics alone that `follow` names."""
         with self._lock:

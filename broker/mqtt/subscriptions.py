@@ -38,6 +38,16 @@ class Subscriptions:
                 self._client.subscribe(topic_filter, qos=1)
                 self._client.flush()
 
+    def remove(self, topic_filter: str) -> None:
+        """Hands what matches a filter that was added to nobody any more, and unsubscribes from it."""
+        # Another list, since a handler may be called on another thread meanwhile
+        self._handlers = [one for one in self._handlers if one[0] != topic_filter]
+        if topic_filter in self._filters:
+            self._filters.remove(topic_filter)
+            if self._client is not None:
+                self._client.unsubscribe([topic_filter])
+                self._client.flush()
+
     def follow(self, topics: Iterable[str]) -> None:
         """Subscribes to these topics, in their order, and no longer to those named before."""
         before, self._followed = self._followed, tuple(topics)

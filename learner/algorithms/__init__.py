@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,6 +45,20 @@ class Algorithm(Protocol):
 
         Args:
             batch: A `replay.Batch`, or for algorithms that learn once from each step a `rollouts.Phase`.
+        """
+
+    def adopt(
+        self, weights: Sequence[NDArray[np.float32]], gain: NDArray[np.float32], offset: NDArray[np.float32]
+    ) -> None:
+        """Takes the numbers of a policy, in place of the first ones of its own network; before any update.
+
+        Args:
+            weights: As `layers.arrays` has those of `policy_layers`.
+            gain: Of the inputs in front of them, as in `networks.Normalizer`.
+            offset: The same.
+
+        Raises:
+            ValueError: They are of another architecture.
         """
 
     def policy_layers(self) -> layers.PolicyLayers:

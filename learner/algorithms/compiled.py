@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 from learner import algorithms
-from learner.networks import networks
+from learner.networks import layers, networks
 
 Tensor = Any  # TensorFlow ships no types
 _UPDATES_MAX = 1 << 31
@@ -100,8 +100,37 @@ class Compiled:
     def normalize(self, observations: NDArray[Any]) -> None:
         """Fixes the input normaliser from a sample of replay [N, *shape]; called once, before the first update."""
         normalizer = networks.Normalizer.fitted(self._spec.observation, observations, self._normalizer_floor)
+        self._keep_function(self.normalizer, normalizer)
         self._gain.assign(normalizer.gain)
         self._offset.assign(normalizer.offset)
+
+    def _keep_function(self, old: networks.Normalizer, new: networks.Normalizer) -> None:
+        """Rewrites the first layer of an adopted policy, so that it answers behind a new normaliser as before."""
+        first = networks.Normalizer.identity(self._spec.observation)
+        if np.array_equal(old.gain, first.gain) and np.array_equal(old.offset, first.offset):
+            return  # nothing was adopted
+        for group in ("weights", "targets"):
+            kernel, bias = self._groups[group][:2]
+            if kernel.name.partition("/")[2] != self._groups["weights"][0].name.partition("/")[2]:
+                continue  # targets of critics alone
+            ratio = old.gain / new.gain
+            layer = layers.Dense(kernel.numpy(), bias.numpy(), "none")
+            (rewritten,) = layers.absorb((layer,), ratio, old.offset - new.offset * ratio)
+            assert isinstance(rewritten, layers.Dense)
+            kernel.assign(rewritten.kernel)
+            bias.assign(rewritten.bias)
+
+    def adopt(
+        self, weights: Sequence[NDArray[np.float32]], gain: NDArray[np.float32], offset: NDArray[np.float32]
+    ) -> None:
+        """Takes the numbers of a policy (see algorithms.Algorithm); a target network of it takes them as well."""
+        named = {v.name.partition("/")[2]: v for v in self._groups.get("targets", ())}
+        for variable, value in zip(self._groups["weights"], weights, strict=False):
+            variable.assign(value)
+            if (target := named.get(variable.name.partition("/")[2])) is not None:
+                target.assign(value)
+        self._gain.assign(gain)
+        self._offset.assign(offset)
 
     def update(self, batch: Any) -> algorithms.Update:
         """Takes K gradient steps on the minibatches [K, B, ...] of a `replay.Batch`."""

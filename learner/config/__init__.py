@@ -310,6 +310,10 @@ class TrainConfig:
     samples_per_insert: float = setting(32.0, "times each transition is sampled on average; sets the actors' pace")
     message_steps: int = setting(1024, "most steps in one experience message; in a large fleet up to four times that")
     message_period_s: float = setting(0.25, "longest time an actor gathers steps before it sends them")
+    message_budget_per_s: float = setting(
+        0.0,
+        "messages a second of each kind that all actors may send; 0: what brokers and ingest are measured to take",
+    )
     record_fraction: float = setting(1.0, "share of the episodes that actors record, whole and evenly spread")
     max_policy_lag: int = setting(0, "refuse steps chosen by a policy more than so many versions old; 0: none")
     max_experience_age_s: float = setting(
@@ -439,6 +443,8 @@ def check(chosen: Settings) -> Settings:
     clashes += _canary_clashes(chosen)
     if not 0.0 < train.record_fraction <= 1.0:
         clashes.append(f"record_fraction must be above 0 and at most 1, not {train.record_fraction}")
+    if train.message_budget_per_s and not 0.1 <= train.message_budget_per_s < math.inf:
+        clashes.append(f"message_budget_per_s must be 0 or at least 0.1, not {train.message_budget_per_s}")
     if not 0.0 <= train.policy_expire_s < math.inf:
         clashes.append(f"policy_expire_s must be 0 or positive, not {train.policy_expire_s}")
     if not 0.0 <= train.max_experience_age_s < math.inf:

@@ -1,7 +1,8 @@
 """One directory per run that explains itself: settings, command line, versions, metrics, checkpoints, policies.
 
 config.toml  run.json  metrics.jsonl  tensorboard/  checkpoints/  policies/vNNNNNN.PRECISION.tflite + .json
-owed.json (what actors may hold of grants)  ledger.sqlite  dead_letters.jsonl (when something was refused)
+actors.jsonl (the last hour of each actor)  owed.json (what actors may hold of grants)  ledger.sqlite
+dead_letters.jsonl (when something was refused)
 summary.json and details.json (at the end)
 """
 
@@ -34,6 +35,8 @@ DRIFT = "drift.json"
 """The file that says which actors drift, and how, while the run goes on."""
 CANARY = "canary.json"
 """The file that says which policy a run has proven last, and how its trials ended; that lies beside it."""
+ACTOR_HOURS = "actors.jsonl"
+"""The file that has the last hour of each actor; an older part is `.1` behind that name."""
 _LOCK = ".lock"
 _NAME_CHARS = 100
 """Characters of the environment's name in that of its run: file systems take 255 in all."""

@@ -6,9 +6,10 @@ by itself, and what is retained is sent to that broker once it is back.
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from broker.contract import address
@@ -19,6 +20,9 @@ _OTHERS_S = 1.0
 _TURN_S = 0.05
 """Seconds that a message waits for the network thread, which may be writing megabytes: a policy of which something does
 not go out costs more, since it is then sent larger."""
+
+_ECHOES = 256
+"""What was said and has not come back: minutes of heartbeats. Of policies, whose number is said as well, it is less."""
 
 
 class Brokers:
@@ -48,6 +52,11 @@ class Brokers:
         return any(one.connected for one in self._all)
 
     @property
+    def connected_to(self) -> list[str]:
+        """The addresses of those that are."""
+        return [where for where, one in self._links.items() if one.connected]
+
+    @property
     def is_local(self) -> bool:
         """Returns whether they serve this machine only: they are spoken to without TLS."""
         return not any(address.Address.parse(where).tls for where in self._links)
@@ -69,6 +78,16 @@ class Brokers:
         """Subscribes at every broker (see Link.subscribe); the handler is called on several threads."""
         for one in self._all:
             one.subscribe(topic_filter, handler)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Unsubscribes at every broker (see Link.unsubscribe)."""
+        for one in self._all:
+            one.unsubscribe(topic_filter)
+
+    def subscribe_each(self, topic_filter: str, made: Callable[[str], link.Handler]) -> None:
+        """Subscribes at every broker, with a handler for each that is made of its address."""
+        for where, one in self._links.items():
+            one.subscribe(topic_filter, made(where))
 
     def route(self, topic_filter: str, handler: link.Handler) -> None:
         """Routes a filter at every broker (see Link.route); the handler is called on several threads."""
@@ -141,3 +160,33 @@ class Brokers:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+class Echoes:
+    """How long what we say takes through each broker and back to us: what waits there, in either direction.
+
+    It is said on one thread, and heard on others.
+    """
+
+    def __init__(self) -> None:
+        self._said: collections.deque[tuple[int, float]] = collections.deque(maxlen=_ECHOES)
+        self._heard: dict[str, tuple[int, float]] = {}
+
+    def say(self, number: int, now_s: float) -> None:
+        """Takes note that a number, larger than all before, is said now, at a monotonic time."""
+        self._said.append((number, now_s))
+
+    def hear(self, where: str, number: int, now_s: float) -> None:
+        """Takes note that a number has come back from a broker; what came before it says nothing any more."""
+        said_s = dict(tuple(self._said)).get(number)
+        if said_s is not None and number > self._heard.get(where, (0, 0.0))[0]:
+            self._heard[where] = number, now_s - said_s
+
+    def delays_s(self, wheres: Iterable[str], now_s: float) -> dict[str, float]:
+        """Returns the newest delay of each of these brokers; longer, if what was said since is away for longer."""
+        return {where: self._delay_s(where, now_s) for where in wheres}
+
+    def _delay_s(self, where: str, now_s: float) -> float:
+        number, delay_s = self._heard.get(where, (0, 0.0))
+        away = next((said_s for one, said_s in tuple(self._said) if one > number), now_s)
+        return max(delay_s, now_s - away) if number else 0.0

@@ -83,6 +83,10 @@ class Inbox:
         self._buckets: dict[str, _Bucket] = {}
         self._left_out: Counter[tuple[str, str]] = Counter()
 
+    def __len__(self) -> int:
+        """Returns how many messages wait."""
+        return len(self._waiting)
+
     def has_room(self) -> bool:
         """Returns whether more should be read."""
         return not self._waiting.is_full

@@ -13,7 +13,7 @@ from typing import Any
 from broker.contract import errors, messages, specs, topics
 from broker.program import logs
 from learner import config
-from learner.fleet import actors, energy, names, work
+from learner.fleet import actors, budget, energy, names, work
 
 _log = logging.getLogger(__name__)
 SILENCE_S = 10.0
@@ -25,8 +25,6 @@ ASSIGN_PERIOD_S = 0.02
 LOOK_PERIOD_S = 0.1
 """Between two looks at a large fleet, and two times that it is sent receipts. A few assignments each time, because a
 hundred hold up the loop for 50 ms; and not more often, because each time costs the broker something, too."""
-MESSAGES_PER_S = 80.0
-"""Messages that all actors together send of each kind, and are sent: a learner that trains has better things to do."""
 POLICIES_PER_S = 100.0
 """Deliveries of a policy, which is a hundred times as large as the rest."""
 GATHER_S = 0.003
@@ -55,8 +53,10 @@ class Roster:
         quorum: So many live actors must have the same spec until it becomes the fleet's.
         fingerprint: Of the spec that the fleet must have; empty: any.
         unfit: Why the learner cannot train on what an actor has; empty if it can.
+        allowed: What the fleet may say.
 
     Attributes:
+        budget: As given.
         work: What the actors spend their time on.
         energy: What their boards draw.
     """
@@ -69,8 +69,10 @@ class Roster:
         quorum: int = 1,
         fingerprint: str = "",
         unfit: Callable[[messages.Birth], str] = lambda birth: "",
+        allowed: budget.Budget | None = None,
     ) -> None:
         self._session = session
+        self.budget = allowed or budget.Budget()
         self.epoch = epoch
         self._quorum, self._fingerprint, self._unfit = quorum, fingerprint, unfit
         self.actors: dict[str, actors.Actor] = {}
@@ -114,7 +116,7 @@ class Roster:
     @property
     def period_s(self) -> float:
         """The seconds between two messages of each actor, and to each, in a fleet of this size."""
-        return len(self.working()) / MESSAGES_PER_S
+        return len(self.working()) / self.budget.messages_per_s
 
     @property
     def gather_s(self) -> float:
@@ -155,7 +157,7 @@ class Roster:
 
     def metrics(self) -> dict[str, float]:
         """Returns the number of live actors, for a row of metrics."""
-        return {"actors_live": len(self.working()), **self.energy.metrics()}
+        return {"actors_live": len(self.working()), **self.budget.metrics(), **self.energy.metrics()}
 
     def table(self) -> list[dict[str, Any]]:
         """Returns who the actors are and what they did, by slot, for the report."""
@@ -399,8 +401,9 @@ class Roster:
         elapsed_s = now_s - self._looked_at
         if not self._somebody_waits and elapsed_s < min(LOOK_PERIOD_S, self.period_s / 10):
             return False
-        # Spread over time: all at once, they would hold up receipts, and all actors would send at once as well
-        allowed = MESSAGES_PER_S / GRANT_PERIODS * elapsed_s
+        # Spread over time: all at once, they would hold up receipts, and all actors would send at once as well. That
+        # they may say less is to reach them soon
+        allowed = max(budget.MESSAGES_PER_S, self.budget.messages_per_s) / GRANT_PERIODS * elapsed_s
         self._allowance = min(max(4.0, 2.0 * allowed), self._allowance + allowed)
         self._looked_at, self._somebody_waits = now_s, False
         return True

@@ -14,6 +14,7 @@ epoch than its own that nobody live has; actors would take nothing of it. It the
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import secrets
 import ssl
@@ -114,6 +115,7 @@ class Session:
         self._version = 0
         self._heartbeat = 0
         self._announced_at = 0.0
+        self._echoes = brokers.Echoes()
         self.brokers = self._make_brokers()
 
     def join(self) -> list[Arrival]:
@@ -150,7 +152,7 @@ class Session:
             listens_first=True,
             has_room=self._inbox.has_room,
         )
-        made.subscribe(state_topic, self._hear_learner)
+        made.subscribe_each(state_topic, lambda where: functools.partial(self._hear_learner, where))
         handle = made.route if self._vouched else made.subscribe
         for leaf in _LEAVES:
             handle(self.topics.every_actor(leaf), self._inbox.put)
@@ -206,6 +208,7 @@ class Session:
         self._fingerprint, self._version = fingerprint, version
         self._heartbeat += 1
         self._announced_at = time.monotonic()
+        self._echoes.say(self._heartbeat, self._announced_at)
         self.retain(self.topics.learner_state, self._state(online=True))
 
     def beat(self) -> None:
@@ -320,6 +323,15 @@ class Session:
             heard = self.macs.keys() - followed[1]
             self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in _LEAVES])
 
+    @property
+    def waiting(self) -> int:
+        """The number of messages that have arrived and were not drained yet."""
+        return len(self._inbox)
+
+    def broker_delays_s(self) -> dict[str, float]:
+        """Returns the seconds that our heartbeat takes through each broker that is connected and back, by address."""
+        return self._echoes.delays_s(self.brokers.connected_to, time.monotonic())
+
     def wake(self) -> None:
         """Ends the wait of `drain`, now or the next one. From any thread."""
         self._inbox.wake()
@@ -350,7 +362,7 @@ class Session:
     def _learner(self, topic: str, payload: bytes) -> messages.LearnerState:
         return codec.decode(messages.LearnerState, self._verifier.open(topic, payload))
 
-    def _hear_learner(self, topic: str, payload: bytes, retained: bool) -> None:
+    def _hear_learner(self, where: str, topic: str, payload: bytes, retained: bool) -> None:
         """Before any queue, so that nothing more goes out once another learner has the fleet."""
         try:
             state = self._learner(topic, payload)
@@ -358,6 +370,8 @@ class Session:
             self._inbox.put(topic, payload, retained)  # to be counted
             return
         if state.session == self.id:
+            if not retained:
+                self._echoes.hear(where, state.heartbeat, time.monotonic())
             return
         self._heard_epoch = max(self._heard_epoch, state.epoch)
         if self._claimed and state.epoch < self.epoch:

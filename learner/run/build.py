@@ -19,7 +19,7 @@ from learner.experience import age, dead_letters, ingest, ledger, opening, rate_
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
-from learner.policies import canary, publisher, trial_record
+from learner.policies import adopting, canary, publisher, trial_record
 from learner.run.loop import (
     assigning,
     checkpoints,
@@ -34,7 +34,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import breakdown, console, energy, metrics, notices, progress
+from learner.run.reports import actor_hours, breakdown, console, energy, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ def build(
     started_s: float,
     stop: threading.Event,
     tracker: energy.Tracker | None = None,
+    adopted: algorithms.Algorithm | None = None,
 ) -> training_loop.TrainingLoop:
     """Makes a training loop that is ready to train.
 
@@ -65,6 +66,7 @@ def build(
         started_s: Monotonic time at which the process began.
         stop: Ends training when set.
         tracker: Of the learner's energy; None where nobody asks for it.
+        adopted: One that begins with a policy that the fleet has (see `adopt`); None makes one.
 
     Raises:
         SpecError: The run was made for another environment.
@@ -101,7 +103,7 @@ def build(
     assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
     assigner.assign()
     _log.info("compiling the networks; the actors gather their first steps meanwhile")
-    algorithm = registry.make(settings, spec)
+    algorithm = adopted or registry.make(settings, spec)
     if saved:
         algorithm.restore(saved.parts["algorithm"])
     policies = publisher.Publisher(
@@ -172,6 +174,7 @@ def build(
         records=kept,
         progress=counted,
         metrics=written,
+        actor_hours=actor_hours.ActorHours(directory.path, kept),
         breakdown=breakdown.Breakdown(measured, actors.work, counted),
         notices=failures,
         orders=standing.StandingOrders.of(fleet),
@@ -179,6 +182,35 @@ def build(
         waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
     )
     return training_loop.TrainingLoop(settings, parts, started_s, stop)
+
+
+def adopt(
+    settings: config.Settings, spec: specs.EnvSpec, found: messages.Policy | None
+) -> tuple[config.Settings, algorithms.Algorithm | None]:
+    """Makes an algorithm that begins with the policy that a fleet has, where that can be.
+
+    Args:
+        settings: Of a new run.
+        spec: Of the fleet.
+        found: The policy; None if the fleet has none.
+
+    Returns:
+        The settings, with exploration at its end, and the algorithm; the same settings and None, if it cannot be.
+    """
+    if found is None:
+        _log.warning("the fleet has no policy to go on from: this run begins anew")
+        return settings, None
+    algorithm = registry.make(settings, spec)
+    why = adopting.adopt(algorithm, found, spec, settings.algorithm)
+    if why:
+        _log.warning("the fleet's policy %s cannot be gone on from: %s; this run begins anew", found.order, why)
+        return settings, None
+    _log.warning(
+        "this run begins with the fleet's policy %s. Lost are replay and ledger, the optimizer's moments, values and "
+        "critics, and the counts of steps and updates, which were in the run directory of the learner before",
+        found.order,
+    )
+    return settings._replace(algorithm=adopting.explored(settings.algorithm)), algorithm
 
 
 def _memory(

@@ -5,16 +5,22 @@ run directory's lock is free, which the kernel, or the server of shared storage,
 so one that computes for long, stands still or is cut off from its brokers is never taken for dead. The lock also
 decides between several that stand by: one gets it, and the others hear that one beat. Nothing is said to the fleet
 before; then all is as with --resume, whose higher epoch silences whatever there is of the one before.
+
+Where there is no run directory that both reach (`wait_apart`), silence is all that tells, so it must last for longer;
+and chance decides between several: each waits for a while of its own more, and hears the one that was first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
+import random
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from broker.contract import codec, errors, messages, signing, specs, topics
@@ -27,6 +33,11 @@ from learner.fleet import brokers, gathering, session
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.2  # between two looks at the lock
+_APART = 2.0
+"""Silences of a learner, whose lock cannot be looked at, until it counts as gone; and one more by chance."""
+_WAITING = 64
+"""What a learner says that may wait to be looked at, while shared storage takes its time: half a minute's heartbeats,
+and a policy's each. Beyond it the oldest goes: what follows says more."""
 _UNUSED_BEATS = 3
 """Heartbeats of a live learner during which nobody has the run directory: then it is not that learner's."""
 
@@ -48,11 +59,35 @@ def wait(settings: config.TrainConfig, path: Path, stop: threading.Event) -> run
         BrokerUnreachable: No broker answered.
         Stopped: `stop` was set meanwhile.
     """
+    with _listening(settings, path) as standby:
+        return standby.wait(stop)
+
+
+def wait_apart(settings: config.TrainConfig, stop: threading.Event) -> None:
+    """Waits until no learner has been heard on the fleet for a while, where its run directory is out of reach.
+
+    A learner that is cut off from its brokers, or stands still, counts as gone as well: once it hears of its successor,
+    it ends.
+
+    Args:
+        settings: Fleet and brokers.
+        stop: Ends the wait.
+
+    Raises:
+        BrokerUnreachable: No broker answered.
+        Stopped: `stop` was set meanwhile.
+    """
+    with _listening(settings, None) as standby:
+        standby.wait_apart(stop)
+
+
+@contextlib.contextmanager
+def _listening(settings: config.TrainConfig, path: Path | None) -> Iterator[Standby]:
     fleet = identity.Fleet.open(settings.fleet, create=False)
     standby = Standby(settings, path, fleet, fleet.tls())
     standby.brokers.start()
     try:
-        return standby.wait(stop)
+        yield standby
     finally:
         standby.brokers.close()
 
@@ -62,21 +97,23 @@ class Standby:
 
     Args:
         settings: Fleet and brokers.
-        path: The run directory.
+        path: The run directory; None: out of reach.
         fleet: The fleet's keys.
         tls: The fleet's, for the brokers.
 
     Attributes:
         brokers: A link to each, which says nothing.
+        passed_over: Messages that were heard and not looked at, because newer ones followed.
     """
 
     def __init__(
-        self, settings: config.TrainConfig, path: Path, fleet: identity.Fleet, tls: ssl.SSLContext | None
+        self, settings: config.TrainConfig, path: Path | None, fleet: identity.Fleet, tls: ssl.SSLContext | None
     ) -> None:
         self._settings, self._path = settings, path
         self._keys = fleet.directory
         self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
-        self._heard: queue.Queue[tuple[messages.LearnerState, bool]] = queue.Queue()
+        self._heard: queue.Queue[tuple[messages.LearnerState, bool]] = queue.Queue(_WAITING)
+        self.passed_over = 0
         self._live: messages.LearnerState | None = None
         self._is_gone = False  # it, or its broker, said so
         self._unused_beats = 0
@@ -93,10 +130,46 @@ class Standby:
 
     def wait(self, stop: threading.Event) -> run_directory.RunDirectory | None:
         """Waits as `standby.wait` says; the brokers are connected."""
-        changes = -1
-        _log.info(
-            "standing by for the run %s on fleet %r at %s", self._path, self._settings.fleet, self.brokers.address
+        path = self._path
+        assert path is not None
+        _log.info("standing by for the run %s on fleet %r at %s", path, self._settings.fleet, self.brokers.address)
+        for silent_s in self._silences(stop):
+            if not self._is_gone and silent_s < session.SILENCE_S:
+                continue
+            try:
+                found = run_directory.RunDirectory.open(path, resume=True)
+            except run_directory.InUse:
+                _log.warning(
+                    "fleet %r hears no learner, but a process still has the run %s: it lives, and is left alone",
+                    self._settings.fleet,
+                    path,
+                    extra=logs.once(self._live and self._live.session),
+                )
+                continue
+            return self._take(found, silent_s)
+        raise gathering.Stopped
+
+    def wait_apart(self, stop: threading.Event) -> None:
+        """Waits as `standby.wait_apart` says; the brokers are connected."""
+        needed_s = session.SILENCE_S * (_APART + random.random())
+        _log.warning(
+            "standing by on fleet %r at %s, without the run directory of its learner (--resume RUN names one that both "
+            "reach): once no learner is heard for %.1f s, a new run begins with the policy that brokers retain. Lost "
+            "are then replay, ledger, optimizer state, critics and counts of the run before",
+            self._settings.fleet,
+            self.brokers.address,
+            needed_s,
         )
+        for silent_s in self._silences(stop):
+            if silent_s >= needed_s:
+                who = f"the learner of epoch {self._live.epoch}" if self._live else "a learner"
+                _log.warning("%s was not heard for %.1f s: this standby takes over, with a new run", who, silent_s)
+                return
+        raise gathering.Stopped
+
+    def _silences(self, stop: threading.Event) -> Iterator[float]:
+        """Yields the seconds since a learner was heard, whenever all that was heard is taken in, until stopped."""
+        changes = -1
         while not stop.is_set():
             if changes != self.brokers.changes or not self.brokers.connected:
                 changes, self._heard_at = self.brokers.changes, time.monotonic()  # who hears nothing knows nothing
@@ -105,23 +178,8 @@ class Standby:
                 continue
             except queue.Empty:
                 pass
-            if not self.brokers.connected:
-                continue
-            silent_s = time.monotonic() - self._heard_at
-            if not self._is_gone and silent_s < session.SILENCE_S:
-                continue
-            try:
-                found = run_directory.RunDirectory.open(self._path, resume=True)
-            except run_directory.InUse:
-                _log.warning(
-                    "fleet %r hears no learner, but a process still has the run %s: it lives, and is left alone",
-                    self._settings.fleet,
-                    self._path,
-                    extra=logs.once(self._live and self._live.session),
-                )
-                continue
-            return self._take(found, silent_s)
-        raise gathering.Stopped
+            if self.brokers.connected:
+                yield time.monotonic() - self._heard_at
 
     def _take(self, found: run_directory.RunDirectory, silent_s: float) -> run_directory.RunDirectory | None:
         if found.ended_by_itself(self._settings.max_env_steps):
@@ -145,7 +203,19 @@ class Standby:
                 extra=logs.once("keys"),
             )
             return
-        self._heard.put((state, retained))
+        while True:
+            try:
+                self._heard.put_nowait((state, retained))
+                return
+            except queue.Full:
+                with contextlib.suppress(queue.Empty):
+                    self._heard.get_nowait()
+                    self.passed_over += 1
+                _log.warning(
+                    "the run directory takes long to answer: of what was heard meanwhile, the newest %d are kept",
+                    _WAITING,
+                    extra=logs.once("waiting"),
+                )
 
     def _note(self, state: messages.LearnerState, retained: bool) -> None:
         """Takes in what a learner says of itself, or its broker of it."""
@@ -158,32 +228,32 @@ class Standby:
         if self._live is None or self._live.session != state.session:
             self._unused_beats = 0
         self._live, self._is_gone, self._heard_at = state, False, time.monotonic()
-        if not retained and self._verified != state.session:
-            self._verify(state)
+        if not retained and self._verified != state.session and self._path is not None:
+            self._verify(state, self._path)
 
-    def _verify(self, live: messages.LearnerState) -> None:
+    def _verify(self, live: messages.LearnerState, path: Path) -> None:
         """Looks whether the run directory is the live learner's: on shared storage, whether locks are shared as well.
 
         Raises:
             SpecError: It trains on another task.
             RunError: It has another run directory.
         """
-        trained = _spec(self._path)
+        trained = _spec(path)
         if trained is not None and live.fingerprint and live.fingerprint != trained.fingerprint:
             raise errors.SpecError(
                 "the run is of another task than the live learner trains on",
-                where=f"run: {self._path}, {trained.describe()}; live learner: epoch {live.epoch}, "
+                where=f"run: {path}, {trained.describe()}; live learner: epoch {live.epoch}, "
                 f"{live.env_id or 'any environment'}, spec {live.fingerprint}",
                 todo="name the run directory of the live learner with --resume",
             )
-        if run_directory.is_used(self._path):
+        if run_directory.is_used(path):
             self._verified = live.session
             return
         self._unused_beats += 1
         if self._unused_beats >= _UNUSED_BEATS:
             raise errors.RunError(
                 "the learner that is live on the fleet does not use this run directory",
-                where=f"{self._path}, fleet {self._settings.fleet!r}, epoch {live.epoch}",
+                where=f"{path}, fleet {self._settings.fleet!r}, epoch {live.epoch}",
                 todo="name its run directory with --resume; if this is it, on shared storage, then locks are not "
                 "shared there (NFS 4 without `nolock` and `local_lock` shares them), and nothing tells if it lives",
             )

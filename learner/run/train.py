@@ -16,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from broker.contract import errors, messages
+from broker.contract import errors, messages, signing
 from broker.program import amx
-from learner import config
+from learner import algorithms, config
 from learner.experience import replay
 from learner.files import checkpoint, run_directory
-from learner.fleet import gathering, roster, session
+from learner.fleet import budget, gathering, roster, session
+from learner.policies import retained_policy
 from learner.quantize.tflite import stderr_filter
 from learner.run import standby
 from learner.run.reports import console, energy, summary
@@ -41,6 +42,7 @@ def run(
     resume: Path | None,
     held: run_directory.RunDirectory | None = None,
     take_over: bool,
+    adopt: bool = False,
     stop: threading.Event,
     display: console.Console,
 ) -> tuple[dict[str, Any], Path]:
@@ -52,6 +54,7 @@ def run(
         resume: Run directory to go on with.
         held: The same, where it is open already.
         take_over: Claim the fleet though another learner is live; that one ends.
+        adopt: Begin a new run with the policy that the fleet has, if it has one that fits.
         stop: Set from outside to end the session early.
         display: Shows progress; closed at the end.
 
@@ -72,6 +75,7 @@ def run(
             tracker.start()
         fleet = session.Session.open(initial.train, take_over=take_over)
         try:
+            retained = _hear_retained(fleet) if adopt else None
             actors = roster.Roster(
                 fleet.id,
                 fleet.epoch,
@@ -79,6 +83,7 @@ def run(
                 quorum=initial.train.actors,
                 fingerprint=saved.meta["fingerprint"] if saved else "",
                 unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
+                allowed=budget.Budget(initial.train.message_budget_per_s),
             )
             until_s = started_s + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
             gathering.gather(initial.train, fleet, actors, stop, until_s)
@@ -86,12 +91,15 @@ def run(
             directory = directory or run_directory.RunDirectory.open(
                 run_directory.new_path(settings.train, actors.env_id), resume=False
             )
+            adopted = None
+            if retained is not None:
+                settings, adopted = _adopt(settings, fleet, retained, actors)
             directory.describe(settings)
             from learner.run import build  # with TensorFlow, which has had time to load
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
-            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop, tracker)
+            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop, tracker, adopted)
             loop.train()
             used = tracker.stop() if tracker else None
             error = tracker.error if tracker else "switched off"
@@ -115,14 +123,41 @@ def run(
         loading.join()  # until then stderr is held back, and an error message would be lost with it
 
 
-def stand_by(settings: config.TrainConfig, path: Path, stop: threading.Event) -> run_directory.RunDirectory | None:
-    """Waits as `standby.wait` does, with TensorFlow loaded meanwhile."""
+def stand_by(
+    settings: config.TrainConfig, path: Path | None, stop: threading.Event
+) -> run_directory.RunDirectory | None:
+    """Waits as `standby.wait` does, or as `wait_apart` where there is no path, with TensorFlow loaded meanwhile."""
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:
-        return standby.wait(settings, path, stop)
+        if path is not None:
+            return standby.wait(settings, path, stop)
+        standby.wait_apart(settings, stop)
+        return None
     finally:
         loading.join()  # until then stderr is held back
+
+
+def _hear_retained(fleet: session.Session) -> retained_policy.RetainedPolicy:
+    """Subscribes to what brokers retain of policies; it is here once the session has joined."""
+    heard = retained_policy.RetainedPolicy(fleet.topics, signing.LearnerVerifier(fleet.fleet.sealer.public_key))
+    for topic in heard.topics:
+        fleet.brokers.subscribe(topic, heard.hear)
+    return heard
+
+
+def _adopt(
+    settings: config.Settings,
+    fleet: session.Session,
+    retained: retained_policy.RetainedPolicy,
+    actors: roster.Roster,
+) -> tuple[config.Settings, algorithms.Algorithm | None]:
+    from learner.run import build  # with TensorFlow
+
+    for topic in retained.topics:
+        fleet.brokers.unsubscribe(topic)
+    _set_up_tensorflow(settings.train)
+    return build.adopt(settings, actors.the_spec, retained.newest())
 
 
 def _unfit(settings: config.Settings, birth: messages.Birth) -> str:

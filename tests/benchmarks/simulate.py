@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from broker.contract import codec, messages, signing
 from learner import config
 from learner.experience import ingest, rate_limiter
-from learner.fleet import roster
+from learner.fleet import budget, roster
 from tests.benchmarks import _load
 from tests.fakes import simulated_actor
 
@@ -38,6 +38,8 @@ BATCH = 256
 TURN_S = 0.02
 """Of the learner's loop, whose looks and receipts are less frequent."""
 HEARTBEAT_S = 1.0
+MESSAGE_S, MESSAGE_STEPS = 240e-6, 256
+"""The loop's time for a message of so many steps or fewer (`ONLY=ingest`); a longer one takes in proportion."""
 _BIRTH = messages.Birth("Simulated-v0", simulated_actor.SPEC, 1, "simulated", "", "none", "", 0.0)
 
 
@@ -53,12 +55,14 @@ class Told:
     age_s: float = 0.0
     oldest_s: float = 0.0
     silent: int = 0
+    budget_per_s: float = 0.0
     cpu_s: float = 0.0
 
 
 @dataclass
 class _Actor:
     number: int
+    rate: float
     beats: int = 0
     recorded: int = 0
     since_s: float = 0.0  # of the first step of the next message
@@ -68,7 +72,7 @@ class _Actor:
     @property
     def full_steps(self) -> int:
         assert self.assignment is not None
-        return max(1, min(self.assignment.message_steps, round(RATE * self.assignment.message_period_s)))
+        return max(1, min(self.assignment.message_steps, round(self.rate * self.assignment.message_period_s)))
 
     @property
     def steps(self) -> int:
@@ -78,9 +82,14 @@ class _Actor:
 
 @dataclass
 class Simulation:
-    """A fleet of so many, from its start; `run` counts what happens after `warm_s`."""
+    """A fleet of so many, from its start; `run` counts what happens after `warm_s`.
+
+    Each takes `rate` steps a second; `message_s` is the loop's time for a message of MESSAGE_STEPS.
+    """
 
     size: int
+    rate: float = RATE
+    message_s: float = MESSAGE_S
     told: Told = field(default_factory=Told)
 
     def __post_init__(self) -> None:
@@ -89,11 +98,13 @@ class Simulation:
         self._exploration = config.DqnConfig(replay_capacity=1_000_000)
         self._roster = roster.Roster("simulated", 1, "")
         self._limiter = rate_limiter.RateLimiter(0.001, 1000, 2.0 * BATCH)
-        self._actors = [_Actor(number) for number in range(self.size)]
+        self._actors = [_Actor(number, self.rate) for number in range(self.size)]
         self._due: list[tuple[float, int, str]] = []
         self._arrived: list[tuple[_Actor, int, float]] = []  # actor, steps, and when the first of them was recorded
         self._owed: set[int] = set()
-        self._receipts_at = 0.0
+        self._receipts_at = self._measured_at = 0.0
+        self._busy_s, self._opened = 0.0, 0
+        self._states = 0
 
     def run(self, warm_s: float, seconds: float) -> Told:
         """Runs, and returns the counts of the seconds after `warm_s`."""
@@ -110,6 +121,7 @@ class Simulation:
             self._learn(now_s)
             now_s += TURN_S
         self.told.silent = self.size - len(self._roster.working())
+        self.told.budget_per_s = self._roster.budget.messages_per_s
         self.told.cpu_s = time.process_time() - began_s
         return self.told
 
@@ -118,6 +130,7 @@ class Simulation:
         if what == "beat":
             actor.beats += 1
             self.told.states += 1
+            self._states += 1
             state = messages.ActorState(True, "one", 1, actor.beats, _BIRTH)
             self._roster.observe(f"actor-{number}", state, retained=False, now_s=at_s)
             period_s = actor.assignment.message_period_s if actor.assignment else 0.0
@@ -128,16 +141,19 @@ class Simulation:
             actor.is_starved = True
             return
         actor.recorded += steps
-        self._arrived.append((actor, steps, at_s - steps / RATE))
-        heapq.heappush(self._due, (at_s + actor.full_steps / RATE, number, "send"))
+        self._arrived.append((actor, steps, at_s - steps / self.rate))
+        heapq.heappush(self._due, (at_s + actor.full_steps / self.rate, number, "send"))
 
     def _learn(self, now_s: float) -> None:
         """A turn of the learner's loop: commit, insert, sample, receipts, assignments."""
+        self._measure(now_s)
         durable_s = now_s + ingest.GROUP_S
         for actor, steps, first_s in self._arrived:
             self.told.messages += 1
             self.told.steps += steps
-            self.told.age_s += steps * (durable_s - first_s - steps / RATE / 2)
+            self._busy_s += self.message_s * max(1.0, steps / MESSAGE_STEPS)
+            self._opened += 1
+            self.told.age_s += steps * (durable_s - first_s - steps / self.rate / 2)
             self.told.oldest_s = max(self.told.oldest_s, durable_s - first_s)
             self._limiter.insert(steps)
             self._roster.count_received(f"actor-{actor.number}", 1, 1, steps)
@@ -153,7 +169,7 @@ class Simulation:
         self._roster.expire(now_s)
         if not self._roster.decided or not self._roster.may_assign(now_s):
             return
-        self._limiter.widen(self._roster.grant_s, RATE * self.size)
+        self._limiter.widen(self._roster.grant_s, self.rate * self.size)
         due = self._roster.assign_due(
             steps_left=self._limiter.steps_granted() - self._limiter.inserted,
             env_steps=self._limiter.inserted,
@@ -165,13 +181,29 @@ class Simulation:
         for actor_id, assignment in due:
             self._assigned(self._actors[int(actor_id.partition("-")[2])], assignment, now_s)
 
+    def _measure(self, now_s: float) -> None:
+        """Does as the receiver of the learner's loop, which nothing keeps waiting here."""
+        if now_s - self._measured_at < budget.WINDOW_S:
+            return
+        seen = budget.Seen(
+            actors=len(self._roster.working()),
+            seconds=now_s - self._measured_at,
+            messages=self._opened,
+            taken=self._opened + self._states,
+            busy_s=self._busy_s,
+            waiting=0,
+            delays_s={"broker": 0.0},
+        )
+        self._roster.budget.steer(seen)
+        self._measured_at, self._busy_s, self._opened, self._states = now_s, 0.0, 0, 0
+
     def _assigned(self, actor: _Actor, assignment: messages.Assignment, now_s: float) -> None:
         self.told.assignments += 1
         is_first, actor.assignment = actor.assignment is None, assignment
         if is_first:
-            wait_s = self._random.random() * assignment.message_period_s + 1.0 / RATE
+            wait_s = self._random.random() * assignment.message_period_s + 1.0 / self.rate
         elif actor.is_starved and actor.steps > 0:
-            wait_s = actor.steps / RATE
+            wait_s = actor.steps / self.rate
         else:
             return
         actor.is_starved = False
@@ -199,6 +231,7 @@ def run() -> Iterator[dict[str, Any]]:
             f"{hour.steps / HOUR_S:.0f} steps/s of {RATE * size:.0f} offered, {hour.receipts / HOUR_S:.1f} receipts, "
             f"{hour.states / HOUR_S:.1f} states and {hour.assignments / HOUR_S:.1f} assignments a second; experience "
             f"is {mean_s:.1f} s old when it is learned from, {hour.oldest_s:.0f} at most; {hour.silent} silent; "
+            f"the budget ends at {hour.budget_per_s:.0f} messages a second; "
             f"roster and limiter took {hour.cpu_s:.0f} s of CPU, of {HOUR_S + 2 * JOIN_S:.0f} simulated"
         )
         yield _row(size, "messages/s of experience, over an hour", hour.messages / HOUR_S, "1/s", None, explain)
@@ -240,7 +273,7 @@ def _real(size: int) -> dict[str, float]:
         swarm = site.swarm("--rate", str(RATE))
         site.line(swarm)
         site.newest_metrics()
-        time.sleep(WARM_S + 3 * size / roster.MESSAGES_PER_S)  # until each has sent, and been granted more, twice
+        time.sleep(WARM_S + 3 * size / budget.MESSAGES_PER_S)  # until each has sent, and been granted more, twice
         first = site.newest_metrics()
         time.sleep(REAL_S)
         last = site.newest_metrics()

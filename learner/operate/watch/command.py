@@ -10,14 +10,14 @@ import math
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from broker.contract import address, errors
 from broker.fleet import identity
 from broker.program import children, cli, logs
-from learner.operate.watch import fleet_view, run_files, watcher
+from learner.operate.watch import fleet_view, home_assistant, run_files, watcher
 
 PORT = 8765
 _TICK_S = 0.5
@@ -48,6 +48,24 @@ def add(commands: Any) -> None:
     )
     watch.add_argument("--port", type=int, default=PORT, metavar="N", help="0 takes any (default: %(default)s)")
     watch.add_argument("--host", action="append", default=[], metavar="NAME", help="a further name of this machine")
+    watch.add_argument(
+        "--home-assistant",
+        default="",
+        metavar="HOST[:PORT]",
+        help="show each actor as a device in Home Assistant, by its MQTT broker; over TLS, unless on this machine",
+    )
+    watch.add_argument(
+        "--home-assistant-user",
+        default="",
+        metavar="NAME",
+        help=f"who says it there; the password is in the environment variable {home_assistant.PASSWORD}",
+    )
+    watch.add_argument(
+        "--home-assistant-ca",
+        type=Path,
+        metavar="FILE",
+        help="authority of that broker's certificate (default: those that this system trusts)",
+    )
     watch.add_argument("--json", action="store_true", help="print the address as one JSON object on stdout")
     watch.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
 
@@ -62,6 +80,10 @@ def run(args: argparse.Namespace) -> int:
     logs.configure()
     view = fleet_view.FleetView()
     if args.run is not None:
+        if args.home_assistant:
+            raise errors.ConfigError(
+                "Home Assistant is told of a live fleet alone", where="--home-assistant", todo="leave RUN out"
+            )
         shown = run_files.open_run(args.run)
         with _listen(args) as listener:
             rows = [_replayed(row) for row in shown.actors()]
@@ -70,10 +92,25 @@ def run(args: argparse.Namespace) -> int:
     addresses = tuple(str(address.Address.parse(one)) for one in args.broker.split(",") if one)
     fleet = identity.Fleet.open(args.fleet, create=False)
     following = watcher.Watcher(fleet, addresses, view, fleet.watch_tls())
-    with _listen(args) as listener, contextlib.closing(following):
+    with contextlib.ExitStack() as open_:
+        listener = open_.enter_context(_listen(args))
+        open_.enter_context(contextlib.closing(following))
+        told = _home_assistant(args, view)
         following.start()
+        if told is not None:
+            told.start()
+            open_.enter_context(contextlib.closing(told))
         curve = Curve(args.fleet, args.curve)
-        _serve(args, listener, view, lambda: curve.run, f"fleet {args.fleet}", None, (following, curve))
+
+        def follow(now_s: float) -> None:
+            following.follow()
+            curve.follow(now_s)
+            view.hear_drift(curve.run.drift if curve.run is not None else {})
+            view.tick()
+            if told is not None:
+                told.follow(following.enrolled)
+
+        _serve(args, listener, view, lambda: curve.run, f"fleet {args.fleet}", None, follow)
     return errors.EXIT_OK
 
 
@@ -126,6 +163,18 @@ class Curve:
             self.run.follow()
 
 
+def _home_assistant(args: argparse.Namespace, view: fleet_view.FleetView) -> home_assistant.HomeAssistant | None:
+    """Makes what tells Home Assistant, which is not connected yet; None where nobody asked for it.
+
+    Raises:
+        ConfigError: It cannot be so.
+    """
+    if not args.home_assistant:
+        return None
+    where = (args.home_assistant, args.home_assistant_user, args.home_assistant_ca)
+    return home_assistant.HomeAssistant(args.fleet, view, home_assistant.open_link(*where, args.fleet))
+
+
 def _require() -> None:
     try:
         import prometheus_client  # noqa: F401
@@ -159,7 +208,7 @@ def _serve(
     run: Any,
     title: str,
     actors: list[dict[str, Any]] | None,
-    followed: tuple[watcher.Watcher, Curve] | None,
+    follow: Callable[[float], None] | None,
 ) -> None:
     import uvicorn
 
@@ -204,26 +253,21 @@ def _serve(
     print(f"{title}: {url}", file=sys.stderr, flush=True)
     if args.json:
         print(json.dumps({"url": url, "port": port}), flush=True)
-    asyncio.run(_run(serving, listener, view, followed, stop))
+    asyncio.run(_run(serving, listener, follow, stop))
 
 
 async def _run(
     serving: Any,
     listener: socket.socket,
-    view: fleet_view.FleetView,
-    followed: tuple[watcher.Watcher, Curve] | None,
+    follow: Callable[[float], None] | None,
     stop: Any,
 ) -> None:
     loop = asyncio.get_running_loop()
     served = asyncio.ensure_future(serving.serve(sockets=[listener]))
     try:
         while not served.done():
-            if followed is not None:
-                following, curve = followed
-                following.follow()
-                curve.follow(loop.time())
-                view.hear_drift(curve.run.drift if curve.run is not None else {})
-                view.tick()
+            if follow is not None:
+                follow(loop.time())
             await asyncio.wait([served], timeout=_TICK_S)
     finally:
         stop()

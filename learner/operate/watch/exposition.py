@@ -67,6 +67,10 @@ _LEARNER = (
     Figure("canary_actors", "canary_actors", "actors that try a policy before all get it"),
     Figure("canary_promoted", "policies_promoted", "policies that went to all after a trial", counts=True),
     Figure("canary_withdrawn", "policies_withdrawn", "policies that a trial found worse", counts=True),
+    Figure("message_budget_per_s", "message_budget_per_second", "messages of each kind that all actors may send"),
+    Figure("ingest_capacity_per_s", "ingest_capacity_per_second", "messages that the loop could take in at most"),
+    Figure("backlog_s", "backlog_seconds", "that taking in what has arrived would take"),
+    Figure("broker_delay_s", "broker_delay_seconds", "through the slowest broker and back"),
     Figure("bytes_received", "received_bytes", "MQTT payloads", counts=True),
     Figure("bytes_sent", "sent_bytes", "MQTT payloads", counts=True),
 )

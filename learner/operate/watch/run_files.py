@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from broker.contract import errors
 from learner.files import run_directory
+from learner.operate.watch import history
 
 POINTS_MAX = 2000
 CURVE = (
@@ -19,6 +22,7 @@ CURVE = (
 )
 """Keys of metrics.jsonl that the page draws."""
 _READ_BYTES = 1 << 20
+_HOUR_S = 3600.0
 _LINE_BYTES = 1 << 16
 _SILENCE_S = 60.0
 """A learner writes a row a second."""
@@ -80,11 +84,52 @@ class RunFiles:
             return
 
     def actors(self) -> list[dict[str, Any]]:
-        """Returns who took part in a run that has ended, as its details have it; nothing of one that was killed."""
+        """Returns who took part in a run that has ended, as its details have it; of one that was killed, names alone.
+
+        Those are of whom its files have an hour.
+        """
         with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
             rows = json.loads((self.path / "details.json").read_text())["fleet"]
             return [row for row in rows if isinstance(row, dict)]
-        return []
+        names = {name for line in self._hours() for name in line["actors"]}
+        return [{"actor_id": name} for name in sorted(names)]
+
+    def history(self, actor_id: str) -> dict[str, list[float | None]] | None:
+        """Returns the last hour of an actor as `history.History.series` does; None if nothing is known of it.
+
+        The hour is that before the last line of the whole fleet.
+        """
+        found: dict[str, list[float | None]] = {key: [] for key in ("at_s", *history.KEYS)}
+        newest_s = -math.inf
+        for line in self._hours():
+            newest_s = max(newest_s, line["at_s"])
+            row = line["actors"].get(actor_id)
+            if not isinstance(row, list):
+                continue
+            figures = dict(zip(line["keys"], row, strict=False))
+            found["at_s"].append(line["at_s"])
+            for key in history.KEYS:
+                value = figures.get(key)
+                found[key].append(value if isinstance(value, int | float) else None)
+        if not found["at_s"]:
+            return None
+        recent = [at for at, at_s in enumerate(found["at_s"]) if at_s is not None and at_s > newest_s - _HOUR_S]
+        return {key: [values[at] for at in recent] for key, values in found.items()}
+
+    def _hours(self) -> Iterator[dict[str, Any]]:
+        """Yields the lines of what the learner wrote of its actors. One that is none is passed over."""
+        for name in (f"{run_directory.ACTOR_HOURS}.1", run_directory.ACTOR_HOURS):
+            with contextlib.suppress(OSError), open(self.path / name, "rb") as file:
+                for text in file:
+                    with contextlib.suppress(ValueError, RecursionError):
+                        line = json.loads(text)
+                        if (
+                            isinstance(line, dict)
+                            and isinstance(line.get("at_s"), int | float)
+                            and isinstance(line.get("actors"), dict)
+                            and isinstance(line.get("keys"), list)
+                        ):
+                            yield line
 
     def _take(self, row: Any) -> None:
         if not isinstance(row, dict):

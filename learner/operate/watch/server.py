@@ -86,7 +86,9 @@ class Page:
         return lambda request: FileResponse(_PAGE / name, media_type=kind, headers=_HEADERS)
 
     def _history(self, request: Request) -> Response:
-        found = self._view.history(request.path_params.get("name", ""))
+        name, run = request.path_params.get("name", ""), self._run()
+        is_replay = name and self._actors is not None
+        found = (run.history(name) if run is not None else None) if is_replay else self._view.history(name)
         return JSONResponse(found or {}, status_code=404 if found is None else 200, headers=_HEADERS)
 
     def _metrics(self, request: Request) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Mapping
 
 from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
@@ -57,6 +58,11 @@ class Watcher:
         """
         self._enrolment.follow()
         self._view.keep(self._enrolment.macs)
+
+    @property
+    def enrolled(self) -> Mapping[str, object]:
+        """The actors that are enrolled, by name."""
+        return self._enrolment.macs
 
     def close(self) -> None:
         """Disconnects."""

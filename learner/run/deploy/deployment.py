@@ -98,6 +98,8 @@ class _Deployment:
         retained = self._hear_retained()
         self._gather()
         older = self._usable(retained.newest())
+        for topic in retained.topics:  # what goes out from now on is ours
+            self._fleet.brokers.unsubscribe(topic)
         policies = publisher.Publisher(
             self._fleet,
             self._fleet.topics,

@@ -10,7 +10,7 @@ from broker.contract import messages
 from broker.program import stopwatch
 from learner.audit import auditor, drift
 from learner.experience import ingest, ledger, opening, rate_limiter, validate
-from learner.fleet import receipts, roster, session
+from learner.fleet import budget, receipts, roster, session
 from learner.policies import canary, publisher
 from learner.run.loop import policy_scores
 from learner.run.reports import notices, progress
@@ -64,6 +64,7 @@ class Receiver:
         self.ingest = ingesting
         self._receipts, self._auditor, self._drift, self._trials = owed, checks, drifting, trials
         self._opener = opener
+        self._measured_at, self._measured = time.monotonic(), (0, 0, 0.0)
         self.times = stopwatch.Stopwatch("wait", "broker")
 
     def receive(self, wait_s: float, *, starved: bool = False) -> None:
@@ -122,6 +123,28 @@ class Receiver:
         # What is on trial is the newest of its channel
         newest = max(self._publisher.main_version, experience.version) if ours else None
         self._progress.count(experience, newest)
+
+    def measure(self, now_s: float) -> None:
+        """Measures every few seconds what taking in costs, and has the fleet's budget follow from it."""
+        elapsed_s = now_s - self._measured_at
+        if elapsed_s < budget.WINDOW_S:
+            return
+        receive = self._session.times.totals()["receive"]
+        own = self.ingest.times.totals()
+        busy_s = receive.seconds + own["decode"].seconds + own["replay_insert"].seconds + self._receipts.spent_s
+        before, self._measured = self._measured, (own["decode"].runs, receive.runs, busy_s)
+        self._measured_at = now_s
+        self._roster.budget.steer(
+            budget.Seen(
+                actors=len(self._roster.working()),
+                seconds=elapsed_s,
+                messages=own["decode"].runs - before[0],
+                taken=receive.runs - before[1],
+                busy_s=busy_s - before[2],
+                waiting=self._session.waiting,
+                delays_s=self._session.broker_delays_s(),
+            )
+        )
 
     def _receive_state(self, actor_id: str, state: messages.ActorState, retained: bool) -> None:
         now = time.monotonic()

@@ -38,7 +38,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import breakdown, energy, metrics, notices, progress
+from learner.run.reports import actor_hours, breakdown, energy, metrics, notices, progress
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -69,6 +69,7 @@ class Parts:
     records: records.Records
     progress: progress.Progress
     metrics: metrics.Metrics
+    actor_hours: actor_hours.ActorHours
     breakdown: breakdown.Breakdown
     notices: notices.Notices
     orders: standing.StandingOrders
@@ -123,6 +124,7 @@ class TrainingLoop:
                 ending.callback(parts.auditor.close)
                 ending.callback(parts.drift.close)
                 ending.callback(parts.metrics.close)
+                ending.callback(parts.actor_hours.close)
                 ending.callback(self.save, last=True)
                 ending.callback(parts.publisher.close)
                 ending.callback(self._end_trial)
@@ -181,6 +183,7 @@ class TrainingLoop:
         yield parts.validator.summary()
         yield parts.ingest.ages.summary()
         yield parts.session.summary()
+        yield parts.roster.budget.summary()
         yield parts.recovery.metrics()
         yield parts.auditor.summary()
         yield parts.drift.summary()
@@ -289,6 +292,7 @@ class TrainingLoop:
         parts.orders.leave(now)
         parts.roster.expire(now)
         parts.publishing.advance()
+        parts.receiver.measure(now)
         parts.session.brokers.gather(parts.roster.gather_s)
         parts.assigner.assign(parts.publisher.version if self._settings.deterministic else 0)
         parts.scores.advance(parts.roster.working(), now, parts.session.brokers.changes)
@@ -297,6 +301,7 @@ class TrainingLoop:
         parts.waiting.notice(now)
         if (row := parts.progress.row(parts.algorithm.updates, parts.pace.env_steps)) is not None:
             parts.metrics.write(row | metrics.merged(self._stage_metrics()))
+            parts.actor_hours.note(parts.roster.actors.values())
 
     def _stage_metrics(self) -> Iterator[dict[str, float]]:
         parts = self.parts

@@ -86,6 +86,36 @@ def test_topics_are_followed_and_no_longer(broker_address: str, make_link: links
     assert reader.connections == 1
 
 
+def test_a_filter_that_is_given_up_is_heard_no_more_and_others_are(
+    broker_address: str, make_link: links.MakeLink
+) -> None:
+    """Nor again after a new connection, nor on its way: what is published does not come to this side."""
+    reader = make_link(broker_address, name="reader", start=False)
+    received: queue.Queue[str] = queue.Queue()
+    for name in ("a", "b"):
+        reader.subscribe(f"actorq/t/{name}", lambda topic, *_: received.put(topic[-1]))
+    reader.start()
+    reader.wait_connected(10)
+    writer = make_link(broker_address, name="writer")
+    writer.wait_connected(10)
+
+    def heard() -> str:
+        """Returns what is heard of an a and a b that are sent now."""
+        for name in ("a", "b"):
+            conftest.wait_until(lambda: writer.publish(f"actorq/t/{name}", b"x" * 1000), "sent")  # noqa: B023
+        found = ""
+        while not found.endswith("b"):
+            found += received.get(timeout=10)
+        return found
+
+    assert heard() == "ab"
+    reader.unsubscribe("actorq/t/a")
+    conftest.wait_until(lambda: heard() == "b", "a is heard no more")
+    before = reader.bytes_received
+    assert heard() == "b"
+    assert reader.bytes_received == before + 1000, "it is not even sent"
+
+
 def test_the_state_is_sent_last(broker_address: str, make_link: links.MakeLink) -> None:
     watcher = make_link(broker_address, name="watcher", start=False)
     received = links.listen(watcher, "actorq/t/#")

@@ -9,7 +9,7 @@ import pytest
 
 from broker.contract import errors, messages
 from learner import config
-from learner.fleet import actors, roster
+from learner.fleet import actors, budget, roster
 from tests.fakes import fleet_examples, log_reader
 
 SETTINGS = config.TrainConfig(seed=3)
@@ -160,7 +160,7 @@ def test_a_process_that_is_replaced_unnoticed_is_checked_anew() -> None:
 def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     """A message a quarter of a second from each of 1000 actors would leave the learner no time to learn."""
     found = make()
-    n = int(roster.MESSAGES_PER_S * 5)
+    n = int(budget.MESSAGES_PER_S * 5)
     actors = [found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0) for i in range(n)]
     assert found.period_s == 5.0 and found.policy_s == n / roster.POLICIES_PER_S and found.gather_s == roster.GATHER_S
     given = found.assign(
@@ -176,7 +176,7 @@ def test_in_a_large_fleet_everybody_speaks_less_often() -> None:
     assert len(found.working()) == n + 1, "nor is anybody taken for dead who was told to speak seldom"
     found.expire(roster.SILENCE_S + 11.0)
     assert [actor.actor_id for actor in found.working()] == ["late"]
-    assert found.period_s == 1 / roster.MESSAGES_PER_S and found.gather_s == found.receipt_s == 0.0
+    assert found.period_s == 1 / budget.MESSAGES_PER_S and found.gather_s == found.receipt_s == 0.0
 
 
 def told(n: int, every_s: float, looks: int) -> list[set[str]]:
@@ -202,7 +202,7 @@ def told(n: int, every_s: float, looks: int) -> list[set[str]]:
 
 def test_in_a_large_fleet_assignments_are_spread_over_time() -> None:
     """All actors told at once would all send at once, and updates would stand still while they are told."""
-    n = int(roster.MESSAGES_PER_S * 2)
+    n = int(budget.MESSAGES_PER_S * 2)
     looks = round(1.1 * roster.GRANT_PERIODS * 2.0 / roster.LOOK_PERIOD_S)  # in that many periods, and a tenth more
     given = told(n, every_s=1.01 * roster.LOOK_PERIOD_S, looks=4 * looks)
     assert len(given[0]) == n, "each needs one to begin with"
@@ -221,7 +221,7 @@ def test_a_loop_that_seldom_looks_passes_nobody_over(n: int) -> None:
 def test_who_can_be_granted_no_more_is_not_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner that falls behind grants nothing to anybody for a while, and has better things to do."""
     found = make()
-    n = int(roster.MESSAGES_PER_S * 2)
+    n = int(budget.MESSAGES_PER_S * 2)
     for i in range(n):
         found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0)
     looked: list[float] = []
@@ -251,7 +251,7 @@ def test_who_can_be_granted_no_more_is_not_looked_at_each_time(monkeypatch: pyte
 def test_who_is_not_due_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand times ten looks a second would be all that a learner does."""
     found = make()
-    n = int(roster.MESSAGES_PER_S * 5)
+    n = int(budget.MESSAGES_PER_S * 5)
     rest: dict[str, Any] = {"env_steps": 0, "lockstep_version": 0, "settings": SETTINGS, "exploration": EXPLORATION}
     for i in range(n):
         found.observe(f"a{i}", fleet_examples.state(session=str(i)), retained=False, now_s=0.0)

@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 
 import pytest
 
-from broker.contract import errors
+from broker.contract import codec, errors, messages, topics
 from broker.fleet import identity
 from learner import __main__ as main
 from learner import config
@@ -101,6 +102,42 @@ def test_stays_where_it_is_while_the_learner_lives_and_stops_when_asked_to(
         waiting.result(10.0)
 
 
+def test_apart_it_waits_for_silence_and_not_for_a_goodbye_alone(
+    settings: config.TrainConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, stop, since = log_reader.LogReader(caplog, "learner"), threading.Event(), 0.0
+    with futures.ThreadPoolExecutor(1) as pool:
+        try:
+            with live(settings) as first:
+                waiting = pool.submit(standby.wait_apart, settings, stop)
+                wait_until(lambda: any("standing by" in line for line in log.lines), "it stands by")
+                began = first._heartbeat
+                wait_until(lambda: first._heartbeat > began + 25, "more heartbeats than fit into the silence")
+                assert not waiting.done()
+                since = time.monotonic()
+            waiting.result(10.0)
+        finally:
+            stop.set()
+    assert time.monotonic() - since > 2 * session.SILENCE_S
+    (warned,) = [line for line in log.lines if "standing by" in line]
+    assert "Lost are then replay, ledger, optimizer state" in warned
+    assert any("this standby takes over, with a new run" in line for line in log.lines)
+
+
+def test_what_waits_to_be_looked_at_is_bounded_and_the_newest_stays(
+    settings: config.TrainConfig, run: run_directory.RunDirectory
+) -> None:
+    keys = identity.Fleet.open(settings.fleet)
+    waiting = standby.Standby(settings, run.path, keys, None)
+    topic = topics.Topics(settings.fleet).learner_state
+    for beat in range(200):
+        state = messages.LearnerState(True, "one", 1, beat)
+        waiting._hear(topic, keys.sealer.seal(topic, codec.encode(state)), False)
+    assert waiting._heard.qsize() == standby._WAITING and waiting.passed_over == 200 - standby._WAITING
+    beats = [waiting._heard.get_nowait()[0].heartbeat for _ in range(standby._WAITING)]
+    assert beats == list(range(200 - standby._WAITING, 200))
+
+
 def test_ends_where_the_live_learner_has_another_run(
     settings: config.TrainConfig, run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +184,8 @@ def test_who_has_lost_the_lock_to_another_knows(run: run_directory.RunDirectory)
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        ([], errors.ConfigError.exit_code, "which run to go on with"),
+        (["--take-over"], errors.ConfigError.exit_code, "leave one of them out"),
+        (["--run-dir", "RUN"], errors.RunError.exit_code, "holds a run already"),
         (["--resume", "RUN", "--take-over"], errors.ConfigError.exit_code, "leave one of them out"),
         (["--resume", "nowhere"], errors.RunError.exit_code, "no run to resume"),
         (["--resume", "RUN", "--fleet", "other"], errors.RunError.exit_code, "the run is of fleet 'lab'"),

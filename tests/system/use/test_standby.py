@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 import re
 import signal
+import threading
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from broker.contract import errors
-from learner.run import local_fleet
+from broker.contract import codec, errors, messages
+from learner import __main__ as main
+from learner import config
+from learner.algorithms import registry
+from learner.experience import ledger
+from learner.files import records, run_directory
+from learner.fleet import gathering, roster, session
+from learner.policies import publisher
+from learner.run import local_fleet, train
 from tests import conftest
+from tests.learner.policies import test_adopting
 from tests.system import books
 from tests.system.conftest import QUICK
 
@@ -80,3 +91,68 @@ def test_of_two_standbys_one_goes_on_where_the_killed_learner_was(
     conftest.wait_until(lambda: not kept.missing(kept.accepted(*lives)), "all that was accepted arrives", 20.0)
     balance = kept.balance(*lives)
     assert balance.holds and balance.dropped == 0, balance
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts back what the command does to signals: it runs in this process, which has loaded TensorFlow once."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.mosquitto
+@pytest.mark.usefixtures("handlers")
+def test_without_its_run_directory_a_standby_goes_on_with_the_policy_that_brokers_retain(
+    start_fleet: Callable[..., local_fleet.LocalFleet],
+    run_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    fleet, run = start_fleet("mosquitto"), run_root / "run"
+    monkeypatch.setenv("ACTORQ_HOME", str(fleet.directory / "home"))
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(session, "SILENCE_S", 0.3)
+    monkeypatch.setattr(train, "_set_up_tensorflow", lambda settings: None)  # it is in use in this process
+    fleet.start_actor("pi", ["--env", "CartPole-v1", "--heartbeat-s", "0.2"])
+    live = _publish(config.TrainConfig(fleet=fleet.name, broker=(fleet.address,), wait_s=60.0))
+    log = fleet.directory / "logs" / "pi.log"
+    conftest.wait_until(lambda: f"policy {live}.1 acts" in log.read_text(), "it acts", 60.0)
+    words = ["train", "--standby", "--fleet", fleet.name, "--broker", fleet.address, "--run-dir", str(run), "--json"]
+    words += ["--algorithm", "dqn", "--hidden", "16,16", "--learning-starts", "300", "--max-env-steps", "1500"]
+    words += ["--evaluate-episodes", "0", "--solved-return", "inf", "--gate-agreement-min", "0"]
+    words += ["--no-energy", "--keep-experience"]
+    assert main.main(words) == errors.EXIT_OK
+    output, said = capfd.readouterr()
+    assert f"begins with the fleet's policy {live}.1. Lost are replay and ledger" in said, said
+    assert json.loads(output.splitlines()[-1])["updates"] > 0
+    chosen = tomllib.loads((run / "config.toml").read_text())
+    assert chosen["epsilon_start"] == chosen["epsilon_end"], "it does not explore anew"
+    assert epoch_of_newest_policy(run) == live + 1
+    first = next(ledger.bodies(run / run_directory.LEDGER))[1]
+    experience = codec.decode(messages.Experience, first)
+    assert (experience.epoch, experience.version) == (live, 1), "the actor goes on acting on what it has"
+    assert not fleet.ended()
+
+
+def _publish(settings: config.TrainConfig) -> int:
+    """Publishes a policy as a learner does that then ends; returns its epoch."""
+    learner = session.Session.open(settings)
+    actors = roster.Roster(learner.id, learner.epoch, "")
+    try:
+        gathering.gather(settings, learner, actors, threading.Event())
+        spec, chosen = actors.the_spec, config.DqnConfig(hidden=(16, 16))
+        algorithm = registry.make(config.Settings(settings, chosen, config.GateConfig()), spec)
+        x = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
+        algorithm.normalize(x)
+        going_out = publisher.Publisher(
+            *(learner, learner.topics, spec, algorithm.head, learner.epoch, 0, test_adopting.ANY_POLICY, None),
+            records.Records(),
+        )
+        assert going_out.publish(algorithm.policy_layers(), x[:192], x[192:]).result().passed
+        learner.announce("", 1)
+        going_out.close()
+        return learner.epoch
+    finally:
+        learner.close()

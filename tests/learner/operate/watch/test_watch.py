@@ -148,8 +148,14 @@ def test_off_this_machine_it_takes_tls_and_a_token(fleet: identity.Fleet, tmp_pa
 def test_replays_a_run_from_its_files(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"wall_s": 1.0, "env_steps": 10, "return_mean": 5.0}\n')
     (tmp_path / "details.json").write_text('{"fleet": [{"actor_id": "pi", "delegate": "XNNPACK", "steps": 7}]}')
+    hour = {"at_s": 1e9, "keys": ["power_w"], "actors": {"pi": [4.5]}}
+    (tmp_path / "actors.jsonl").write_text(json.dumps(hour) + "\n")
     with watching(str(tmp_path)) as url:
         event = first_event(url)
+        last_hour = json.loads(get(f"{url}actors/pi/history.json"))
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(f"{url}actors/nobody/history.json")
+    assert last_hour["at_s"] == [1e9] and last_hour["power_w"] == [4.5] and last_hour["return_mean"] == [None]
     assert event["curve"] == [{"wall_s": 1.0, "env_steps": 10.0, "return_mean": 5.0}]
     assert event["rows"] == [{"actor": "pi", "steps": 7, "kernels": "XNNPACK", "alarms": {}}]
     assert event["fleet"]["replay"]
