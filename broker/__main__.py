@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.contract import address, errors
-from broker.fleet import enrolled, identity
+from broker.fleet import enrolled, identity, release_key
 from broker.program import cli, logs, storage
 from broker.serve.mosquitto import access, process
 
@@ -30,7 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     logs.configure()
-    return {"up": _up, "init": _init, "enroll": _enroll, "revoke": _revoke, "rotate": _rotate}[args.command](args)
+    return {
+        "up": _up,
+        "init": _init,
+        "enroll": _enroll,
+        "revoke": _revoke,
+        "rotate": _rotate,
+        "release-key": _release_key,
+    }[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,7 +112,17 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, default=Path(), metavar="DIR", help="where the new bundles go (default: here)"
     )
 
-    for command in (up, enroll, revoke, rotate):
+    release = commands.add_parser(
+        "release-key",
+        allow_abbrev=False,
+        help="make the key that signs releases of the actor's program (actorq-learner fleet update)",
+    )
+    release.add_argument(
+        "-o", "--output", type=Path, default=Path("release.pem"), metavar="FILE", help="its secret half (default: here)"
+    )
+    release.add_argument("--force", action="store_true", help="replace the fleet's release key")
+
+    for command in (up, enroll, revoke, rotate, release):
         command.add_argument("--fleet", default=identity.DEFAULT_FLEET, help="name of the fleet (default: %(default)s)")
     return parser
 
@@ -318,6 +335,17 @@ def _rotate(args: argparse.Namespace) -> int:
         print(file)
     _answer(f"new keys for fleet {args.fleet}: brokers that run here follow, a learner ends and goes on with --resume")
     _answer(f"the {len(bundles)} bundles are secret; copy each to its machine and start its actor again")
+    return errors.EXIT_OK
+
+
+def _release_key(args: argparse.Namespace) -> int:
+    fleet = identity.Fleet.open(args.fleet, create=False)
+    release_key.make(fleet.directory, args.output, replace=args.force)
+    print(args.output)
+    _answer(f"{args.output} signs what boards run: keep it off the learner's machine, and keep a copy. Next:")
+    _answer(
+        "  actorq-broker enroll NAME --force     for boards enrolled before: their new bundles have its public half"
+    )
     return errors.EXIT_OK
 
 
