@@ -67,29 +67,42 @@ def settle_trial(root: Path) -> int | None:
 
 def try_out(root: Path, trial: dict[str, Any]) -> int | None:
     """Runs a release on trial; returns the exit code of one that proved itself, or was told to stop, else None."""
+    name, stopped = trial["name"], False
     write(root / "trial", trial | {"starts": trial["starts"] + 1})
-    command, environment = as_release(root, trial["name"])
+    command, environment = as_release(root, name)
     environment.pop("WATCHDOG_PID", None)  # systemd means this process by it; the unit lets its child speak
-    stopped: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, frame: stopped.append(signum))
     child = subprocess.Popen(command, env=environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the child without our help
+    signal.signal(signal.SIGTERM, stop)
     try:
         until = time.monotonic() + trial["limit_s"]
-        while child.poll() is None and time.monotonic() < until and current(root) != trial["name"] and not stopped:
+        while child.poll() is None and time.monotonic() < until and current(root) != name:
             time.sleep(LOOK_S)
-        if child.poll() is None and not stopped:
+        if child.poll() is None:
             give_up(root, f"within {trial['limit_s']:g} s it did not say that it acts and reaches the learner")
-        while current(root) == trial["name"] and child.poll() is None and not stopped:
-            time.sleep(1.0)
+        while child.poll() is None and current(root) == name:
+            child.wait()
         code = end(child)
+    except Stopped:
+        stopped, code = True, end(child)
     finally:
         child.kill()
         child.wait()
-    if current(root) == trial["name"] or stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if current(root) == name or stopped:
         return code if code >= 0 else 128 - code
     give_up(root, f"it ended with {code} before it said that it acts and reaches the learner")
     return None
+
+
+class Stopped(Exception):
+    """Somebody asks this process to end."""
+
+
+def stop(signum: int, frame: object) -> None:
+    """Is called at SIGTERM."""
+    raise Stopped
 
 
 def end(child: subprocess.Popen[bytes]) -> int:

@@ -22,10 +22,10 @@ from edge_actor.updates import download, launcher, release_directory
 
 _log = logging.getLogger(__name__)
 TRIAL_S = (5.0, 3600.0)
-_WINDOW = 4
+_WINDOW = 2
 """Pieces that are asked for at once, so that a board of 512 MB holds few of them in memory."""
-_QUEUED = 3 * _WINDOW
-_ASK_AGAIN_S = 20.0
+_QUEUED = 4 * _WINDOW
+_ASK_AGAIN_S = 60.0
 """After so long without a piece: one was altered, or too many came at once."""
 _GIVE_UP_S = 300.0
 """For the pieces that are asked for at once. What is here stays, and the next order goes on with it."""

@@ -113,7 +113,7 @@ def test_what_another_key_signed_is_refused_before_it_is_read(board: Board, monk
 
 
 def test_an_altered_piece_is_asked_for_again(board: Board) -> None:
-    made = board.leave(GOOD | {"edge_actor/data.bin": _noise(3 * release.PIECE_BYTES)})
+    made = board.leave(GOOD | {"edge_actor/data.bin": _noise(2 * release.PIECE_BYTES)})
     altered = [NAMES.release_piece(1), NAMES.release_list]
 
     def on_send(topic: str, payload: bytes) -> bytes:
@@ -130,9 +130,9 @@ def test_an_altered_piece_is_asked_for_again(board: Board) -> None:
 def test_a_lost_connection_and_a_new_process_go_on_where_they_were(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = board.leave(GOOD | {"edge_actor/data.bin": _noise(9 * release.PIECE_BYTES)})
+    made = board.leave(GOOD | {"edge_actor/data.bin": _noise(5 * release.PIECE_BYTES)})
     count = len(made.listed.pieces)
-    lost = {NAMES.release_piece(index) for index in range(6, count)}
+    lost = {NAMES.release_piece(index) for index in range(3, count)}
     board.on_send = lambda topic, payload: None if topic in lost else payload
     with monkeypatch.context() as short:
         short.setattr(updater, "_GIVE_UP_S", 1.0)
@@ -141,7 +141,7 @@ def test_a_lost_connection_and_a_new_process_go_on_where_they_were(
     board.start("")
     board.sent.clear()
     board.on_send = lambda topic, payload: payload
-    again = board.leave(GOOD | {"edge_actor/data.bin": _noise(9 * release.PIECE_BYTES)})
+    again = board.leave(GOOD | {"edge_actor/data.bin": _noise(5 * release.PIECE_BYTES)})
     assert board.take(again.digest).outcome == "ready"
     assert set(board.sent) == {NAMES.release_list} | lost, "what was here was not sent again"
 
