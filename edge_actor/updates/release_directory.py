@@ -205,7 +205,7 @@ class _Part:
         self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence])
         return self._at
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         left = max(0, self._length - self._at)
         self._file.seek(self._start + self._at)
         data = self._file.read(left if size is None or size < 0 else min(size, left))
@@ -214,7 +214,7 @@ class _Part:
 
 
 def _unpack_wheel(part: _Part, site: Path, room: _Room) -> None:
-    with zipfile.ZipFile(part) as wheel:  # type: ignore[arg-type]  # reads, seeks and tells are all that it needs
+    with zipfile.ZipFile(part) as wheel:
         for member in wheel.infolist():
             path = _place(member)
             if path is None:

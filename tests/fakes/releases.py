@@ -23,7 +23,7 @@ def wheel(directory: Path, files: Mapping[str, str | bytes], version: str = "9.0
     metadata = f"Metadata-Version: 2.1\nName: actorq-fleet\nVersion: {version}\n"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
         for name, text in {**files, f"actorq_fleet-{version}.dist-info/METADATA": metadata}.items():
-            made.writestr(name, text)
+            made.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # the same bytes whenever it is made
     return path
 
 

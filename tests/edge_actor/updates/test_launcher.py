@@ -116,7 +116,7 @@ def test_a_release_that_works_is_kept(board: Callable[..., Board]) -> None:
 
 @pytest.mark.parametrize(
     ("way", "limit_s", "why"),
-    [("crashes", 20.0, "it_ended_with_10_before"), ("hangs", 0.5, "within_0.5_s_it_did_not_say")],
+    [("crashes", 20.0, "it_ended_with_10_before"), ("hangs", 2.0, "within_2_s_it_did_not_say")],
 )
 def test_one_that_does_not_work_is_given_up(board: Callable[..., Board], way: str, limit_s: float, why: str) -> None:
     one = board(way, limit_s)
@@ -191,7 +191,7 @@ def test_a_stop_during_a_trial_ends_it_in_order_and_it_is_tried_once_more(board:
     assert launcher.read(one.root / "trial")["starts"] == 1
     launcher.write(one.root / "trial", launcher.read(one.root / "trial") | {"limit_s": 0.3})
     assert one.act() == "base"
-    assert one.log.count(["starts", NAME]) == 2
+    assert launcher.read(one.root / "failed")["starts"] == 2, "it was started twice"
 
 
 def test_a_person_who_looks_tries_nothing(board: Callable[..., Board]) -> None:

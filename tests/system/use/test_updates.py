@@ -23,7 +23,7 @@ from tests.system.conftest import command
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto]
 SYSTEMD = 'while :; do "$@"; sleep 0.1; done'
 """What `Restart=always` makes of a service."""
-ACTOR = ["--env", "CartPole-v1", "--heartbeat-s", "0.2", "--allow", "pause,update"]
+ACTOR = ["--env", "CartPole-v1", "--rate-hz", "100", "--heartbeat-s", "0.2", "--allow", "pause,update"]
 CRASHES = {"edge_actor/run/service.py": ("    lines = log_lines.LogLines.attached()\n", "    raise SystemExit(10)\n")}
 UNHEARD = {
     "edge_actor/run/fleet_connection.py": (
@@ -168,4 +168,4 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path) -> None:
     told, _ = site.update(good, "--all", code=refused)
     assert told["a"]["outcome"] == "refused" and "not signed by this fleet's release key" in told["a"]["text"]
     assert site.learners["b"].assigned == boots["b"], "b was never started again"
-    assert not site.learners["b"].states[-1].vitals.refused
+    assert not [reason for reason in site.learners["b"].states[-1].vitals.refused if "release" in reason]
