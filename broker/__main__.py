@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.contract import address, errors
-from broker.fleet import enrolled, identity, release_key
+from broker.fleet import enrolled, identity, release_files, release_key
 from broker.program import cli, logs, storage
 from broker.serve.mosquitto import access, process
 
@@ -37,6 +37,7 @@ def _run(argv: Sequence[str]) -> int:
         "revoke": _revoke,
         "rotate": _rotate,
         "release-key": _release_key,
+        "release": _release,
     }[args.command](args)
 
 
@@ -121,6 +122,14 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, default=Path("release.pem"), metavar="FILE", help="its secret half (default: here)"
     )
     release.add_argument("--force", action="store_true", help="replace the fleet's release key")
+
+    signs = commands.add_parser(
+        "release", allow_abbrev=False, help="sign wheels as a release, where the key is; other machines send the file"
+    )
+    signs.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="that of actorq-fleet, and what it needs")
+    signs.add_argument("--key", type=Path, default=Path("release.pem"), metavar="FILE", help="(default: %(default)s)")
+    signs.add_argument("--downgrade", action="store_true", help="also for boards that run a higher version")
+    signs.add_argument("-o", "--output", type=Path, metavar="FILE", help="(default: VERSION-DIGEST.release)")
 
     for command in (up, enroll, revoke, rotate, release):
         command.add_argument("--fleet", default=identity.DEFAULT_FLEET, help="name of the fleet (default: %(default)s)")
@@ -342,10 +351,20 @@ def _release_key(args: argparse.Namespace) -> int:
     fleet = identity.Fleet.open(args.fleet, create=False)
     release_key.make(fleet.directory, args.output, replace=args.force)
     print(args.output)
-    _answer(f"{args.output} signs what boards run: keep it off the learner's machine, and keep a copy. Next:")
+    _answer(f"{args.output} signs what boards run: best kept on another machine than the learner's. Next:")
     _answer(
         "  actorq-broker enroll NAME --force     for boards enrolled before: their new bundles have its public half"
     )
+    return errors.EXIT_OK
+
+
+def _release(args: argparse.Namespace) -> int:
+    made = release_files.make(args.wheels, release_key.read(args.key), downgrade=args.downgrade)
+    output = args.output or Path(made.name + release_files.SUFFIX)
+    made.write(output)
+    print(output)
+    _answer(f"signed {made.name}. Next, where the fleet's keys are:")
+    _answer(f"  actorq-learner fleet update {output} --all")
     return errors.EXIT_OK
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract import errors, messages, topics
-from broker.fleet import identity, release_key
+from broker.fleet import identity, release_files, release_key
 from broker.program import cli
-from learner.operate.orders import courier, giving, order_book, release_files, rollout, tables
+from learner.operate.orders import courier, giving, order_book, rollout, tables
 
 _RENEW_S = 40.0
 _FOLLOW_S = 90.0
@@ -43,7 +43,13 @@ def add(commands: Any) -> None:
     verbs = fleet.add_subparsers(dest="verb", required=True, metavar="ORDER")
     for verb, text in _HELP.items():
         one = verbs.add_parser(verb, allow_abbrev=False, help=text, description=text[0].upper() + text[1:] + ".")
-        pairs = " and KEY=VALUE" if verb in ("set", "label") else " and WHEELS" if verb == "update" else ""
+        pairs = (
+            " and KEY=VALUE"
+            if verb in ("set", "label")
+            else " and WHEELS, or a file of `actorq-broker release`"
+            if verb == "update"
+            else ""
+        )
         one.add_argument("words", nargs="*", metavar="NAME", help=f"actors{pairs}")
         one.add_argument("--all", action="store_true", help="every actor that is enrolled")
         one.add_argument(
@@ -85,7 +91,7 @@ def add(commands: Any) -> None:
 
 def _add_update(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--key", type=Path, default=Path("release.pem"), metavar="FILE", help="the release key (default: %(default)s)"
+        "--key", type=Path, default=Path("release.pem"), metavar="FILE", help="signs wheels (default: %(default)s)"
     )
     command.add_argument("--first", type=int, default=1, metavar="N", help="actors that begin (default: %(default)s)")
     command.add_argument("--first-label", default="", metavar="KEY=VALUE", help="those with this label begin instead")
@@ -117,9 +123,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, fleet: identity.Fleet, book: order_book.OrderBook) -> int:
-    wheels = [Path(word) for word in args.words if args.verb == "update" and word.endswith(".whl")]
-    names = [word for word in args.words if "=" not in word and not (wheels and word.endswith(".whl"))]
-    changes = _pairs([word for word in args.words if not (wheels and word.endswith(".whl"))])
+    files = [word for word in args.words if args.verb == "update" and word.endswith((".whl", release_files.SUFFIX))]
+    words = [word for word in args.words if word not in files]
+    names, changes = [word for word in words if "=" not in word], _pairs(words)
     if changes and args.verb not in ("set", "label"):
         raise errors.ConfigError(f"{args.verb} takes names, and no KEY=VALUE")
     actors = _actors(args, names, fleet, book)
@@ -127,7 +133,7 @@ def _run(args: argparse.Namespace, fleet: identity.Fleet, book: order_book.Order
         return _label(args, actors, changes, book)
     if args.verb == "set":
         _check_settings(changes)
-    made = _signed(args, wheels, fleet) if args.verb == "update" else None
+    made = _signed(args, list(map(Path, files)), fleet) if args.verb == "update" else None
     expired = book.expire(time.time())
     addresses = tuple(filter(None, args.broker.split(",")))
     with contextlib.closing(courier.Courier(fleet, book, addresses, actors, fleet.tls())) as carrier:
@@ -234,8 +240,8 @@ def _look(args: argparse.Namespace, actors: Sequence[str], book: order_book.Orde
     return errors.EXIT_OK
 
 
-def _signed(args: argparse.Namespace, wheels: Sequence[Path], fleet: identity.Fleet) -> release_files.SignedRelease:
-    """Returns the release of these wheels.
+def _signed(args: argparse.Namespace, files: Sequence[Path], fleet: identity.Fleet) -> release_files.SignedRelease:
+    """Returns the release of these wheels, or of the one file that has it signed.
 
     Raises:
         IdentityError: The fleet has no release key, or another one.
@@ -248,12 +254,14 @@ def _signed(args: argparse.Namespace, wheels: Sequence[Path], fleet: identity.Fl
         )
     if not 5.0 <= args.trial_s <= 3600.0:
         raise errors.ConfigError(f"--trial-s is 5 to 3600, not {args.trial_s:g}")
+    if len(files) == 1 and files[0].suffix == release_files.SUFFIX:
+        return release_files.read(files[0], fleet.release_key)
     key = release_key.read(args.key)
     if release_key.half(key) != fleet.release_key:
         raise errors.IdentityError(
             "this is not the fleet's release key: its actors would refuse what it signs", where=str(args.key)
         )
-    return release_files.make(wheels, key, downgrade=args.downgrade)
+    return release_files.make(files, key, downgrade=args.downgrade)
 
 
 def _update(

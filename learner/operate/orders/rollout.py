@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from broker.contract import errors, topics
-from learner.operate.orders import courier, giving, order_book, release_files
+from broker.fleet import release_files
+from learner.operate.orders import courier, giving, order_book
 
 _log = logging.getLogger(__name__)
 _ROLL_CALL_S = 2.0

@@ -16,9 +16,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker.contract import errors, release, topics
-from broker.fleet import release_key
+from broker.fleet import release_files, release_key
 from edge_actor.updates import launcher, release_directory, updater
-from learner.operate.orders import release_files
 from tests import conftest
 from tests.fakes import releases
 
@@ -278,3 +277,21 @@ def test_a_part_of_a_file_is_read_as_one(tmp_path: Path) -> None:
         part = release_directory._Part(file, 3, 4)
         assert part.read() == b"3456" and part.read() == b"" and part.seek(-1, io.SEEK_END) == 3
         assert part.read(9) == b"6"
+
+
+def test_a_release_in_a_file_is_the_one_that_was_signed(board: Board) -> None:
+    made, file = board.leave(GOOD), board.root / "x.release"
+    made.write(file)
+    half = release_key.half(board.key)
+    assert release_files.read(file, half) == made
+    good = file.read_bytes()
+    for at in (0, 5, 20, 100, len(good) - 1):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with pytest.raises(errors.ReleaseError):
+            release_files.read(file, half)
+    file.write_bytes(good[:-1])
+    with pytest.raises(errors.ReleaseError):
+        release_files.read(file, half)
+    file.write_bytes(good)
+    with pytest.raises(errors.ReleaseError, match="not signed"):
+        release_files.read(file, bytes(32))

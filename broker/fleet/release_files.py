@@ -1,4 +1,7 @@
-"""A release of the actor's program, made of wheels and signed."""
+"""A release of the actor's program, made of wheels and signed; in a file, where the key is on another machine.
+
+magic "AQRF" | length of the signed list, 4 bytes, little endian | signed list | wheels, one behind the other
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker.contract import errors, release, topics
+from broker.program import storage
 
+_MAGIC = b"AQRF"
+_HEAD_BYTES = len(_MAGIC) + 4
+SUFFIX = ".release"
 _OWN = re.compile(r"actorq_fleet-([^-]+)-.*\.whl")
 
 
@@ -35,6 +42,11 @@ class SignedRelease:
         """What people and boards name it by."""
         return self.listed.name
 
+    def write(self, path: Path) -> None:
+        """Writes it into a file, for `read`."""
+        head = _MAGIC + len(self.signed).to_bytes(4, "little")
+        storage.write_atomic(path, b"".join((head, self.signed, self.content)))
+
     def retained(self, names: topics.Topics) -> list[tuple[str, bytes]]:
         """Returns it as it is left at brokers: pieces, and nothing where a longer one had more; then the list."""
         size = release.PIECE_BYTES
@@ -43,6 +55,32 @@ class SignedRelease:
             *((names.release_piece(index), piece) for index, piece in enumerate(pieces)),
             (names.release_list, self.signed),
         ]
+
+
+def read(path: Path, public_key: bytes) -> SignedRelease:
+    """Reads a file that `write` wrote.
+
+    Args:
+        path: The file.
+        public_key: The public half of the key that must have signed it.
+
+    Raises:
+        ReleaseError: It is none, is not signed by that key, or its wheels are not those that were signed.
+    """
+    try:
+        data = storage.read_regular(path, _HEAD_BYTES + 2 * release.MAX_LIST_BYTES + release.MAX_BYTES)
+    except OSError as error:
+        raise errors.ReleaseError(f"the release cannot be read: {error}", where=str(path)) from error
+    end = _HEAD_BYTES + int.from_bytes(data[len(_MAGIC) : _HEAD_BYTES], "little")
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise errors.ReleaseError("this file is no release", where=str(path), todo="make one: actorq-broker release")
+    signed, content, size = data[_HEAD_BYTES:end], data[end:], release.PIECE_BYTES
+    listed = release.open_list(signed, public_key)
+    if len(content) != listed.length or not all(
+        listed.is_piece(index, content[index * size : (index + 1) * size]) for index in range(len(listed.pieces))
+    ):
+        raise errors.ReleaseError("its wheels are not those that were signed", where=str(path), todo="make it anew")
+    return SignedRelease(listed, signed, content)
 
 
 def make(wheels: Sequence[Path], key: ed25519.Ed25519PrivateKey, *, downgrade: bool) -> SignedRelease:
