@@ -66,7 +66,8 @@ def changed(original: Path, directory: Path, version: str, edits: Mapping[str, t
             if ".dist-info/" not in name:
                 files[name] = read.read(name)
     for name, (old, new) in edits.items():
-        text = bytes(files[name]).decode()
+        before = files[name]
+        text = before if isinstance(before, str) else before.decode()
         assert old in text, f"{name} has no {old!r} any longer"
         files[name] = text.replace(old, new)
     return wheel(directory, files, version)

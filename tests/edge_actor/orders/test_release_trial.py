@@ -44,7 +44,7 @@ class Board:
             directory, self.key, topics.Topics("lab"), lambda _: None, version="1.9", reserve_bytes=0
         )
         self.takes, self.directory_of_releases = takes, directory
-        takes.begin = lambda wanted: setattr(takes, "_thread", object())  # type: ignore[assignment,method-assign]
+        takes.begin = lambda wanted: setattr(takes, "_thread", object())  # type: ignore[method-assign]
         takes.close = lambda: None  # type: ignore[method-assign]
         self.answers: list[messages.Answer] = []
         self.starts: list[str] = []
@@ -177,7 +177,7 @@ def test_nothing_is_tried_that_cannot_be_written_down(board: Board, monkeypatch:
     ],
 )
 def test_an_order_that_says_nonsense_is_refused(board: Board, options: dict[str, str]) -> None:
-    assert board.give(**options).outcome == "refused"
+    assert board.give(7, "update", **options).outcome == "refused"
 
 
 def test_who_takes_none_says_why(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ over all processes.
 
 import os
 import signal
+from collections.abc import Callable
+from typing import Any
 
 _STEPS = ("fsync", "replace", "rename", "unlink", "symlink", "mkdir", "rmdir")
-_count, _kills = os.environ.get("PLUG_COUNT"), {int(one) for one in os.environ.get("PLUG_AT", "").split(",") if one}
+_count, _kills = os.environ.get("PLUG_COUNT", ""), {int(one) for one in os.environ.get("PLUG_AT", "").split(",") if one}
 
 
-def _counted(step):
-    def run(*args, **kwargs):
+def _counted(step: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
         descriptor = os.open(_count, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(descriptor, b".")
         number = os.fstat(descriptor).st_size

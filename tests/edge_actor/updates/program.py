@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from edge_actor.updates import launcher, release_directory
 
@@ -35,7 +36,7 @@ if directory.trial:
 if failed := directory.failed:
     say("gave_up", failed["name"], failed["why"].replace(" ", "_"))
 elif directory.running != wanted["name"]:
-    listed = SimpleNamespace(**wanted["listed"])
+    listed: Any = SimpleNamespace(**wanted["listed"])
     listed.wheels = [SimpleNamespace(**one) for one in listed.wheels]
     directory.root.mkdir(exist_ok=True)
     directory.clear(keep=wanted["name"])

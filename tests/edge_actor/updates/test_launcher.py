@@ -180,8 +180,7 @@ class _Note:
 def test_a_stop_during_a_trial_ends_it_in_order_and_it_is_tried_once_more(board: Callable[..., Board]) -> None:
     one = board("hangs")
     one.start()
-    assert one.child is not None
-    conftest.wait_until(lambda: one.child.poll() == 75, "it takes the release", 20.0)
+    assert one.child is not None and one.child.wait(20.0) == 75
     one.start()
     conftest.wait_until(lambda: ["starts", NAME] in one.log, "it is tried", 20.0)
     one.child.terminate()
