@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +184,9 @@ def test_a_stop_during_a_trial_ends_it_in_order_and_it_is_tried_once_more(board:
     assert one.child is not None and one.child.wait(20.0) == 75
     one.start()
     conftest.wait_until(lambda: ["starts", NAME] in one.log, "it is tried", 20.0)
+    status = Path(f"/proc/{one.child.pid}/status")
+    caught = re.compile(r"SigCgt:\s+([0-9a-f]+)")
+    conftest.wait_until(lambda: int(caught.findall(status.read_text())[0], 16) >> signal.SIGTERM - 1 & 1, "it listens")
     one.child.terminate()
     assert one.child.wait(10.0) == 128 + signal.SIGTERM
     assert launcher.read(one.root / "trial")["starts"] == 1
