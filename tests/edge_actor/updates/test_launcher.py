@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -140,17 +141,22 @@ def test_wherever_the_plug_is_pulled_a_release_that_works_acts(board: Callable[.
     steps = whole.steps
     assert steps > 25, "an update changes the disk in so many steps, of which each is a moment"
     drawn = random.Random(27)
-    for at in sorted(drawn.sample(range(1, steps + 1), 20)):
-        one = board()
+    moments = sorted(drawn.sample(range(1, steps + 1), 20))
+    boards = [board() for _ in moments]
+
+    def pull(one: Board, at: int) -> None:
         assert one.act((at,)) == NAME, f"pulled once, at step {at} of {steps}: {one.log}"
         assert one.codes.count(-signal.SIGKILL) == 1, one.codes
         one.check_whole()
+
+    with futures.ThreadPoolExecutor(2) as two:
+        list(two.map(pull, boards, moments))
 
 
 @pytest.mark.parametrize("way", ["good", "crashes"])
 def test_a_plug_that_is_pulled_again_and_again(board: Callable[..., Board], way: str) -> None:
     drawn = random.Random(5)
-    for _ in range(4):
+    for _ in range(2):
         one = board(way)
         pulled = tuple(sorted(drawn.sample(range(1, 60), 4)))
         acting = one.act(pulled)
