@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.contract import address, errors
-from broker.fleet import enrolled, identity
+from broker.fleet import enrolled, identity, release_files, release_key
 from broker.program import cli, logs, storage
 from broker.serve.mosquitto import access, process
 
@@ -30,7 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     logs.configure()
-    return {"up": _up, "init": _init, "enroll": _enroll, "revoke": _revoke, "rotate": _rotate}[args.command](args)
+    return {
+        "up": _up,
+        "init": _init,
+        "enroll": _enroll,
+        "revoke": _revoke,
+        "rotate": _rotate,
+        "release-key": _release_key,
+        "release": _release,
+    }[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,7 +113,25 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, default=Path(), metavar="DIR", help="where the new bundles go (default: here)"
     )
 
-    for command in (up, enroll, revoke, rotate):
+    release = commands.add_parser(
+        "release-key",
+        allow_abbrev=False,
+        help="make the key that signs releases of the actor's program (actorq-learner fleet update)",
+    )
+    release.add_argument(
+        "-o", "--output", type=Path, default=Path("release.pem"), metavar="FILE", help="its secret half (default: here)"
+    )
+    release.add_argument("--force", action="store_true", help="replace the fleet's release key")
+
+    signs = commands.add_parser(
+        "release", allow_abbrev=False, help="sign wheels as a release, where the key is; other machines send the file"
+    )
+    signs.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="that of actorq-fleet, and what it needs")
+    signs.add_argument("--key", type=Path, default=Path("release.pem"), metavar="FILE", help="(default: %(default)s)")
+    signs.add_argument("--downgrade", action="store_true", help="also for boards that run a higher version")
+    signs.add_argument("-o", "--output", type=Path, metavar="FILE", help="(default: VERSION-DIGEST.release)")
+
+    for command in (up, enroll, revoke, rotate, release):
         command.add_argument("--fleet", default=identity.DEFAULT_FLEET, help="name of the fleet (default: %(default)s)")
     return parser
 
@@ -318,6 +344,27 @@ def _rotate(args: argparse.Namespace) -> int:
         print(file)
     _answer(f"new keys for fleet {args.fleet}: brokers that run here follow, a learner ends and goes on with --resume")
     _answer(f"the {len(bundles)} bundles are secret; copy each to its machine and start its actor again")
+    return errors.EXIT_OK
+
+
+def _release_key(args: argparse.Namespace) -> int:
+    fleet = identity.Fleet.open(args.fleet, create=False)
+    release_key.make(fleet.directory, args.output, replace=args.force)
+    print(args.output)
+    _answer(f"{args.output} signs what boards run: best kept on another machine than the learner's. Next:")
+    _answer(
+        "  actorq-broker enroll NAME --force     for boards enrolled before: their new bundles have its public half"
+    )
+    return errors.EXIT_OK
+
+
+def _release(args: argparse.Namespace) -> int:
+    made = release_files.make(args.wheels, release_key.read(args.key), downgrade=args.downgrade)
+    output = args.output or Path(made.name + release_files.SUFFIX)
+    made.write(output)
+    print(output)
+    _answer(f"signed {made.name}. Next, where the fleet's keys are:")
+    _answer(f"  actorq-learner fleet update {output} --all")
     return errors.EXIT_OK
 
 

@@ -75,6 +75,7 @@ class ActorConfig:
         60.0, "time within which an actor must be back with settings that `set` changed, or they go"
     )
     reboot_command: str = setting("systemctl reboot", "what the order `reboot` runs, where it is allowed")
+    update_reserve_bytes: int = setting(100_000_000, "what the order `update` must leave free on the disk")
     verbose: bool = setting(False, "show tracebacks")
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class ActorConfig:
         for name in ("envs", "frame_stack", "threads", "heartbeat_s", "spool_bytes", "connect_timeout_s", "trial_s"):
             if getattr(self, name) <= 0:
                 problems.append(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("rate_hz", "max_policy_age_s", "seed"):
+        for name in ("rate_hz", "max_policy_age_s", "seed", "update_reserve_bytes"):
             if getattr(self, name) < 0:
                 problems.append(f"{name} must not be negative: {getattr(self, name)}")
         if not is_runtime(self.runtime):

@@ -363,8 +363,8 @@ environment_directory() {
 	[[ "$name" != *.py:* ]] || dirname "$(realpath "${name%%.py:*}.py")"
 }
 
-# Whether this board's settings let its fleet reboot it (--allow).
-may_reboot() { [[ ",$(read_settings "$SCRATCH/actor.env" && printf '%s' "${ACTORQ_ACTOR_ALLOW:-}" | tr -d ' ')," == *,reboot,* ]]; }
+# Whether this board's settings let its fleet order $1 (--allow).
+may() { [[ ",$(read_settings "$SCRATCH/actor.env" && printf '%s' "${ACTORQ_ACTOR_ALLOW:-}" | tr -d ' ')," == *,"$1",* ]]; }
 
 # The actor has no right to reboot anything: it leaves a file and ends, and systemd looks for that file as root.
 reboot_by_order() {
@@ -372,6 +372,15 @@ reboot_by_order() {
 		RuntimeDirectory=actorq
 		Environment='ACTORQ_ACTOR_REBOOT_COMMAND=touch /run/actorq/reboot'
 		ExecStopPost=+/bin/sh -c '[ ! -e /run/actorq/reboot ] || systemctl --no-block reboot'
+	END
+}
+
+# Releases that come over the network are started by the launcher, which no release changes. While one is on trial the
+# launcher waits for it: then the actor is its child, and the one that speaks to systemd, and is asked to end by it.
+updates_by_order() {
+	cat <<- 'END'
+		NotifyAccess=all
+		KillMode=mixed
 	END
 }
 
@@ -390,7 +399,7 @@ unit() {
 
 		[Service]
 		Type=notify
-		ExecStart=$PROGRAM/venv/bin/actorq-actor run
+		ExecStart=$PROGRAM/venv/bin/$(may update && echo actorq-launch || echo actorq-actor) run
 		Environment=ACTORQ_HOME=$STATE ACTORQ_ACTOR_BUNDLE=$SETTINGS/bundle.json PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
 		EnvironmentFile=-$SETTINGS/actor.env
 		User=actorq
@@ -438,7 +447,8 @@ unit() {
 	[ -z "$directory" ] || echo "BindReadOnlyPaths=$directory"
 	# The firmware's mailbox: supply current and throttling of a Pi.
 	for device in /dev/vcio "${DEVICES[@]}"; do echo "DeviceAllow=$device rw"; done
-	! may_reboot || reboot_by_order
+	! may reboot || reboot_by_order
+	! may update || updates_by_order
 	printf '\n[Install]\nWantedBy=multi-user.target\n'
 }
 

@@ -42,7 +42,7 @@ def test_every_exit_code_is_listed() -> None:
     named: list[type[errors.ActorqError]] = [errors.ActorqError, *errors.ActorqError.__subclasses__()]
     for cls in named:
         assert listed[str(cls.exit_code)] == cls.__name__
-    for code in (errors.EXIT_OK, errors.EXIT_USAGE, errors.EXIT_UNEXPECTED, errors.EXIT_INTERRUPTED):
+    for code in (errors.EXIT_OK, errors.EXIT_USAGE, errors.EXIT_UNEXPECTED, errors.EXIT_INTERRUPTED, errors.EXIT_AGAIN):
         assert listed[str(code)] == ""
 
 

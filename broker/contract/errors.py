@@ -18,9 +18,11 @@
     ├── StorageError                22   a disk that is full, read-only, failing, or not ours to write to
     ├── NothingLearned              23   a run ended before the first update
     ├── Undelivered                 24   an actor did not answer an order in time
-    └── OrderRefused                25   an actor did not do what it was ordered
+    ├── OrderRefused                25   an actor did not do what it was ordered
+    └── ReleaseError                26   a release of the actor's program that must not run
 
-Usage errors end with 2 (argparse), an interrupted learner with 130, an unexpected exception with 70.
+Usage errors end with 2 (argparse), an interrupted learner with 130, an unexpected exception with 70, and with 75 an
+actor that is to be started again as a new release.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_USAGE = 2
 EXIT_UNEXPECTED = 70
+EXIT_AGAIN = 75
 EXIT_INTERRUPTED = 130
 
 
@@ -187,3 +190,18 @@ class OrderRefused(ActorqError):
     """An order that an actor refused, or failed at."""
 
     exit_code = 25
+
+
+class ReleaseError(ActorqError):
+    """A release of the actor's program that must not run: not signed, altered, older, too large, or unfit for a board.
+
+    Args:
+        what: One sentence that says what is wrong.
+        reason: Short slug under which refusals of this kind are counted.
+    """
+
+    exit_code = 26
+
+    def __init__(self, what: str, *, reason: str = "release", where: str = "", todo: str = "") -> None:
+        super().__init__(what, where=where, todo=todo)
+        self.reason = reason

@@ -25,7 +25,7 @@ MAX_NAME_CHARS = 1000
 """The longest text of a birth certificate: they go into file names, tables and the learner's console."""
 MAX_ENVS = 4096
 """Environments of one actor at once."""
-ORDER_KINDS = ("pause", "resume", "restart", "reboot", "logs", "set")
+ORDER_KINDS = ("pause", "resume", "restart", "reboot", "logs", "set", "update")
 """What an actor can be ordered; its board's settings say which of them it does."""
 SETTABLE = ("rate_hz", "envs", "spool_bytes", "seed")
 """Settings that the order `set` may change, beside `env_kwargs.NAME` of the names that the board allows."""

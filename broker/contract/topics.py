@@ -84,6 +84,20 @@ class Topics:
     def answer(self, actor_id: str) -> str:
         return self.actor(actor_id, "answer")
 
+    @property
+    def release_list(self) -> str:
+        """The signed list of the release that goes out, retained while it does."""
+        return f"{ROOT}/{self.fleet}/release/list"
+
+    def release_piece(self, index: int) -> str:
+        """A piece of its bytes, retained as long."""
+        return f"{ROOT}/{self.fleet}/release/piece/{index}"
+
+    @property
+    def every_release(self) -> str:
+        """The filter that matches both."""
+        return f"{ROOT}/{self.fleet}/release/#"
+
     def every_actor(self, leaf: str) -> str:
         """Returns the filter that matches `leaf` of all actors."""
         return self.actor("+", leaf)

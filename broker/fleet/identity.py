@@ -1,10 +1,11 @@
 """Keys on disk: the learner's fleet directory, and the bundle that makes a machine an actor.
 
 FLEET DIRECTORY (learner, 0700)      learner.pem  epoch  mqtt_password  actors/<id>.json  brokers
-                                     watch_password  watch_token
+                                     watch_password  watch_token  release.pub
                                      tls/authority.pem  tls/broker.pem  tls/learner.pem  tls/watch.pem  tls/page.pem
 BUNDLE (actor, 0600)                 fleet, id, MAC key, learner's public key, brokers, MQTT password,
-                                     the authority's certificate, TLS key and certificate
+                                     the authority's certificate, TLS key and certificate; the release key's
+                                     public half, where the fleet has one
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker.contract import address, errors, signing, topics
-from broker.fleet import certificates, counters
+from broker.fleet import certificates, counters, release_key
 from broker.program import storage
 
 DEFAULT_FLEET = "default"
@@ -40,7 +41,10 @@ def home() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Keys and addresses: all that a machine needs to be one actor of one fleet. Keep it secret."""
+    """Keys and addresses: all that a machine needs to be one actor of one fleet. Keep it secret.
+
+    `release_key` is the public half, 32 bytes, of what signs releases of the actor's program; empty: it takes none.
+    """
 
     fleet: str
     actor_id: str
@@ -50,6 +54,7 @@ class Bundle:
     password: str
     authority: str
     credential: str
+    release_key: bytes = b""
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
@@ -69,6 +74,7 @@ class Bundle:
                 password=str(raw["password"]),
                 authority=str(raw["authority"]),
                 credential=str(raw["credential"]),
+                release_key=bytes.fromhex(raw.get("release_key", "")),
             )
         except FileNotFoundError:
             raise errors.IdentityError(
@@ -84,11 +90,13 @@ class Bundle:
             ) from error
         signing.ActorMac(bundle.mac_key)
         signing.LearnerVerifier(bundle.learner_key)
+        if bundle.release_key and len(bundle.release_key) != 32:
+            raise errors.IdentityError("the bundle's release key has not 32 bytes", where=str(path), todo="enrol again")
         return bundle
 
     def write(self, path: Path) -> None:
         """Writes the bundle, readable by its owner alone."""
-        raw = {
+        raw: dict[str, object] = {
             "fleet": self.fleet,
             "actor_id": self.actor_id,
             "mac_key": self.mac_key.hex(),
@@ -98,6 +106,8 @@ class Bundle:
             "authority": self.authority,
             "credential": self.credential,
         }
+        if self.release_key:
+            raw["release_key"] = self.release_key.hex()
         storage.write_atomic(path, (json.dumps(raw, indent=2) + "\n").encode())
 
     def tls(self) -> ssl.SSLContext:
@@ -180,6 +190,11 @@ class Fleet:
                     storage.write_atomic(file, _new_password())
         return file.read_text()
 
+    @property
+    def release_key(self) -> bytes:
+        """The public half of the key that signs releases for this fleet's boards; empty where none was made."""
+        return release_key.public_half(self.directory)
+
     def next_epoch(self, above: int = 0) -> int:
         """Returns a number larger than `above` and that of every session before, kept beside the signing key."""
         return counters.next_count(self.directory / "epoch", above + 1)
@@ -206,6 +221,7 @@ class Fleet:
             password=secrets.token_urlsafe(24),
             authority=self.authority.certificate.decode(),
             credential=self.authority.client(self.name, actor_id, certificates.ACTOR_DAYS).decode(),
+            release_key=self.release_key,
         )
         bundle.write(self._actor_file(actor_id))
         return bundle

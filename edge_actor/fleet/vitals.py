@@ -177,7 +177,7 @@ def birth(
         delegate=delegate,
         rate_hz=rate_hz,
         ordered=ordered,
-        release=_release(),
+        release=release(),
     )
 
 
@@ -187,7 +187,8 @@ def _board() -> str:
 
 
 @functools.cache
-def _release() -> str:
+def release() -> str:
+    """Returns the version of actorq-fleet that runs; empty where it is not installed."""
     try:
         return importlib.metadata.version("actorq-fleet")
     except importlib.metadata.PackageNotFoundError:

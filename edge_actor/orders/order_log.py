@@ -23,7 +23,7 @@ _FILE = "orders.json"
 _FILE_BYTES = 1 << 20
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TAKEN, DONE, FAILED, UNDONE = "taken", "done", "failed", "undone"
-_LATE = ("set", "restart", "reboot")
+_LATE = ("set", "restart", "reboot", "update")
 """Kinds that the next process answers: newer orders may be answered, and no longer asked for, before they are."""
 
 
@@ -130,6 +130,10 @@ class OrderLog:
             for answer in [one for one in self._answers.values() if one.outcome == TAKEN]:
                 self._end(answer.number, FAILED, text)
             self._write()
+
+    def taken(self, kind: str) -> list[int]:
+        """Returns the numbers of orders of a kind that were taken, and have no outcome yet."""
+        return [one.number for one in self._answers.values() if (one.kind, one.outcome) == (kind, TAKEN)]
 
     # -- settings on trial ------------------------------------------------------------------------------------------
 

@@ -11,10 +11,11 @@ from broker.contract import errors, messages
 from broker.program import logs
 from edge_actor import config
 from edge_actor.board import clock
-from edge_actor.orders import log_lines, order_log, ordered_settings
+from edge_actor.orders import log_lines, order_log, ordered_settings, release_trial
 
 _log = logging.getLogger(__name__)
 PAUSE, RESUME, LOGS, SET, RESTART, REBOOT = "pause", "resume", "logs", "set", "restart", "reboot"
+UPDATE = "update"
 _FOLLOW_PERIOD_S = 0.25
 _FOLLOW_LIMIT_S = 120.0
 """The longest that lines are sent without being asked again: whoever asked may be gone."""
@@ -31,6 +32,7 @@ class OrderRunner:
         lines: What this process logged.
         respond: Sends an answer.
         start_again: Ends this process, which then starts anew (`restart`), or the board does (`reboot`).
+        releases: Takes releases of the program, and proves the one that this process is; None takes none.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class OrderRunner:
         lines: log_lines.LogLines,
         respond: Callable[[messages.Answer], None],
         start_again: Callable[[str], None],
+        releases: release_trial.ReleaseTrial | None = None,
     ) -> None:
         self._log = log
         self._own = own
         self._lines = lines
         self._respond = respond
         self._start_again = start_again
+        self._releases = releases
         self._follower = 0  # the number of the order that asked for lines
         self._follows_until_s = self._followed_at_s = 0.0
         self._sent_lines = 0
@@ -62,7 +66,8 @@ class OrderRunner:
     def vitals(self) -> dict[str, Any]:
         """Returns its state and what it refused, by fields of `messages.Vitals`."""
         stored = {"stored": 1} if self._log.damaged else {}
-        return {"paused": self._log.paused, "refused": self.refused | stored}
+        by_release = self._releases.refused if self._releases is not None else {}
+        return {"paused": self._log.paused, "refused": self.refused | stored | by_release}
 
     def run(self, orders: messages.Orders) -> None:
         """Carries out what is new; of the others it says again what became of them."""
@@ -82,16 +87,24 @@ class OrderRunner:
                 _log.warning("order %s is not carried out, since it cannot be written down: %s", order.kind, error)
                 self._respond(self._log.answer(order.number))
 
-    def turn(self, acts: Callable[[], bool | None]) -> None:
+    def turn(self, acts: Callable[[], bool | None], has_receipt: Callable[[], bool | None] = lambda: None) -> None:
         """Does what orders left to do.
 
         Args:
             acts: Returns whether the actor acts, if its learner wants it to; None if no learner has said yet.
+            has_receipt: Returns whether the learner has what this process recorded; None if it wants nothing.
         """
         if self._log.is_on_trial:
             self._judge(acts())
+        if self._releases is not None and self._releases.has_work:
+            self._follow_release(self._releases, acts, has_receipt)
         if self._follower:
             self._follow()
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        if self._releases is not None:
+            self._releases.close()
 
     def _carry_out(self, order: messages.Instruction) -> None:
         now_s = clock.now_s()
@@ -122,6 +135,8 @@ class OrderRunner:
             self._send_lines(order)
         elif order.kind == SET:
             self._set(order)
+        elif order.kind == UPDATE:
+            self._update(order)
         elif self._is_ending:
             self._end(order, "refused", "it is about to start again: order it again when it is back")
         else:
@@ -141,11 +156,42 @@ class OrderRunner:
     def _count(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
+    # -- releases -----------------------------------------------------------------------------------------------------
+
+    def _update(self, order: messages.Instruction) -> None:
+        why_not = "this actor takes no release"
+        if self._is_ending or self._log.trial is not None:
+            why_not = "it is about to start again, or tries settings: order it again when it is back"
+        elif self._releases is not None:
+            why_not = self._releases.why_not(order)
+        if why_not or self._releases is None:
+            self._end(order, "refused", why_not)
+            return
+        self._log.note(order, order_log.TAKEN, "takes the release")
+        self._respond(self._log.answer(order.number))
+        self._releases.begin(order)
+
+    def _follow_release(
+        self,
+        releases: release_trial.ReleaseTrial,
+        acts: Callable[[], bool | None],
+        has_receipt: Callable[[], bool | None],
+    ) -> None:
+        """Says what became of a release, and starts again where it is to be tried."""
+        for answer in releases.turn(acts, has_receipt):
+            if answer.outcome not in ("done", order_log.TAKEN):
+                self._count(f"order_{answer.outcome}")
+            self._respond(answer)
+        if releases.is_ready and not self._is_ending:
+            self._is_ending = True
+            self._start_again(UPDATE)
+
     # -- settings -----------------------------------------------------------------------------------------------------
 
     def _set(self, order: messages.Instruction) -> None:
-        if self._log.trial is not None:
-            self._end(order, "refused", "other settings are on trial: order it again when they are answered")
+        if self._log.trial is not None or (self._releases is not None and self._releases.is_busy):
+            what = "a release is being taken" if self._log.trial is None else "other settings are on trial"
+            self._end(order, "refused", f"{what}: order it again when that is answered")
             return
         merged = dict(self._log.settings)
         for key, text in order.options.items():

@@ -120,7 +120,7 @@ class ActingLoop:
             self._act_for_a_burst()
         else:
             self._act_on_time(self._metronome)
-        self._orders.turn(self._acts_as_wanted)
+        self._orders.turn(self._acts_as_wanted, self._has_receipt)
 
     def hand_over(self, told_to_stop: Callable[[], bool]) -> None:
         """Gives the learner what is held, before what is in memory is gone, or this name is another's."""
@@ -130,7 +130,15 @@ class ActingLoop:
     def close(self) -> None:
         """Sends what is there, makes the environment safe, and frees everything, each whatever became of the others."""
         with contextlib.ExitStack() as ending:  # the last one first
-            for part in (self._commands, self._load, self._spool, self.policies, self.status, self.environment):
+            for part in (
+                self._commands,
+                self._orders,
+                self._load,
+                self._spool,
+                self.policies,
+                self.status,
+                self.environment,
+            ):
                 ending.callback(part.close)
             self.recorder.flush()
             self._sender.send()
@@ -186,6 +194,10 @@ class ActingLoop:
         if self._dispatcher.assignment is None:
             return None
         return self.recorder.recorded > 0 or not self._allowed_rows()
+
+    def _has_receipt(self) -> bool | None:
+        """Returns whether the learner has what this process recorded, or its beginning; None if it wants nothing."""
+        return self._dispatcher.has_receipt if self.recorder.recorded else None
 
     def _serve(self) -> bool:
         """Serves the socket; returns whether a message has come in part, which nearly always is a policy's."""

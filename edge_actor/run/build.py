@@ -14,7 +14,7 @@ from edge_actor.acting import exploration, pace, step_times, supervised_env
 from edge_actor.environment import env
 from edge_actor.experience import recorder, spool, trajectory
 from edge_actor.fleet import command, vitals
-from edge_actor.orders import log_lines, order_log, ordered_settings, runner
+from edge_actor.orders import log_lines, order_log, ordered_settings, release_trial, runner
 from edge_actor.policies import policy, policy_store, receiver, runtimes
 from edge_actor.run import (
     acting_loop,
@@ -27,6 +27,7 @@ from edge_actor.run import (
     status,
     stopping,
 )
+from edge_actor.updates import release_directory, updater
 
 _SLACK_WAIT_S = 1.0  # a policy waits for slack at a control rate; then a missed deadline is the smaller evil
 _EPISODE_WAIT_S = 0.01  # for an episode's end when running flat out; longer, and learning waits for tidiness
@@ -41,6 +42,8 @@ def build(
     patient: bool = False,
     log: order_log.OrderLog | None = None,
     lines: log_lines.LogLines | None = None,
+    releases: release_directory.ReleaseDirectory | None = None,
+    trial: int = 0,
 ) -> actor.Actor:
     """Makes one actor process, which `Actor.run` then connects.
 
@@ -51,6 +54,8 @@ def build(
         patient: Look for a broker and a task for ever.
         log: What it was ordered; by default what its state directory has.
         lines: What this process logged.
+        releases: Where the launcher keeps releases; None where it did not start this process.
+        trial: The number of the order whose release this process is to prove; 0 if it is known to work.
 
     Raises:
         ConfigError: The bundle is for another fleet, or the spool cannot be used.
@@ -71,9 +76,20 @@ def build(
     brokers = settings.broker or bundle.brokers
     connection = fleet_connection.FleetConnection(bundle, brokers, boot, bundle.tls())
     told_to_stop = stopping.Stopping(connection.inbox.wake, on_alive)
+    takes = updater.Updater(
+        releases,
+        bundle.release_key,
+        connection.topics,
+        connection.link.follow,
+        version=vitals.release(),
+        reserve_bytes=settings.update_reserve_bytes,
+    )
+    if releases is not None:
+        connection.link.route(connection.topics.every_release, takes.receive)
+    proving = release_trial.ReleaseTrial(log, takes, trial)
 
     def loop(made: supervised_env.SupervisedEnv) -> acting_loop.ActingLoop:
-        return _loop(settings, own, log, lines, state_dir, runtime, connection, told_to_stop, made)
+        return _loop(settings, own, log, lines, proving, state_dir, runtime, connection, told_to_stop, made)
 
     return actor.Actor(
         connection,
@@ -108,6 +124,7 @@ def _loop(
     own: config.ActorConfig,
     log: order_log.OrderLog,
     lines: log_lines.LogLines,
+    proving: release_trial.ReleaseTrial,
     state_dir: Path,
     runtime: str,
     connection: fleet_connection.FleetConnection,
@@ -139,7 +156,7 @@ def _loop(
     policies = policy_switch.PolicySwitch(newest, connection, record, metronome)
     outgoing, grant = sender.Sender(connection, outbox), pace.Grant()
     load = vitals.Load.of_board(settings.heartbeat_s, lambda: record.steps)
-    orders = runner.OrderRunner(log, own, lines, outgoing.answer, told_to_stop.request)
+    orders = runner.OrderRunner(log, own, lines, outgoing.answer, told_to_stop.request, proving)
     times, idle = step_times.StepTimes(), stopwatch.Stopwatch("wait", "send", "policy_receive")
     sources: list[vitals.Source] = [record, outbox, policies, environment, connection.inbox, orders, load]
     sources.append(vitals.Stages([record.times, outbox.times, newest.times, times.times, idle]))

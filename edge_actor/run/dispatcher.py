@@ -21,6 +21,7 @@ class Dispatcher:
 
     Attributes:
         assignment: The last one for this boot; None before the first.
+        has_receipt: The learner has experience of this boot.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Dispatcher:
         self._commands = commands
         self._orders = orders
         self.assignment: messages.Assignment | None = None
+        self.has_receipt = False
 
     def dispatch(self) -> None:
         """Hands on every message that waits.
@@ -57,6 +59,7 @@ class Dispatcher:
                 self._assign(message)
             elif isinstance(message, messages.Receipt):
                 self._spool.acknowledge(message)
+                self.has_receipt = self.has_receipt or message.boot == self._connection.boot
             elif isinstance(message, messages.Command):
                 self._commands.run(message, paused=self._orders.paused)
             elif isinstance(message, messages.Orders):

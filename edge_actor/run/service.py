@@ -16,8 +16,9 @@ from broker.program import cli
 from edge_actor import config
 from edge_actor.board import watchdog
 from edge_actor.environment import failure
-from edge_actor.orders import log_lines, order_log, trial
+from edge_actor.orders import log_lines, order_log, release_trial, trial
 from edge_actor.run import build
+from edge_actor.updates import release_directory
 
 _log = logging.getLogger(__name__)
 _REBOOT_S = 120.0
@@ -31,13 +32,24 @@ def run(settings: config.ActorConfig, bundle: identity.Bundle) -> int:
     """
     lines = log_lines.LogLines.attached()
     log = order_log.OrderLog.open(build.state_directory(settings, bundle), bundle.learner_key)
+    releases = release_directory.ReleaseDirectory.of_this_process()
+    proving = release_trial.settle(log, releases)
     # As it was before the watchdog takes systemd's variables out of it: who starts again is supervised too
     again = functools.partial(trial.start_again, dict(os.environ))
     dog, stopped, trying = watchdog.Watchdog.open(), threading.Event(), trial.Trial(log, again)
     trying.start(settings.trial_s)
     follows = ""
     try:
-        actor = build.build(settings, bundle, on_alive=dog.alive, patient=dog.supervised, log=log, lines=lines)
+        actor = build.build(
+            settings,
+            bundle,
+            on_alive=dog.alive,
+            patient=dog.supervised,
+            log=log,
+            lines=lines,
+            releases=releases,
+            trial=proving,
+        )
 
         def stop() -> None:
             stopped.set()
@@ -53,6 +65,9 @@ def run(settings: config.ActorConfig, bundle: identity.Bundle) -> int:
     trying.end()
     if stopped.is_set():
         return errors.EXIT_OK
+    if follows == "update":
+        _log.info("ends, to be started again as the new release")
+        return errors.EXIT_AGAIN
     if follows == "reboot":
         why = _reboot(settings.reboot_command)
         # As a service it ends, and systemd goes on (firmware_notes/setup_pi.sh)

@@ -68,6 +68,16 @@ def test_only_a_board_that_allows_it_is_rebooted(tmp_path: Path, allow: str, may
     assert ("RuntimeDirectory=actorq\n" in unit) == may
 
 
+@pytest.mark.parametrize(("allow", "may"), [("", False), ("pause,restart", False), ("pause, update", True)])
+def test_only_a_board_that_allows_it_takes_updates(tmp_path: Path, allow: str, may: bool) -> None:
+    (tmp_path / "actor.env").write_text(f"ACTORQ_ACTOR_ALLOW='{allow}'\n" if allow else "")
+    script = f". {FIRMWARE}/setup_pi.sh; SCRATCH={tmp_path}; DEVICES=() SUPPLEMENTARY=; unit"
+    unit = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    program = "actorq-launch" if may else "actorq-actor"
+    assert f"ExecStart=/opt/actorq/venv/bin/{program} run\n" in unit
+    assert ("NotifyAccess=all\nKillMode=mixed\n" in unit) == may
+
+
 def pins(file: Path) -> set[str]:
     """Returns the `name==version` that a requirements file lists."""
     return set(re.findall(r"(?m)^([\w.-]+==[\w.]+)", file.read_text()))

@@ -9,12 +9,13 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from broker.contract import errors, messages
-from broker.fleet import identity
+from broker.contract import errors, messages, topics
+from broker.fleet import identity, release_files, release_key
 from broker.program import cli
-from learner.operate.orders import courier, giving, order_book, tables
+from learner.operate.orders import courier, giving, order_book, rollout, tables
 
 _RENEW_S = 40.0
 _FOLLOW_S = 90.0
@@ -28,6 +29,7 @@ _HELP = {
     "reboot": "boot the board, where it allows it",
     "logs": "print the last lines that actors logged, and follow with -f",
     "set": "change settings for good: " + ", ".join((*messages.SETTABLE, messages.ENV_ARGUMENT + "NAME")),
+    "update": "have actors take a new release of their program, which wheels are signed to, in stages",
     "label": "give actors labels, by which --label finds them; `KEY=` takes one away",
     "withdraw": "take back orders that have no answer yet",
 }
@@ -41,7 +43,13 @@ def add(commands: Any) -> None:
     verbs = fleet.add_subparsers(dest="verb", required=True, metavar="ORDER")
     for verb, text in _HELP.items():
         one = verbs.add_parser(verb, allow_abbrev=False, help=text, description=text[0].upper() + text[1:] + ".")
-        pairs = " and KEY=VALUE" if verb in ("set", "label") else ""
+        pairs = (
+            " and KEY=VALUE"
+            if verb in ("set", "label")
+            else " and WHEELS, or a file of `actorq-broker release`"
+            if verb == "update"
+            else ""
+        )
         one.add_argument("words", nargs="*", metavar="NAME", help=f"actors{pairs}")
         one.add_argument("--all", action="store_true", help="every actor that is enrolled")
         one.add_argument(
@@ -55,7 +63,7 @@ def add(commands: Any) -> None:
         one.add_argument(
             "--broker", default="", metavar="HOST[:PORT],...", help="(default: as told to `actorq-broker init`)"
         )
-        wait_s = 2.5 if verb in ("ls", "show") else 10.0
+        wait_s = {"ls": 2.5, "show": 2.5, "update": 900.0}.get(verb, 10.0)
         if verb != "label":
             one.add_argument(
                 "--wait-s",
@@ -64,7 +72,7 @@ def add(commands: Any) -> None:
                 metavar="X",
                 help="for actors to be heard (default: %(default)s)",
             )
-        if verb in messages.ORDER_KINDS and verb != "logs":
+        if verb in messages.ORDER_KINDS and verb not in ("logs", "update"):
             one.add_argument(
                 "--expire-s",
                 type=float,
@@ -72,11 +80,35 @@ def add(commands: Any) -> None:
                 metavar="X",
                 help="an actor that is away gets the order if it is back in so many seconds (default: a day)",
             )
+        if verb == "update":
+            _add_update(one)
         if verb == "logs":
             one.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="(default: %(default)s)")
             one.add_argument("-f", "--follow", action="store_true", help="go on printing new ones until Ctrl-C")
         one.add_argument("--json", action="store_true", help="print JSON lines, one an actor (of logs: one a line)")
         one.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
+
+
+def _add_update(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--key", type=Path, default=Path("release.pem"), metavar="FILE", help="signs wheels (default: %(default)s)"
+    )
+    command.add_argument("--first", type=int, default=1, metavar="N", help="actors that begin (default: %(default)s)")
+    command.add_argument("--first-label", default="", metavar="KEY=VALUE", help="those with this label begin instead")
+    command.add_argument(
+        "--shares",
+        default="25,100",
+        metavar="PERCENT,...",
+        help="of the others, that have it after each further stage (default: %(default)s)",
+    )
+    command.add_argument(
+        "--trial-s",
+        type=float,
+        default=120.0,
+        metavar="X",
+        help="time within which an actor must act and reach its learner, or it goes back (default: %(default)s)",
+    )
+    command.add_argument("--downgrade", action="store_true", help="sign it for actors that run a higher version, too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,7 +123,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, fleet: identity.Fleet, book: order_book.OrderBook) -> int:
-    names, changes = [word for word in args.words if "=" not in word], _pairs(args.words)
+    files = [word for word in args.words if args.verb == "update" and word.endswith((".whl", release_files.SUFFIX))]
+    words = [word for word in args.words if word not in files]
+    names, changes = [word for word in words if "=" not in word], _pairs(words)
     if changes and args.verb not in ("set", "label"):
         raise errors.ConfigError(f"{args.verb} takes names, and no KEY=VALUE")
     actors = _actors(args, names, fleet, book)
@@ -99,6 +133,7 @@ def _run(args: argparse.Namespace, fleet: identity.Fleet, book: order_book.Order
         return _label(args, actors, changes, book)
     if args.verb == "set":
         _check_settings(changes)
+    made = _signed(args, list(map(Path, files)), fleet) if args.verb == "update" else None
     expired = book.expire(time.time())
     addresses = tuple(filter(None, args.broker.split(",")))
     with contextlib.closing(courier.Courier(fleet, book, addresses, actors, fleet.tls())) as carrier:
@@ -110,6 +145,8 @@ def _run(args: argparse.Namespace, fleet: identity.Fleet, book: order_book.Order
             return _withdraw(args, actors, book, carrier)
         if args.verb == "logs":
             return _logs(args, actors, book, carrier)
+        if made is not None:
+            return _update(args, made, actors, fleet, book, carrier)
         entries = giving.give(args.verb, changes, actors, book, carrier, wait_s=args.wait_s, valid_s=args.expire_s)
     _print_outcomes(args, entries)
     return _judge(args, entries)
@@ -201,6 +238,67 @@ def _look(args: argparse.Namespace, actors: Sequence[str], book: order_book.Orde
         else:
             print(tables.actor(row, vitals, orders))
     return errors.EXIT_OK
+
+
+def _signed(args: argparse.Namespace, files: Sequence[Path], fleet: identity.Fleet) -> release_files.SignedRelease:
+    """Returns the release of these wheels, or of the one file that has it signed.
+
+    Raises:
+        IdentityError: The fleet has no release key, or another one.
+    """
+    if not fleet.release_key:
+        raise errors.IdentityError(
+            f"fleet {fleet.name!r} has no release key, so no actor of it takes an update",
+            where=str(fleet.directory),
+            todo="make one: actorq-broker release-key; then enrol each actor anew: bundles have the public half",
+        )
+    if not 5.0 <= args.trial_s <= 3600.0:
+        raise errors.ConfigError(f"--trial-s is 5 to 3600, not {args.trial_s:g}")
+    if len(files) == 1 and files[0].suffix == release_files.SUFFIX:
+        return release_files.read(files[0], fleet.release_key)
+    key = release_key.read(args.key)
+    if release_key.half(key) != fleet.release_key:
+        raise errors.IdentityError(
+            "this is not the fleet's release key: its actors would refuse what it signs", where=str(args.key)
+        )
+    return release_files.make(files, key, downgrade=args.downgrade)
+
+
+def _update(
+    args: argparse.Namespace,
+    made: release_files.SignedRelease,
+    actors: Sequence[str],
+    fleet: identity.Fleet,
+    book: order_book.OrderBook,
+    carrier: courier.Courier,
+) -> int:
+    """Rolls a release out to those that are here, in stages."""
+    here = rollout.who_is_here(actors, book, carrier)
+    labels, wanted = book.labels(), _pairs([args.first_label])
+    first = here[: max(0, args.first)]
+    if wanted:
+        first = [name for name in here if all(labels.get(name, {}).get(key) == wanted[key] for key in wanted)]
+    try:
+        shares = [float(share) for share in args.shares.split(",")]
+    except ValueError:
+        raise errors.ConfigError(f"--shares takes numbers, not {args.shares!r}") from None
+    batches, names = rollout.stages(here, first, shares), topics.Topics(fleet.name)
+    with rollout.alone(fleet.directory):
+        entries = rollout.roll_out(made, batches, names, book, carrier, trial_s=args.trial_s, wait_s=args.wait_s)
+    _print_outcomes(args, entries)
+    ordered = {one.actor for one in entries}
+    away, untouched = [one for one in actors if one not in here], [one for one in here if one not in ordered]
+    for name in (*untouched, *away):
+        outcome = "away" if name in away else "untouched"
+        print(json.dumps({"actor": name, "outcome": outcome}) if args.json else f"{name}  {outcome}", flush=True)
+    code = _judge(args, entries)
+    if away:
+        raise errors.Undelivered(
+            f"{len(away)} of {len(actors)} actors are away, and were not ordered anything: {_some(away)}",
+            where=f"fleet {args.fleet!r}",
+            todo="give the same command when they are back: those that have the release keep it",
+        )
+    return code
 
 
 def _withdraw(

@@ -96,6 +96,10 @@ class Courier:
             outgoing.append((topic, self._fleet.sealer.seal(topic, codec.encode(orders)) if orders else b""))
         self._brokers.retain_all(outgoing)
 
+    def leave(self, retained: Sequence[tuple[str, bytes]]) -> None:
+        """Leaves messages for whoever asks for them; an empty one takes back what was left there."""
+        self._brokers.retain_all(retained)
+
     def drain(self, wait_s: float) -> Iterator[tuple[str, messages.Answer]]:
         """Yields the answers that arrive within `wait_s`, each with its actor's name; notes states."""
         deadline = time.monotonic() + wait_s

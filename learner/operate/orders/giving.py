@@ -48,7 +48,7 @@ def give(
     began = said_s = time.monotonic()
     carrier.deliver(actors)
     until = dict.fromkeys(actors, began + wait_s)  # of those who are waited for
-    taken: set[str] = set()
+    taken: dict[str, str] = {}  # and what they said then
     while until and (left := max(until.values()) - time.monotonic()) > 0:
         answers = list(carrier.drain(min(0.1, left)))
         book.note(answers)
@@ -59,14 +59,14 @@ def give(
             if answer.number != numbers.get(name) or name not in until:
                 continue
             if answer.outcome == order_book.TAKEN:
-                if len(actors) <= _NAMED and name not in taken:
+                if len(actors) <= _NAMED and taken.get(name) != answer.text:
                     _log.info("%s %s", name, answer.text)
-                taken.add(name)
+                taken[name] = answer.text
                 until[name] = now + LONGER_S.get(kind, wait_s)
             else:
                 del until[name]
         if now - began > _ROLL_CALL_S:
-            here = taken | {name for name, heard in carrier.heard.items() if heard.state.online}
+            here = taken.keys() | {name for name, heard in carrier.heard.items() if heard.state.online}
             until = {name: end for name, end in until.items() if end > now and name in here}
         if until and len(actors) > _NAMED and now - said_s > _PROGRESS_S:
             said_s = now

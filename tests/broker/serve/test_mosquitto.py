@@ -109,6 +109,7 @@ def test_the_acl_says_what_all_actors_may_and_does_not_grow_with_them() -> None:
         "",
         "pattern read actorq/lab/learner/state",
         "pattern read actorq/lab/policy/#",
+        "pattern read actorq/lab/release/#",
         "pattern write actorq/lab/actor/%u/state",
         "pattern write actorq/lab/actor/%u/experience",
         "pattern write actorq/lab/actor/%u/report",
@@ -151,6 +152,8 @@ def test_an_actor_speaks_at_its_own_topics_alone(closed: process.Mosquitto) -> N
         "actorq/lab/actor/pi-one/command",
         "actorq/lab/learner/state",
         "actorq/lab/policy/main/whole",
+        "actorq/lab/release/list",
+        "actorq/lab/release/piece/0",
         "actorq/other/actor/pi-one/state",
     ]
     with enter(closed.port, "learner") as learner:
@@ -166,6 +169,7 @@ def test_an_actor_hears_what_is_meant_for_it_alone(closed: process.Mosquitto) ->
     mine = [
         "actorq/lab/learner/state",
         "actorq/lab/policy/main/whole",
+        "actorq/lab/release/piece/0",
         "actorq/lab/actor/pi-one/assignment",
         "actorq/lab/actor/pi-one/receipt",
         "actorq/lab/actor/pi-one/command",

@@ -1,0 +1,79 @@
+"""Wheels for tests of updates: tiny ones, whose program is a script, and real ones, built of this source."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = ("__init__", "launcher", "release_directory", "download")
+"""Modules of edge_actor.updates that a tiny release brings along, as a real one would."""
+
+
+def wheel(directory: Path, files: Mapping[str, str | bytes], version: str = "9.0") -> Path:
+    """Writes a wheel of actorq-fleet with these files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"actorq_fleet-{version}-py3-none-any.whl"
+    metadata = f"Metadata-Version: 2.1\nName: actorq-fleet\nVersion: {version}\n"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, text in {**files, f"actorq_fleet-{version}.dist-info/METADATA": metadata}.items():
+            made.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # the same bytes whenever it is made
+    return path
+
+
+def tiny(program: str) -> dict[str, str]:
+    """Returns the files of a release whose `python -m edge_actor` is this script."""
+    library = {f"edge_actor/updates/{one}.py": f"edge_actor/updates/{one}.py" for one in LIBRARY}
+    files = {name: (ROOT / path).read_text() for name, path in library.items()}
+    return files | {"edge_actor/__init__.py": "", "edge_actor/__main__.py": program}
+
+
+def lay_out(directory: Path, files: Mapping[str, str]) -> Path:
+    """Writes files into a directory, as if they had been installed there."""
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+def built(directory: Path) -> Path:
+    """Builds a wheel of the actor's packages of this source, by the project's own build."""
+    source = directory / "source"
+    for package in ("broker", "edge_actor"):
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(directory)], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return directory / done.stdout.splitlines()[-1]
+
+
+def changed(original: Path, directory: Path, version: str, edits: Mapping[str, tuple[str, str]] = {}) -> Path:
+    """Returns a wheel like another one, with another version, and with a text replaced in some of its files."""
+    files: dict[str, str | bytes] = {}
+    with zipfile.ZipFile(original) as read:
+        for name in read.namelist():
+            if ".dist-info/" not in name:
+                files[name] = read.read(name)
+    for name, (old, new) in edits.items():
+        before = files[name]
+        text = before if isinstance(before, str) else before.decode()
+        assert old in text, f"{name} has no {old!r} any longer"
+        files[name] = text.replace(old, new)
+    return wheel(directory, files, version)
+
+
+def environment(*path: Path, **more: str) -> dict[str, str]:
+    """Returns the environment of a launcher whose own program lies in these directories."""
+    kept = {name: text for name, text in os.environ.items() if not re.match("ACTORQ_|PYTHON", name)}
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, path))} | more
