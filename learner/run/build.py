@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.contract import errors, specs
+from broker.contract import errors, messages, specs
 from learner import algorithms, config
 from learner.algorithms import registry
 from learner.audit import auditor, drift, holding, model_store
@@ -143,7 +143,21 @@ def build(
     owed = receipts.Receipts(fleet, actors, ingesting.receipts)
     opener = opening.Opener(validator, fleet.wake) if validator.unpacks else None
     receiver = receiving.Receiver(
-        *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting, opener, trials)
+        *(
+            fleet,
+            actors,
+            ingesting,
+            owed,
+            limiter,
+            counted,
+            policies,
+            scores,
+            failures,
+            checks,
+            drifting,
+            opener,
+            trials,
+        )
     )
     commit = functools.partial(receiver.commit, wait=True)
     held = holding.read(directory.path)
