@@ -159,6 +159,8 @@ class SupervisedEnv:
             raise errors.ConfigError(
                 f"safe_action {text} does not fit {self.environment.spec.describe()}: {error}", where="safe_action"
             ) from error
+        if spec.kind != "continuous" and (value != np.floor(value)).any():
+            raise errors.ConfigError(f"safe_action must be whole numbers, not {text}", where="safe_action")
         one = int(value) if spec.kind == "discrete" else value.astype(spec.dtype)
         if spec.kind == "discrete" and not 0 <= one < spec.n:
             raise errors.ConfigError(f"safe_action must be 0 to {spec.n - 1}, not {text}", where="safe_action")

@@ -1,7 +1,7 @@
 """The common base of PPO and A2C: what happens once a phase, around the gradient steps.
 
-1. The normaliser takes in the phase's observations. It is folded into every policy that goes out (`layers.absorb`), so
-   that it may go on moving; what the acting policy was is told by the log-probabilities alone.
+1. The normaliser takes in the observations that the phase's steps start from. It is folded into every policy that goes
+   out (`layers.absorb`), so that it may move on; what the acting policy was is told by the log-probabilities alone.
 2. Values and log-probabilities of the phase's steps, by the weights as they are now.
 3. Advantages and targets (`policy_gradient`), in the rewards' unit: generalized ones, or V-trace's.
 4. Advantages are normalised over the phase. Targets are divided by their root mean square over all phases; when that

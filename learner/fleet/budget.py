@@ -3,7 +3,7 @@
 A fleet has MESSAGES_PER_S, as long as each of its actors then speaks often enough (WANTED_PERIOD_S). A larger one is
 given more, as far as taking it in leaves the learner's loop to training (SPARE). Any fleet is given less once taking in
 holds the loop up (NEEDED), or what arrives waits. Each broker has a limit of its own, by how long what the learner says
-takes through it and back; those of several add up.
+takes through it and back; as all actors have one period, the lowest one counts, times the brokers.
 
 Each share is a band: below its lower end a limit rises, step by step, and beyond its upper end it falls to the lower
 one, so that it rests in between. What was changed shows once every actor has been told and has spoken; as long as that
@@ -110,7 +110,9 @@ class Budget:
         may_rise = self._settle_s <= 0
         self._steer_ingest(wanted, may_rise)
         self._steer_brokers(wanted, seen.delays_s, may_rise)
-        together = sum(self._broker_per_s[where] for where in seen.delays_s) if seen.delays_s else math.inf
+        # All actors have one period, so that the slowest broker's share bounds each broker's
+        shares = [self._broker_per_s[where] for where in seen.delays_s]
+        together = len(shares) * min(shares) if shares else math.inf
         allowed = max(LEAST_PER_S, min(wanted, self._ingest_per_s, together))
         if allowed != self.messages_per_s:
             self._settle_s = min(SETTLE_MAX_S, SETTLE_PERIODS * seen.actors / allowed)

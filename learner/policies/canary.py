@@ -13,7 +13,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -70,6 +70,7 @@ class Canary:
         policies: Sends policies out.
         actors: Those who are there; tells them which channel they follow.
         clock: Monotonic seconds.
+        held: Names of actors whose experience is held back, as it is by now: their episodes do not count.
 
     Attributes:
         outcomes: How the newest trials ended.
@@ -82,7 +83,9 @@ class Canary:
         policies: publisher.Publisher,
         actors: roster.Roster,
         clock: Callable[[], float] = time.monotonic,
+        held: Container[str] = (),
     ) -> None:
+        self._held = held
         self._share, self._policies, self._actors, self._clock = share, policies, actors, clock
         self._trial: _Trial | None = None
         self._look_at = 0.0
@@ -99,7 +102,7 @@ class Canary:
         """Returns whether a trial can begin: none goes on, and two actors are there."""
         if self._trial is not None:
             return False
-        if len(self._actors.working()) < 2:
+        if len(self._here()) < 2:
             _log.warning(
                 "no new policy goes out: a trial needs two actors that act", extra=logs.once("canary", again_s=60.0)
             )
@@ -118,8 +121,11 @@ class Canary:
 
     def newest_version(self, actor_id: str) -> int:
         """Returns the newest version on the channel that an actor follows."""
-        if self._trial is not None and actor_id in self._trial.members:
-            return self._trial.candidate.sent.version
+        if self._trial is not None:
+            known = self._actors.actors.get(actor_id)
+            # Who was told nothing yet may follow the canaries by what the session before told it
+            if actor_id in self._trial.members or known is None or known.assignment is None:
+                return self._trial.candidate.sent.version
         return self._policies.main_version
 
     def consider(self, actor_id: str, experience: messages.Experience) -> None:
@@ -176,9 +182,13 @@ class Canary:
             "trials": [asdict(one) for one in self.outcomes],
         }
 
+    def _here(self) -> list[str]:
+        working = (actor.actor_id for actor in self._actors.working())
+        return ranked(name for name in working if name not in self._held)
+
     def _follow_fleet(self, trial: _Trial) -> str:
         """Makes canaries of as many as there may be, in the order of `ranked`; returns why it cannot go on, if so."""
-        here = ranked(actor.actor_id for actor in self._actors.working())
+        here = self._here()
         most = allowed(len(here), self._share)
         for name in here:
             if len(trial.members) >= most:

@@ -29,12 +29,12 @@ class RetainedPolicy:
     ) -> None:
         self.topics = (names.policy(channel), names.policy_patch(channel))
         self._verifier = verifier
-        self._heard: list[tuple[str, bytes]] = []
+        self._heard: dict[tuple[str, bytes], None] = {}  # each once, however often a broker repeats it
 
     def hear(self, topic: str, payload: bytes, retained: bool) -> None:
         """Takes in a message; called on the network threads of any number of brokers."""
         if retained and payload:
-            self._heard.append((topic, payload))
+            self._heard[topic, payload] = None
 
     def newest(self) -> messages.Policy | None:
         """Returns the newest policy of those heard, from whichever broker; None if none is whole and genuine."""

@@ -129,8 +129,11 @@ def build(
     written = metrics.Metrics.open(directory.path, display, started_s, kept)
     good = algorithm.state()
     scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
-    trials = canary.Canary(train.canary, policies, actors) if train.canary else None
+    trials = canary.Canary(train.canary, policies, actors, held=ingesting.held) if train.canary else None
     record = trial_record.TrialRecord(directory, kept) if trials else None
+    if record is None:  # what goes out from now on is not tried: what was proven before is the past
+        with kept.attempt("records of trials"):
+            (directory.path / run_directory.CANARY).unlink(missing_ok=True)
     sending = publishing.Publishing(
         *(settings, algorithm, buffer, rng, policies, fleet, actors, scores), trials, record
     )

@@ -64,7 +64,8 @@ class Receiver:
         self.ingest = ingesting
         self._receipts, self._auditor, self._drift, self._trials = owed, checks, drifting, trials
         self._opener = opener
-        self._measured_at, self._measured = time.monotonic(), (0, 0, 0.0)
+        gathered = fleet.times.totals()["receive"]
+        self._measured_at, self._measured = time.monotonic(), (0, gathered.runs, gathered.seconds, 0.0)
         self.times = stopwatch.Stopwatch("wait", "broker")
 
     def receive(self, wait_s: float, *, starved: bool = False) -> None:
@@ -88,7 +89,7 @@ class Receiver:
                     self._receive_experience(arrival.actor_id, arrival.topic, message)
                 else:
                     if self._opener.is_full:
-                        self._take_opened(self._opener, wait=True)
+                        self._receive_experience(*self._opener.take_first())
                     self._opener.add(arrival.actor_id, arrival.topic, message)
                 if self.ingest.is_full:
                     break
@@ -131,8 +132,9 @@ class Receiver:
             return
         receive = self._session.times.totals()["receive"]
         own = self.ingest.times.totals()
-        busy_s = receive.seconds + own["decode"].seconds + own["replay_insert"].seconds + self._receipts.spent_s
-        before, self._measured = self._measured, (own["decode"].runs, receive.runs, busy_s)
+        loop_s = receive.seconds + own["decode"].seconds + own["replay_insert"].seconds + self._receipts.spent_s
+        opened_s = self._opener.spent_s if self._opener is not None else 0.0
+        before, self._measured = self._measured, (own["decode"].runs, receive.runs, loop_s, opened_s)
         self._measured_at = now_s
         self._roster.budget.steer(
             budget.Seen(
@@ -140,7 +142,8 @@ class Receiver:
                 seconds=elapsed_s,
                 messages=own["decode"].runs - before[0],
                 taken=receive.runs - before[1],
-                busy_s=busy_s - before[2],
+                # Two stages beside each other: the slower one says what can be taken in
+                busy_s=max(loop_s - before[2], opened_s - before[3]),
                 waiting=self._session.waiting,
                 delays_s=self._session.broker_delays_s(),
             )
@@ -169,8 +172,12 @@ class Receiver:
             self.times.add("broker", way_s)
 
     def _take_opened(self, opener: opening.Opener, *, wait: bool) -> None:
-        for one in opener.take(wait=wait):
-            self._receive_experience(*one)
+        try:
+            for one in opener.take(wait=wait):
+                self._receive_experience(*one)
+        except BaseException:
+            opener.drop()  # a receipt for what is behind it would cover it, too
+            raise
 
     def _receive_experience(
         self, actor_id: str, topic: str, payload: bytes, opened: Callable[[], validate.Opened] | None = None

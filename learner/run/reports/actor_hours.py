@@ -47,7 +47,7 @@ class ActorHours:
     ) -> None:
         self._path, self._kept, self._limit_bytes = directory / run_directory.ACTOR_HOURS, kept, limit_bytes
         self._clock = clock
-        self._next_s = 0.0
+        self._next_s, self._every_s = 0.0, PERIOD_S
         self._steps: dict[str, tuple[int, str, int, float]] = {}  # boot, session, steps, Unix time
         self._size: int | None = None  # not looked at yet
         self._worker = futures.ThreadPoolExecutor(1, "actor-hours")
@@ -56,10 +56,13 @@ class ActorHours:
     def note(self, fleet: Iterable[actors.Actor]) -> None:
         """Takes down what live actors said last, if it is time to; to be called every second or so."""
         now_s = self._clock()
-        if now_s < self._next_s <= now_s + 100 * PERIOD_S:  # a clock that was set back does not stop it
+        if (
+            now_s < self._next_s <= now_s + max(100 * PERIOD_S, self._every_s)
+        ):  # a clock that was set back does not stop it
             return
         states = [(one.actor_id, one.state) for one in fleet if one.live and one.state is not None]
-        self._next_s = now_s + max(PERIOD_S, len(states) / ROWS_PER_S)
+        self._every_s = max(PERIOD_S, len(states) / ROWS_PER_S)
+        self._next_s = now_s + self._every_s
         if not states:
             return
         if self._writing is not None and not self._writing.done():

@@ -117,28 +117,28 @@ class Study:
         at_work: dict[concurrent.futures.Future[Record | opening.Unusable], Job] = {}
         with contextlib.ExitStack() as stack:
             stack.callback(pool.shutdown, cancel_futures=True)
-            while waiting or at_work:
-                while waiting and len(at_work) < self._jobs and not self._stop.is_set():
-                    entry, column = waiting.pop(0)
-                    if entry.name not in self.unusable:
-                        job = pool.submit(worker.attempt, entry, column, self._held.request, self._held.path)
-                        at_work[job] = (entry, column)
-                if self._stop.is_set() and not at_work:
-                    return
-                ended, _ = concurrent.futures.wait(
-                    at_work, timeout=_POLL_S, return_when=concurrent.futures.FIRST_COMPLETED
-                )
-                for one in ended:
-                    job_of = at_work.pop(one)
-                    try:
-                        yield job_of, one.result()
-                    except BrokenProcessPool as error:
-                        names = ", ".join(f"{e.name} {c}" for e, c in (job_of, *at_work.values()))
-                        raise errors.RunError(
-                            f"a process died at one of these cells: {names}",
-                            where=str(self._held.path),
-                            todo=f"--resume {self._held.path} goes on; with --jobs 1 a crash says where it was",
-                        ) from error
+            try:
+                while waiting or at_work:
+                    while waiting and len(at_work) < self._jobs and not self._stop.is_set():
+                        entry, column = waiting.pop(0)
+                        if entry.name not in self.unusable:
+                            job = pool.submit(worker.attempt, entry, column, self._held.request, self._held.path)
+                            at_work[job] = (entry, column)
+                    if self._stop.is_set() and not at_work:
+                        return
+                    ended, _ = concurrent.futures.wait(
+                        at_work, timeout=_POLL_S, return_when=concurrent.futures.FIRST_COMPLETED
+                    )
+                    for one in ended:
+                        found = one.result()
+                        yield at_work.pop(one), found
+            except BrokenProcessPool as error:
+                names = ", ".join(f"{e.name} {c}" for e, c in at_work.values())
+                raise errors.RunError(
+                    f"a process died at one of these cells: {names}",
+                    where=str(self._held.path),
+                    todo=f"--resume {self._held.path} goes on; with --jobs 1 a crash says where it was",
+                ) from error
 
 
 def _mean(record: Record) -> float:

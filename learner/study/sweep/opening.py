@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from broker.contract import errors, specs
 from broker.program import storage
 from learner.networks import layers
+from learner.quantize import scales
 from learner.study import play, trained
 from learner.study.sweep import plan, policies
 from learner.study.user_models import reading, recipe, subject
@@ -70,6 +71,8 @@ def opened(entry: policies.Entry, request: plan.Request, directory: Path) -> Ope
         return _opened(entry, request, directory)
     except errors.ActorqError as error:
         raise Unusable("; ".join(filter(None, (error.what, error.todo)))) from error
+    except (scales.Unmapped, ValueError) as error:
+        raise Unusable(f"it cannot be read: {error}") from error
 
 
 def _opened(entry: policies.Entry, request: plan.Request, directory: Path) -> Opened:
@@ -82,6 +85,8 @@ def _opened(entry: policies.Entry, request: plan.Request, directory: Path) -> Op
         )
     task = play.Task(env, request.env_kwargs, request.frame_stack)
     spec = task.spec()
+    if spec.action.kind == "multi_discrete":
+        raise errors.SpecError(f"{env} takes several choices at once, and a study has no figures of those")
     policy, said = (recipe.ChainSubject(of_run(run, entry.algorithm)), "") if run else _read(path, spec)
     kind = "values" if spec.action.kind == "discrete" else "actions"
     if (policy.shape, policy.size, policy.outputs) != (spec.observation.shape, spec.action.size, kind):

@@ -104,7 +104,9 @@ def run(request: requests.Request) -> dict[str, Any]:
                 budget_s=60 * request.distil_minutes if request.distil_minutes else dagger.BUDGET_S,
             )
             candidates.append(_judge(policy, "distilled", distilled.made(policy, learned.student), rows[judge]))
-            chosen, played = candidates[-1] if request.env else min(candidates, key=_rank), learned.verdict
+            student = candidates[-1] if request.env else min(candidates, key=_rank)
+            if not _is_worse(learned.verdict, played):
+                chosen, played = student, learned.verdict
         assert chosen is not None
         float32_bytes = fp32.stat().st_size
     passed = chosen.verdict.passed if played is None else played.passed
@@ -153,6 +155,13 @@ def _observed(
     _log.info("playing %d episodes of %s to calibrate on", request.calibration_episodes, request.env)
     played = play.score(fp32, task, request.calibration_episodes, request.seed, policy.head, gathered)
     return *observations.load(gathered), played.episode_return
+
+
+def _is_worse(student: returns.Verdict | None, plain: returns.Verdict | None) -> bool:
+    """Returns whether both were played, and the student is refused with the greater loss."""
+    if student is None or plain is None or student.passed:
+        return False
+    return student.compared.difference < plain.compared.difference
 
 
 def _played(
@@ -225,6 +234,10 @@ def _check_bounds(policy: subject.Subject) -> None:
 
 
 def _check_spec(policy: subject.Subject, spec: specs.EnvSpec, request: requests.Request) -> None:
+    if spec.action.kind == "multi_discrete":
+        raise errors.SpecError(
+            f"{request.env} takes several choices at once, of which no file tells the outputs", where=str(request.model)
+        )
     kind = "values" if spec.action.kind == "discrete" else "actions"
     if (policy.shape, policy.size, policy.outputs) != (spec.observation.shape, spec.action.size, kind):
         raise errors.SpecError(

@@ -114,3 +114,12 @@ def test_what_was_open_already_is_what_is_opened_here(learner: Learner) -> None:
     assert opened.unpacked.observation.tolist() == validate.unpacked(sent, SPEC).observation.tolist()
     with pytest.raises(errors.SignatureError):
         learner.checks.open("another", TOPIC, sealed)
+
+
+def test_what_is_not_taken_at_the_end_has_no_receipt(learner: Learner) -> None:
+    learner.add(1)
+    assert learner.take() == [ledger.OK]
+    learner.add(2)
+    learner.opener.close()
+    learner.ingest.commit(wait=True)
+    assert [receipt.seq for _, receipt in learner.ingest.receipts()] == [1]

@@ -67,9 +67,11 @@ class Site:
         for index in range(actors):
             self.hear(f"pi-{index}")
         self.policies.publish(topics.MAIN_CHANNEL, b"incumbent")
-        self.canary = canary.Canary(share, self.policies, self.roster, lambda: self.now)  # type: ignore[arg-type]
+        self.held: set[str] = set()
+        self.canary = canary.Canary(share, self.policies, self.roster, lambda: self.now, self.held)  # type: ignore[arg-type]
         self.policies.publish(topics.CANARY_CHANNEL, b"candidate")
         self.canary.begin()
+        assert self.channels, "each knows the channel that it follows"
 
     def hear(self, name: str, *, online: bool = True) -> None:
         self._beats += 1
@@ -330,3 +332,22 @@ def test_what_a_killed_learner_goes_on_from(tmp_path: Path, wrong: str, log: log
     (directory.path / run_directory.CANARY).write_text(wrong)
     assert record.incumbent(spec) is None
     assert any("goes to all without a trial" in line for line in log.lines)
+
+
+def test_a_canary_that_is_held_back_ends_its_trial_and_none_begins_without_two_that_count() -> None:
+    site = Site(actors=2, share=0.5)
+    (first,) = site.canaries
+    site.held.add(first)
+    ended = [outcome for _ in range(100) if (outcome := site.look()) is not None]
+    assert [(outcome.verdict, outcome.pairs) for outcome in ended] == [("broken off", 0)]
+    assert not site.canary.may_begin, "one actor is left whose episodes count"
+    site.held.clear()
+    assert site.canary.may_begin
+
+
+def test_who_was_told_no_channel_yet_may_act_on_what_is_on_trial() -> None:
+    site = Site(actors=2, share=0.5)
+    (told,) = {"pi-0", "pi-1"} - site.canaries
+    assert site.canary.newest_version(told) == site.policies.main_version
+    site.hear("pi-9")
+    assert site.canary.newest_version("pi-9") == site.policies.version
