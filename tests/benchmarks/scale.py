@@ -221,7 +221,10 @@ def _fill(fleet: identity.Fleet, like: identity.Bundle, count: int) -> None:
         bundle = dataclasses.replace(
             like, actor_id=f"paper-{n}", mac_key=secrets.token_bytes(32), password=secrets.token_urlsafe(24)
         )
-        raw = {**dataclasses.asdict(bundle), "mac_key": bundle.mac_key.hex(), "learner_key": bundle.learner_key.hex()}
+        raw = {
+            name: value.hex() if isinstance(value, bytes) else value
+            for name, value in dataclasses.asdict(bundle).items()
+        }
         (directory / f"{bundle.actor_id}.json").write_text(json.dumps(raw))
 
 

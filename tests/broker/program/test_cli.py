@@ -30,6 +30,7 @@ EXIT_CODES = {
     errors.NothingLearned: 23,
     errors.Undelivered: 24,
     errors.OrderRefused: 25,
+    errors.ReleaseError: 26,
     errors.DecodeError: 21,
     errors.SignatureError: 21,
     errors.StorageError: 22,
