@@ -186,12 +186,17 @@ def test_a_wheel_that_cannot_be_unpacked_is_refused(board: Board) -> None:
 def test_an_actor_that_ends_ends_the_check_and_begins_none(board: Board) -> None:
     waits = "import pathlib, time; pathlib.Path(__file__ + '.began').touch(); time.sleep(60)"
     made = board.leave(GOOD | {"edge_actor/__main__.py": waits})
+
+    def ends(topic: str, payload: bytes) -> bytes:
+        board.updater._stopping.set()
+        return payload
+
     for has_begun in (True, False):
         board.start("")
         began = board.directory.root / made.name / "site" / "edge_actor" / "__main__.py.began"
         began.unlink(missing_ok=True)
         if not has_begun:
-            board.on_send = lambda topic, payload: (board.updater._stopping.set(), payload)[1]
+            board.on_send = ends
         board.updater.begin(updater.Wanted(7, made.digest, 30.0))
         thread = board.updater._thread
         assert thread is not None
