@@ -376,11 +376,13 @@ reboot_by_order() {
 }
 
 # Releases that come over the network are started by the launcher, which no release changes. While one is on trial the
-# launcher waits for it: then the actor is its child, and the one that speaks to systemd, and is asked to end by it.
+# launcher waits for it: then the actor is its child, and the one that speaks to systemd, and is asked to end by it. The
+# launcher gives it up after 120 s, unless told otherwise, and then the release before has to start.
 updates_by_order() {
 	cat <<- 'END'
 		NotifyAccess=all
 		KillMode=mixed
+		TimeoutStartSec=150
 	END
 }
 

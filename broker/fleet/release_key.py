@@ -25,7 +25,7 @@ def make(directory: Path, secret: Path, *, replace: bool = False) -> None:
     Raises:
         IdentityError: The fleet has one, or the file exists.
     """
-    if public_half(directory) and not replace:
+    if not replace and public_half(directory):
         raise errors.IdentityError(
             "the fleet has a release key, and its boards take nothing that another one signs",
             where=str(directory / _FILE),

@@ -173,10 +173,13 @@ class Link:
         with self._lock:
             self._subscriptions.add(topic_filter, handler, is_subscribed=False)
 
-    def follow(self, topics: Iterable[str]) -> None:
-        """Subscribes to these topics, and no longer to those named before; for filters that `route` has."""
+    def follow(self, topics: Iterable[str], group: str = "") -> None:
+        """Subscribes to these topics, and no longer to those that this group named before; for what `route` has.
+
+        Whoever shares a link with others has a group of its own.
+        """
         with self._lock:
-            self._subscriptions.follow(topics)
+            self._subscriptions.follow(topics, group)
 
     # -- sending ----------------------------------------------------------------------------------------------------
 

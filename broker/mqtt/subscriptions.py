@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -26,7 +27,7 @@ class Subscriptions:
         self._client: paho_client.Client | None = None
         self._handlers: list[tuple[str, Handler]] = []
         self._filters: list[str] = []
-        self._followed: tuple[str, ...] = ()
+        self._followed: dict[str, tuple[str, ...]] = {}
         self.bytes_received = self.failures = 0
 
     def add(self, topic_filter: str, handler: Handler, *, is_subscribed: bool = True) -> None:
@@ -48,13 +49,14 @@ class Subscriptions:
                 self._client.unsubscribe([topic_filter])
                 self._client.flush()
 
-    def follow(self, topics: Iterable[str]) -> None:
-        """Subscribes to these topics, in their order, and no longer to those named before."""
-        before, self._followed = self._followed, tuple(topics)
+    def follow(self, topics: Iterable[str], group: str = "") -> None:
+        """Subscribes to these topics, in their order, and no longer to those named before by this group alone."""
+        before, named = self._followed.get(group, ()), tuple(topics)
+        self._followed[group] = named
         if self._client is None:
             return
-        known, wanted = frozenset(before), frozenset(self._followed)
-        if new := [(topic, 1) for topic in self._followed if topic not in known]:
+        known, wanted = frozenset(before), frozenset(itertools.chain.from_iterable(self._followed.values()))
+        if new := [(topic, 1) for topic in named if topic not in known]:
             self._client.subscribe(new)
         if gone := [topic for topic in before if topic not in wanted]:
             self._client.unsubscribe(gone)
@@ -67,7 +69,8 @@ class Subscriptions:
             The number of the packet that the broker will acknowledge; None if there is nothing to subscribe to.
         """
         self._client = client
-        wanted = [(topic_filter, 1) for topic_filter in (*self._filters, *self._followed)]
+        followed = itertools.chain.from_iterable(self._followed.values())
+        wanted = [(topic_filter, 1) for topic_filter in (*self._filters, *followed)]
         return client.subscribe(wanted)[1] if wanted else None
 
     def close(self) -> None:

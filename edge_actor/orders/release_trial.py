@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable
 
-from broker.contract import messages
+from broker.contract import errors, messages
 from broker.program import logs
 from edge_actor.orders import order_log
 from edge_actor.updates import release_directory, updater
@@ -104,7 +104,10 @@ class ReleaseTrial:
 
     def _is_proved(self, acts: bool | None, has_receipt: bool | None) -> bool:
         now_s = time.monotonic()
-        if not acts or now_s < self._judge_again_s:
+        if not acts:
+            self._acted_since_s = None
+            return False
+        if now_s < self._judge_again_s:
             return False
         self._acted_since_s = self._acted_since_s or now_s
         return bool(has_receipt) or (has_receipt is None and now_s - self._acted_since_s > _QUIET_S)
@@ -118,7 +121,7 @@ class ReleaseTrial:
                 return None  # it was given up a moment ago, and the launcher ends this process
             answer = _noted(self._log, number, "done", f"acts as release {directory.running}")
             directory.settled()
-        except OSError as error:
+        except (OSError, ValueError, errors.ReleaseError) as error:
             self._judge_again_s = time.monotonic() + 1.0
             _log.warning("the release on trial cannot be kept: %s", error, extra=logs.once())
             return None

@@ -139,6 +139,8 @@ class OrderRunner:
             self._update(order)
         elif self._is_ending:
             self._end(order, "refused", "it is about to start again: order it again when it is back")
+        elif order.kind == REBOOT and self._releases is not None and self._releases.is_busy:
+            self._end(order, "refused", "a release is being taken or tried: order it again when that is answered")
         else:
             self._log.note(order, order_log.TAKEN, "starts again" if order.kind == RESTART else "boots")
             self._respond(self._log.answer(order.number))

@@ -196,8 +196,13 @@ class ActingLoop:
         return self.recorder.recorded > 0 or not self._allowed_rows()
 
     def _has_receipt(self) -> bool | None:
-        """Returns whether the learner has what this process recorded, or its beginning; None if it wants nothing."""
-        return self._dispatcher.has_receipt if self.recorder.recorded else None
+        """Returns whether the learner has what this process recorded, or its beginning; None if it wants nothing.
+
+        That nothing may be recorded for now (a full spool, a measurement, lockstep) is not that.
+        """
+        recorded = self.recorder.recorded
+        wants_none = not recorded and (self._orders.paused or self._grant.left(0) <= 0)
+        return None if wants_none else self._dispatcher.has_receipt
 
     def _serve(self) -> bool:
         """Serves the socket; returns whether a message has come in part, which nearly always is a policy's."""

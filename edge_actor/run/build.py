@@ -80,7 +80,7 @@ def build(
         releases,
         bundle.release_key,
         connection.topics,
-        connection.link.follow,
+        functools.partial(connection.link.follow, group="release"),  # policies are followed on the same link
         version=vitals.release(),
         reserve_bytes=settings.update_reserve_bytes,
     )

@@ -72,8 +72,8 @@ def try_out(root: Path, trial: dict[str, Any]) -> int | None:
     command, environment = as_release(root, name)
     environment.pop("WATCHDOG_PID", None)  # systemd means this process by it; the unit lets its child speak
     child = subprocess.Popen(command, env=environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the child without our help
-    signal.signal(signal.SIGTERM, stop)
+    for asks in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asks, stop)
     try:
         until = time.monotonic() + trial["limit_s"]
         while child.poll() is None and time.monotonic() < until and current(root) != name:
@@ -101,7 +101,9 @@ class Stopped(Exception):
 
 
 def stop(signum: int, frame: object) -> None:
-    """Is called at SIGTERM."""
+    """Is called at SIGTERM and Ctrl-C; a second one must not keep the child from ending in order."""
+    for asks in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asks, signal.SIG_IGN)
     raise Stopped
 
 
@@ -134,7 +136,7 @@ def usable(root: Path, name: str) -> bool:
     """Returns whether a release is there as a whole (it gets its name last), for this program."""
     try:
         return bool(name) and (root / name / "base").read_text() == base()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
@@ -190,7 +192,7 @@ def read(path: Path) -> dict[str, Any]:
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return {"name": "", "number": 0, "limit_s": 0.0, "starts": STARTS, "why": "its note is damaged"}
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -22,6 +23,16 @@ PARTIAL = ".partial-"
 _PROGRAM = "edge_actor/__main__.py"
 _CHUNK_BYTES = 1 << 20
 _MEMBER_DATA = ("purelib", "platlib")
+_UNFIT = (
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    FileExistsError,  # a file where another one needs a directory
+    NotADirectoryError,
+)
 
 
 class ReleaseDirectory:
@@ -100,7 +111,7 @@ class ReleaseDirectory:
             for wheel in listed.wheels:
                 try:
                     _unpack_wheel(_Part(file, start, wheel.length), made / "site", room)
-                except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+                except _UNFIT as error:
                     raise _unfit(f"{wheel.name} cannot be unpacked: {error}") from error
                 start += wheel.length
         if not (made / "site" / _PROGRAM).is_file():
@@ -143,7 +154,7 @@ class ReleaseDirectory:
         Raises:
             OSError: It cannot be written down.
         """
-        _write_synced(self.root / name / "serial", str(serial).encode())
+        storage.write_atomic(self.root / name / "serial", str(serial).encode())
         (self.root / "failed").unlink(missing_ok=True)
         launcher.write(self.root / "trial", {"name": name, "number": number, "limit_s": limit_s, "starts": 0})
 

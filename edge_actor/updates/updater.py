@@ -236,8 +236,11 @@ class Updater:
 
         Raises:
             ReleaseError: It finds something that it could not act with.
+            Undelivered: This process ends.
         """
         assert self.directory is not None
+        if self._stopping.is_set():
+            raise errors.Undelivered("the actor ends")
         command, environment = launcher.as_release(self.directory.root, name)
         words = [*command[: command.index("edge_actor") + 1], "check", *sys.argv[2:], "--offline", "--json"]
         environment["PYTHONPATH"] = _without(environment["PYTHONPATH"], self.directory)
@@ -249,6 +252,8 @@ class Updater:
             text=True,
             env=environment,
         )
+        if self._stopping.is_set():  # `close` did not see it
+            self._child.kill()
         try:
             said, _ = self._child.communicate(timeout=_CHECK_S)
         except subprocess.TimeoutExpired:

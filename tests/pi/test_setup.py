@@ -75,7 +75,7 @@ def test_only_a_board_that_allows_it_takes_updates(tmp_path: Path, allow: str, m
     unit = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
     program = "actorq-launch" if may else "actorq-actor"
     assert f"ExecStart=/opt/actorq/venv/bin/{program} run\n" in unit
-    assert ("NotifyAccess=all\nKillMode=mixed\n" in unit) == may
+    assert ("NotifyAccess=all\nKillMode=mixed\nTimeoutStartSec=150\n" in unit) == may
 
 
 def pins(file: Path) -> set[str]:

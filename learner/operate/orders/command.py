@@ -133,6 +133,8 @@ def _run(args: argparse.Namespace, fleet: identity.Fleet, book: order_book.Order
         return _label(args, actors, changes, book)
     if args.verb == "set":
         _check_settings(changes)
+    if args.verb == "update" and args.first_label and "=" not in args.first_label:
+        raise errors.ConfigError(f"--first-label takes KEY=VALUE, not {args.first_label!r}")
     made = _signed(args, list(map(Path, files)), fleet) if args.verb == "update" else None
     expired = book.expire(time.time())
     addresses = tuple(filter(None, args.broker.split(",")))
@@ -245,6 +247,7 @@ def _signed(args: argparse.Namespace, files: Sequence[Path], fleet: identity.Fle
 
     Raises:
         IdentityError: The fleet has no release key, or another one.
+        ConfigError: An option does not go with them.
     """
     if not fleet.release_key:
         raise errors.IdentityError(
@@ -255,6 +258,8 @@ def _signed(args: argparse.Namespace, files: Sequence[Path], fleet: identity.Fle
     if not 5.0 <= args.trial_s <= 3600.0:
         raise errors.ConfigError(f"--trial-s is 5 to 3600, not {args.trial_s:g}")
     if len(files) == 1 and files[0].suffix == release_files.SUFFIX:
+        if args.downgrade:
+            raise errors.ConfigError("--downgrade is signed: give it to actorq-broker release", where=str(files[0]))
         return release_files.read(files[0], fleet.release_key)
     key = release_key.read(args.key)
     if release_key.half(key) != fleet.release_key:
@@ -278,6 +283,11 @@ def _update(
     first = here[: max(0, args.first)]
     if wanted:
         first = [name for name in here if all(labels.get(name, {}).get(key) == wanted[key] for key in wanted)]
+    if here and wanted and not first:
+        raise errors.ConfigError(
+            f"no actor that is here has {args.first_label}, so nobody would begin",
+            todo="give the label (`actorq-learner fleet label`), or take --first N",
+        )
     try:
         shares = [float(share) for share in args.shares.split(",")]
     except ValueError:

@@ -15,7 +15,7 @@ from broker.fleet import release_files
 from learner.operate.orders import courier, giving, order_book
 
 _log = logging.getLogger(__name__)
-_ROLL_CALL_S = 2.0
+_ROLL_CALL_S = 10.0
 
 
 def stages(actors: Sequence[str], first: Sequence[str], shares: Sequence[float]) -> list[list[str]]:

@@ -81,6 +81,9 @@ def test_topics_are_followed_and_no_longer(broker_address: str, make_link: links
         return found - {"last"}
 
     assert heard() == {"a"}
+    reader.follow(["actorq/t/other"], "other")
+    reader.follow((), "other")
+    assert heard() == {"a"}, "what another group follows is its own"
     reader.follow(["actorq/t/actor/b/state", "actorq/t/actor/last/state"])
     conftest.wait_until(lambda: heard() == {"b"}, "b is followed, and a no longer")
     assert reader.connections == 1

@@ -28,7 +28,7 @@ class Board:
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
         self.root = directory / "releases"
-        self.settings = config.ActorConfig(**({"allow": ("update", "set", "restart")} | settings))
+        self.settings = config.ActorConfig(**({"allow": ("update", "set", "restart", "reboot")} | settings))
         self.key = KEY
         for name in (NAME, "1.9-before"):
             (self.root / name).mkdir(parents=True)
@@ -48,10 +48,10 @@ class Board:
         takes.close = lambda: None  # type: ignore[method-assign]
         self.answers: list[messages.Answer] = []
         self.starts: list[str] = []
-        proving = release_trial.ReleaseTrial(self.log, takes, trial)
+        self.proving = release_trial.ReleaseTrial(self.log, takes, trial)
         lines = log_lines.LogLines()
         self.runner = runner.OrderRunner(
-            self.log, self.settings, lines, self.answers.append, self.starts.append, proving
+            self.log, self.settings, lines, self.answers.append, self.starts.append, self.proving
         )
 
     def give(self, number: int = 7, kind: str = "update", **options: str) -> messages.Answer:
@@ -81,11 +81,14 @@ def test_a_release_is_tried_by_the_next_process_and_kept(board: Board) -> None:
     assert board.give().outcome == "taken"
     assert board.give(8).text.startswith("another release is being taken")
     assert "a release is being taken" in board.give(9, "set", rate_hz="5").text
+    assert "a release is being taken or tried" in board.give(10, "reboot").text and board.starts == []
     board.finds("ready")
     assert board.turn() == "taken" and board.starts == ["update"]
     assert board.note("trial") == {**TRIAL, "starts": 0, "why": ""}
 
     board.start(NAME)
+    assert board.give(11, "reboot").outcome == "refused" and board.starts == []
+    board.answers.clear()
     for acts, receipt in ((None, None), (False, None), (True, False), (False, True)):
         assert board.turn(acts, receipt) == "", "it has not proved itself"
     assert launcher.current(board.root) == ""
@@ -102,6 +105,8 @@ def test_a_learner_that_wants_nothing_is_proof_after_a_while(board: Board, monke
     board.start(NAME)
     assert board.turn(True, None) == ""
     monkeypatch.setattr(release_trial, "_QUIET_S", 0.0)
+    time.sleep(0.01)
+    assert board.turn(False, None) == "" and board.turn(True, None) == "", "it acted not all the time"
     time.sleep(0.01)
     assert board.turn(True, None) == "done"
 
@@ -127,6 +132,20 @@ def test_one_that_was_given_up_a_moment_ago_cannot_keep_itself(board: Board) -> 
     launcher.give_up(board.root, "too late")
     assert board.turn(True, True) == ""
     assert launcher.current(board.root) == ""
+
+
+def test_one_that_cannot_be_kept_goes_on_trying(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    board.give()
+    board.finds("ready")
+    board.turn()
+    board.start(NAME)
+    serials = (board.root / NAME / "serial", board.root / "serial")
+    for serial in serials:
+        serial.write_text("damaged")
+        assert board.turn(True, True) == ""
+        serial.write_text("4")
+        board.proving._judge_again_s = 0.0
+    assert board.turn(True, True) == "done"
 
 
 def test_a_process_that_ended_while_it_took_a_release(board: Board) -> None:

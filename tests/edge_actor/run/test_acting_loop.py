@@ -221,6 +221,23 @@ def test_without_a_grant_it_sleeps(site: Site) -> None:
     assert site.await_vitals(lambda v: True, "").steps == idle.steps
 
 
+def test_a_learner_that_has_nothing_yet_but_wants_it_is_no_learner_that_wants_nothing(site: Site) -> None:
+    running = site.start()
+    site.assign(steps_granted=500, lockstep_version=1)
+    loop = acting(running)
+    conftest.wait_until(lambda: loop._acts_as_wanted() is not None, "it has its assignment")
+    assert loop._acts_as_wanted() and loop._has_receipt() is False, "it waits for policy 1"
+    site.publish(version=1)
+    conftest.wait_until(loop._has_receipt, "a receipt for its experience", 20.0)
+    running.stop()
+    conftest.wait_until(lambda: not site.learner.states[-1].online, "it is offline")
+    running = site.start()
+    site.assign(steps_granted=0)
+    loop = acting(running)
+    conftest.wait_until(lambda: loop._acts_as_wanted() is not None, "it has its assignment")
+    assert loop._has_receipt() is None, "it wants nothing"
+
+
 def test_a_control_rate_is_held_and_what_is_not_granted_is_not_recorded(site: Site) -> None:
     site.start(rate_hz=200.0)
     site.publish()

@@ -167,6 +167,47 @@ def test_one_that_does_not_fit_the_board_is_refused(board: Board) -> None:
     assert "no edge_actor/__main__.py" in board.refusal(board.leave({"other.py": ""}).digest)
 
 
+def test_a_wheel_that_cannot_be_unpacked_is_refused(board: Board) -> None:
+    for second in ("edge_actor/file/one.py", "edge_actor/file/one/two.py"):
+        made = board.leave(GOOD | {"edge_actor/file": "x", second: "x"})
+        assert "cannot be unpacked" in board.refusal(made.digest), "a file in the place of a directory"
+    wheel = releases.wheel(board.root / "wheels", GOOD | {"edge_actor/data.bin": bytes(100_000)})
+    with zipfile.ZipFile(wheel) as read:
+        start = read.getinfo("edge_actor/data.bin").header_offset + 30 + len("edge_actor/data.bin")
+    data = bytearray(wheel.read_bytes())
+    data[start] = 0xFF  # no such block in a deflated stream
+    wheel.write_bytes(data)
+    made = release_files.make([wheel], board.key, downgrade=False)
+    board.retained = dict(made.retained(NAMES))
+    assert "cannot be unpacked" in board.refusal(made.digest)
+    assert board.updater.refused == {"release_unfit": 3}
+
+
+def test_an_actor_that_ends_ends_the_check_and_begins_none(board: Board) -> None:
+    waits = "import pathlib, time; pathlib.Path(__file__ + '.began').touch(); time.sleep(60)"
+    made = board.leave(GOOD | {"edge_actor/__main__.py": waits})
+
+    def ends(topic: str, payload: bytes) -> bytes:
+        board.updater._stopping.set()
+        return payload
+
+    for has_begun in (True, False):
+        board.start("")
+        began = board.directory.root / made.name / "site" / "edge_actor" / "__main__.py.began"
+        began.unlink(missing_ok=True)
+        if not has_begun:
+            board.on_send = ends
+        board.updater.begin(updater.Wanted(7, made.digest, 30.0))
+        thread = board.updater._thread
+        assert thread is not None
+        if has_begun:
+            conftest.wait_until(began.exists, "the check is under way", 20.0)
+            board.updater.close()
+        thread.join(10.0)
+        assert not thread.is_alive() and board.updater.result is None
+        assert began.exists() == has_begun
+
+
 @pytest.mark.parametrize("name", ["../out.py", "/out.py", "edge_actor/../../out.py", "a\\b.py", "./a.py"])
 def test_what_would_lie_elsewhere_is_refused(board: Board, name: str) -> None:
     assert "this release cannot be taken" in board.refusal(board.leave(GOOD | {name: "x"}).digest)

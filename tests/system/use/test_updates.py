@@ -17,6 +17,7 @@ from broker.contract import errors, messages
 from broker.fleet import identity
 from learner.run import local_fleet
 from tests import conftest
+from tests.edge_actor.policies.models import files
 from tests.fakes import fake_learner, releases
 from tests.system.conftest import command
 
@@ -95,6 +96,17 @@ class Site:
         before = self.learners[name].steps
         conftest.wait_until(lambda: self.learners[name].steps > before, f"{name} acts", 30.0)
 
+    def publish(self, name: str) -> None:
+        """Has an actor act by a policy."""
+        learner, spec = self.learners[name], self.birth(name).spec
+        assert spec is not None
+        learner.publish(fake_learner.policy(files.INT8.read_bytes(), spec.fingerprint))
+
+        def acts() -> bool:
+            return learner.state is not None and learner.state.vitals.policy_version == 1
+
+        conftest.wait_until(acts, f"{name} hears policies", 30.0)
+
     def update(self, wheel: Path, *words: str, code: int = errors.EXIT_OK) -> tuple[dict[str, Any], str]:
         """What `fleet update` says of each actor, and on stderr."""
         where = ["--fleet", self.fleet.name, "--broker", self.fleet.address, "--key", str(self.key), "--json"]
@@ -134,6 +146,7 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path) -> None:
 
     told, _ = site.update(good, "b", code=refused)
     assert told["b"]["outcome"] == "refused" and "the disk is too full" in told["b"]["text"]
+    site.publish("b")
     site.stop("b")
     site.start("b")
     site.await_acting("b")
@@ -141,6 +154,14 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path) -> None:
     signed = tmp_path / "good.release"
     made = command("broker", "release", str(good), "--key", str(site.key), "-o", str(signed), home=site.home)
     assert made.returncode == 0, made.stderr
+    wrong = {
+        "--downgrade": "is signed",
+        "--first-label=room": "KEY=VALUE",
+        "--first-label=room=lab": "nobody would begin",
+    }
+    for option, text in wrong.items():
+        _, said = site.update(signed, "--all", option, code=errors.ConfigError.exit_code)
+        assert text in said
     told, said = site.update(signed, "--all", "--first", "2", "--trial-s", "60")
     assert [told[name]["outcome"] for name in ("a", "b")] == ["done", "done"], told
     assert "stage 1 of 1: 2 of 2 act as 9.1-" in said
@@ -161,6 +182,7 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path) -> None:
     site.await_acting("a")
     assert site.birth("a").release == "9.1"
 
+    (site.keys.directory / "release.pub").write_text("damaged")
     site.key = tmp_path / "other.pem"
     site.make_key(site.key, "--force")
     told, _ = site.update(good, "--all", code=refused)
