@@ -106,6 +106,7 @@ class Session:
         self._followed: tuple[int, frozenset[str]] = (-1, frozenset())  # of the enrolled, and whom of them not
         self._came = False  # a message, the last time we looked
         self._claimed = False
+        self._leaves = [leaf for leaf in _LEAVES if leaf != "experience" or not settings.ingest_workers]
         self._take_over = take_over
         self._left_over = self._contested = False
         self._rival: messages.LearnerState | None = None
@@ -152,7 +153,7 @@ class Session:
         )
         made.subscribe(state_topic, self._hear_learner)
         handle = made.route if self._vouched else made.subscribe
-        for leaf in _LEAVES:
+        for leaf in self._leaves:
             handle(self.topics.every_actor(leaf), self._inbox.put)
         return made
 
@@ -318,7 +319,7 @@ class Session:
         if followed != self._followed:
             self._followed = followed
             heard = self.macs.keys() - followed[1]
-            self.brokers.follow(frozenset(self.topics.actor(name, leaf) for name in heard for leaf in _LEAVES))
+            self.brokers.follow(frozenset(self.topics.actor(name, leaf) for name in heard for leaf in self._leaves))
 
     def wake(self) -> None:
         """Ends the wait of `drain`, now or the next one. From any thread."""

@@ -7,15 +7,16 @@ import functools
 import json
 import logging
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from broker.contract import errors, messages, specs
+from broker.program import stopwatch
 from learner import algorithms, config
 from learner.algorithms import registry
 from learner.audit import auditor, drift, holding
-from learner.experience import age, dead_letters, ingest, ledger, rate_limiter, replay, rollouts, validate
+from learner.experience import age, dead_letters, ingest, intake, ledger, rate_limiter, replay, rollouts, validate
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
@@ -35,6 +36,7 @@ from learner.run.loop import (
     waiting,
 )
 from learner.run.reports import breakdown, console, energy, metrics, notices, progress
+from learner.run.workers import beginning, sampling, shards
 
 _log = logging.getLogger(__name__)
 
@@ -78,25 +80,8 @@ def build(
     steps = pace.Pace(train, algorithm_settings, limiter, started_s)
     saving = checkpoints.Checkpoints(directory, kept, spec, actors.env_id, fleet.epoch, rng, steps, counted)
     version = saving.restore(saved) if saved else 0
-    committed = _open_ledger(directory, train, actors, steps, counted, is_new=saved is None)
-    saving.epochs = committed.begin_session(saving.epochs)  # before any assignment: all that is recorded finds it there
-    validator = validate.Validator(
-        fleet.macs,
-        spec,
-        saving.epochs,
-        committed.marks(),
-        dead_letters.DeadLetters(directory.path / dead_letters.NAME, kept=kept),
-        buffer.fits,
-        train.max_policy_lag,
-        may_send=actors.may_send,
-        on_outcome=fleet.note_outcome,
-        head=algorithm_settings.head(spec.action),
-    )
-    earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
-    actors.set_earlier_steps(earlier_steps)
-    ingesting = ingest.Ingest(validator, committed, buffer, age.Ages(train.max_experience_age_s))
-    ingesting.rebuild_replay()
-    committed.on_commit = fleet.wake
+    taken = _taken_in(settings, directory, fleet, actors, buffer, saving, steps, counted, kept, is_new=saved is None)
+    ingesting, earlier_steps = taken.ingest, taken.earlier_steps
     fleet.announce(spec.fingerprint, version)
     assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
     assigner.assign()
@@ -140,20 +125,18 @@ def build(
         *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting)
     )
     commit = functools.partial(receiver.commit, wait=True)
-    held = holding.read(directory.path)
-    for actor_id in committed.actors_held() - held.keys():  # the session before was killed in between
-        held[actor_id] = holding.Hold("a session before found it wrong, and could not write down why", 0, 0, 0, 0, 0.0)
-    ingesting.keep_holding(held)
-    updater = _updater(algorithm_settings, spec, algorithm, buffer, limiter, rng, policies)
-    measured = [fleet.times, receiver.times, ingesting.times, committed.times, updater.times, policies.timings.times]
+    if isinstance(ingesting, shards.Shards):
+        ingesting.on_sample, ingesting.version = checks.consider, lambda: policies.version
+    updater = _updater(algorithm_settings, spec, algorithm, taken.memory, limiter, rng, policies)
+    measured = [fleet.times, receiver.times, *taken.times, updater.times, policies.timings.times]
     parts = training_loop.Parts(
         session=fleet,
         roster=actors,
-        validator=validator,
+        validator=taken.counts,
         ingest=ingesting,
         algorithm=algorithm,
         publisher=policies,
-        publishing=publishing.Publishing(settings, algorithm, buffer, rng, policies, fleet, actors, scores),
+        publishing=publishing.Publishing(settings, algorithm, taken.memory, rng, policies, fleet, actors, scores),
         receiver=receiver,
         pace=steps,
         first_steps=gathering,
@@ -162,7 +145,7 @@ def build(
         recovery=recovery.Recovery(algorithm, good, ingesting),
         auditor=checks,
         drift=drifting,
-        holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, held, kept),
+        holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, taken.held, kept),
         scores=scores,
         checkpoints=saving,
         records=kept,
@@ -172,15 +155,104 @@ def build(
         notices=failures,
         orders=standing.StandingOrders.of(fleet),
         tracker=tracker,
-        waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
+        waiting=waiting.Waiting(train, actors, taken.counts, steps, gathering, scores, failures),
     )
     return training_loop.TrainingLoop(settings, parts, started_s, stop)
 
 
+class _Taken(NamedTuple):
+    """What takes in experience, in this process or in workers, and where it is kept.
+
+    Attributes:
+        ingest: Takes it in; `counts` counts it.
+        memory: Keeps it.
+        held: Actors that are held back.
+        earlier_steps: Steps that each actor may hold of the run's sessions before.
+        times: Stopwatches.
+    """
+
+    ingest: intake.Intake
+    counts: intake.Counts
+    memory: replay.Replay | rollouts.Rollouts | sampling.ShardedReplay
+    held: dict[str, holding.Hold]
+    earlier_steps: float
+    times: list[stopwatch.Stopwatch]
+
+
+def _taken_in(
+    settings: config.Settings,
+    directory: run_directory.RunDirectory,
+    fleet: session.Session,
+    actors: roster.Roster,
+    buffer: replay.Replay | rollouts.Rollouts | None,
+    saving: checkpoints.Checkpoints,
+    steps: pace.Pace,
+    counted: progress.Progress,
+    kept: records.Records,
+    *,
+    is_new: bool,
+) -> _Taken:
+    """Opens the run's ledger, and has what it holds in replay; or begins the workers, each of which has one.
+
+    Without a `buffer` there are workers.
+
+    Raises:
+        SpecError: The run was made for another environment.
+        RunError: A ledger cannot be used.
+        RuntimeMissing: There is no cluster for workers.
+    """
+    train, spec = settings.train, actors.the_spec
+    if buffer is None:
+        steps.limiter.inserted = counted.episodes = 0  # the ledgers tell
+
+        def count_missed(missed: int, episodes: int) -> None:
+            steps.limiter.insert(missed)
+            counted.episodes += episodes
+
+        saving.epochs, left = beginning.prepare(
+            directory, train, _about(actors), saving.epochs, is_new=is_new
+        )  # before any assignment
+        held = _held(directory, left)
+        earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
+        actors.set_earlier_steps(earlier_steps)
+        made = beginning.begin(settings, directory, fleet, actors, saving.epochs, earlier_steps, {*held}, count_missed)
+        found = sampling.ShardedReplay(made, settings.algorithm.capacity)
+        return _Taken(made, made, found, held, earlier_steps, [made.times])
+    committed = _open_ledger(directory, train, actors, steps, counted, is_new=is_new)
+    saving.epochs = committed.begin_session(saving.epochs)  # before any assignment: all that is recorded finds it there
+    validator = validate.Validator(
+        fleet.macs,
+        spec,
+        saving.epochs,
+        committed.marks(),
+        dead_letters.DeadLetters(directory.path / dead_letters.NAME, kept=kept),
+        buffer.fits,
+        train.max_policy_lag,
+        may_send=actors.may_send,
+        on_outcome=fleet.note_outcome,
+        head=settings.algorithm.head(spec.action),
+    )
+    earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
+    actors.set_earlier_steps(earlier_steps)
+    ingesting = ingest.Ingest(validator, committed, buffer, age.Ages(train.max_experience_age_s))
+    ingesting.rebuild_replay()
+    committed.on_commit = fleet.wake
+    held = _held(directory, committed.actors_held())
+    ingesting.keep_holding(held)
+    return _Taken(ingesting, validator, buffer, held, earlier_steps, [ingesting.times, committed.times])
+
+
+def _held(directory: run_directory.RunDirectory, by_ledger: set[str]) -> dict[str, holding.Hold]:
+    held = holding.read(directory.path)
+    for actor_id in by_ledger - held.keys():  # the session before was killed in between
+        held[actor_id] = holding.Hold("a session before found it wrong, and could not write down why", 0, 0, 0, 0, 0.0)
+    return held
+
+
 def _memory(
     settings: config.Settings, spec: specs.EnvSpec
-) -> tuple[replay.Replay | rollouts.Rollouts, rate_limiter.RateLimiter]:
-    """Makes what experience is kept in, and what keeps fleet and learner in step."""
+) -> tuple[replay.Replay | rollouts.Rollouts | None, rate_limiter.RateLimiter]:
+    """Makes what experience is kept in, if not in workers, and what keeps fleet and learner in step."""
     train, algorithm = settings.train, settings.algorithm
     if isinstance(algorithm, config.OnPolicyConfig):
         waiting = rollouts.of(spec, algorithm)
@@ -188,16 +260,15 @@ def _memory(
     assert isinstance(algorithm, config.OffPolicyConfig)
     per_call = updating.updates_per_call(algorithm, spec.observation.size)
     error_buffer = max(2.0 * algorithm.batch_size * per_call, train.samples_per_insert * train.message_steps)
-    return replay.of(spec, algorithm), rate_limiter.RateLimiter(
-        train.samples_per_insert, train.learning_starts, error_buffer
-    )
+    limiter = rate_limiter.RateLimiter(train.samples_per_insert, train.learning_starts, error_buffer)
+    return None if train.ingest_workers else replay.of(spec, algorithm), limiter
 
 
 def _updater(
     settings: config.AlgorithmConfig,
     spec: specs.EnvSpec,
     algorithm: algorithms.Algorithm,
-    buffer: replay.Replay | rollouts.Rollouts,
+    buffer: replay.Replay | rollouts.Rollouts | sampling.ShardedReplay,
     limiter: rate_limiter.RateLimiter,
     rng: np.random.Generator,
     policies: publisher.Publisher,
@@ -206,7 +277,7 @@ def _updater(
         assert isinstance(buffer, rollouts.Rollouts)
         return updating.PhaseUpdater(settings, algorithm, buffer, limiter, rng, lambda: policies.newest_order)
     assert isinstance(settings, config.OffPolicyConfig)
-    assert isinstance(buffer, replay.Replay)
+    assert not isinstance(buffer, rollouts.Rollouts)
     per_call = updating.updates_per_call(settings, spec.observation.size)
     return updating.ReplayUpdater(settings, per_call, algorithm, buffer, limiter, rng)
 
@@ -227,7 +298,7 @@ def _open_ledger(
         RunError: It cannot be opened.
     """
     path, keep, spec = directory.path / run_directory.LEDGER, settings.keep_experience, actors.the_spec
-    about = {"env_id": actors.env_id, "spec": json.dumps(dataclasses.asdict(spec))}
+    about = _about(actors)
     if is_new and not path.exists():
         opened = ledger.Ledger.open(path, keep=keep, about=about)
     else:
@@ -242,3 +313,8 @@ def _open_ledger(
         )
     steps.limiter.inserted, counted.episodes = opened.totals()
     return opened
+
+
+def _about(actors: roster.Roster) -> dict[str, str]:
+    """Returns what a ledger says of itself: it can be read without its run."""
+    return {"env_id": actors.env_id, "spec": json.dumps(dataclasses.asdict(actors.the_spec))}

@@ -8,7 +8,7 @@ import time
 from broker.contract import messages
 from broker.program import stopwatch
 from learner.audit import auditor, drift
-from learner.experience import ingest, ledger, rate_limiter
+from learner.experience import intake, ledger, rate_limiter
 from learner.fleet import receipts, roster, session
 from learner.policies import publisher
 from learner.run.loop import policy_scores
@@ -44,7 +44,7 @@ class Receiver:
         self,
         fleet: session.Session,
         actors: roster.Roster,
-        ingesting: ingest.Ingest,
+        ingesting: intake.Intake,
         owed: receipts.Receipts,
         limiter: rate_limiter.RateLimiter,
         counted: progress.Progress,
