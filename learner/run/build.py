@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import logging
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from broker.contract import errors, messages, specs
-from broker.program import stopwatch
+from broker.contract import messages, specs
 from learner import algorithms, config
 from learner.algorithms import registry
 from learner.audit import auditor, drift, holding
-from learner.experience import age, dead_letters, ingest, intake, ledger, rate_limiter, replay, rollouts, validate
+from learner.experience import rate_limiter, replay, rollouts
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
 from learner.policies import publisher
+from learner.run import taking_in
 from learner.run.loop import (
     assigning,
     checkpoints,
@@ -36,7 +34,7 @@ from learner.run.loop import (
     waiting,
 )
 from learner.run.reports import breakdown, console, energy, metrics, notices, progress
-from learner.run.workers import beginning, sampling, shards
+from learner.run.workers import sampling, shards
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +78,9 @@ def build(
     steps = pace.Pace(train, algorithm_settings, limiter, started_s)
     saving = checkpoints.Checkpoints(directory, kept, spec, actors.env_id, fleet.epoch, rng, steps, counted)
     version = saving.restore(saved) if saved else 0
-    taken = _taken_in(settings, directory, fleet, actors, buffer, saving, steps, counted, kept, is_new=saved is None)
+    taken = taking_in.begin(
+        settings, directory, fleet, actors, buffer, saving, steps, counted, kept, is_new=saved is None
+    )
     ingesting, earlier_steps = taken.ingest, taken.earlier_steps
     fleet.announce(spec.fingerprint, version)
     assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
@@ -160,95 +160,6 @@ def build(
     return training_loop.TrainingLoop(settings, parts, started_s, stop)
 
 
-class _Taken(NamedTuple):
-    """What takes in experience, in this process or in workers, and where it is kept.
-
-    Attributes:
-        ingest: Takes it in; `counts` counts it.
-        memory: Keeps it.
-        held: Actors that are held back.
-        earlier_steps: Steps that each actor may hold of the run's sessions before.
-        times: Stopwatches.
-    """
-
-    ingest: intake.Intake
-    counts: intake.Counts
-    memory: replay.Replay | rollouts.Rollouts | sampling.ShardedReplay
-    held: dict[str, holding.Hold]
-    earlier_steps: float
-    times: list[stopwatch.Stopwatch]
-
-
-def _taken_in(
-    settings: config.Settings,
-    directory: run_directory.RunDirectory,
-    fleet: session.Session,
-    actors: roster.Roster,
-    buffer: replay.Replay | rollouts.Rollouts | None,
-    saving: checkpoints.Checkpoints,
-    steps: pace.Pace,
-    counted: progress.Progress,
-    kept: records.Records,
-    *,
-    is_new: bool,
-) -> _Taken:
-    """Opens the run's ledger, and has what it holds in replay; or begins the workers, each of which has one.
-
-    Without a `buffer` there are workers.
-
-    Raises:
-        SpecError: The run was made for another environment.
-        RunError: A ledger cannot be used.
-        RuntimeMissing: There is no cluster for workers.
-    """
-    train, spec = settings.train, actors.the_spec
-    if buffer is None:
-        steps.limiter.inserted = counted.episodes = 0  # the ledgers tell
-
-        def count_missed(missed: int, episodes: int) -> None:
-            steps.limiter.insert(missed)
-            counted.episodes += episodes
-
-        saving.epochs, left = beginning.prepare(
-            directory, train, _about(actors), saving.epochs, is_new=is_new
-        )  # before any assignment
-        held = _held(directory, left)
-        earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
-        actors.set_earlier_steps(earlier_steps)
-        made = beginning.begin(settings, directory, fleet, actors, saving.epochs, earlier_steps, {*held}, count_missed)
-        found = sampling.ShardedReplay(made, settings.algorithm.capacity)
-        return _Taken(made, made, found, held, earlier_steps, [made.times])
-    committed = _open_ledger(directory, train, actors, steps, counted, is_new=is_new)
-    saving.epochs = committed.begin_session(saving.epochs)  # before any assignment: all that is recorded finds it there
-    validator = validate.Validator(
-        fleet.macs,
-        spec,
-        saving.epochs,
-        committed.marks(),
-        dead_letters.DeadLetters(directory.path / dead_letters.NAME, kept=kept),
-        buffer.fits,
-        train.max_policy_lag,
-        may_send=actors.may_send,
-        on_outcome=fleet.note_outcome,
-        head=settings.algorithm.head(spec.action),
-    )
-    earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
-    actors.set_earlier_steps(earlier_steps)
-    ingesting = ingest.Ingest(validator, committed, buffer, age.Ages(train.max_experience_age_s))
-    ingesting.rebuild_replay()
-    committed.on_commit = fleet.wake
-    held = _held(directory, committed.actors_held())
-    ingesting.keep_holding(held)
-    return _Taken(ingesting, validator, buffer, held, earlier_steps, [ingesting.times, committed.times])
-
-
-def _held(directory: run_directory.RunDirectory, by_ledger: set[str]) -> dict[str, holding.Hold]:
-    held = holding.read(directory.path)
-    for actor_id in by_ledger - held.keys():  # the session before was killed in between
-        held[actor_id] = holding.Hold("a session before found it wrong, and could not write down why", 0, 0, 0, 0, 0.0)
-    return held
-
-
 def _memory(
     settings: config.Settings, spec: specs.EnvSpec
 ) -> tuple[replay.Replay | rollouts.Rollouts | None, rate_limiter.RateLimiter]:
@@ -280,41 +191,3 @@ def _updater(
     assert not isinstance(buffer, rollouts.Rollouts)
     per_call = updating.updates_per_call(settings, spec.observation.size)
     return updating.ReplayUpdater(settings, per_call, algorithm, buffer, limiter, rng)
-
-
-def _open_ledger(
-    directory: run_directory.RunDirectory,
-    settings: config.TrainConfig,
-    actors: roster.Roster,
-    steps: pace.Pace,
-    counted: progress.Progress,
-    *,
-    is_new: bool,
-) -> ledger.Ledger:
-    """Opens the run's ledger, which knows what reached replay after the checkpoint, too, or before there was one.
-
-    Raises:
-        SpecError: The run was made for another environment.
-        RunError: It cannot be opened.
-    """
-    path, keep, spec = directory.path / run_directory.LEDGER, settings.keep_experience, actors.the_spec
-    about = _about(actors)
-    if is_new and not path.exists():
-        opened = ledger.Ledger.open(path, keep=keep, about=about)
-    else:
-        opened = ledger.resume(path, keep=keep, before=(steps.env_steps, counted.episodes), about=about)
-    found = ledger.about(path)
-    if json.loads(found["spec"]) != json.loads(about["spec"]):
-        opened.close()
-        raise errors.SpecError(
-            "the run was made for another environment",
-            where=f"run: {found['env_id']}; actors: {actors.env_id}, {spec.describe()}",
-            todo="start the actors with the run's environment, or start a new run",
-        )
-    steps.limiter.inserted, counted.episodes = opened.totals()
-    return opened
-
-
-def _about(actors: roster.Roster) -> dict[str, str]:
-    """Returns what a ledger says of itself: it can be read without its run."""
-    return {"env_id": actors.env_id, "spec": json.dumps(dataclasses.asdict(actors.the_spec))}

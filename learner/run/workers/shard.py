@@ -69,6 +69,7 @@ class Shard:
         self._news = threading.Condition(self._lock)
         self._ending = threading.Event()
         self._failure: errors.ActorqError | None = None
+        self._has_begun = False
         self._told = plan.Told()
         self._asked_at = self._receipts_at = 0.0
         self._assigned: dict[tuple[str, int, int], int] = {}  # epochs of what is not committed yet, by message
@@ -125,7 +126,7 @@ class Shard:
         self._ingest.keep_holding(task.held | self._ledger.actors_held())
         self._ledger.on_commit = self._listening.wake
         self._listening.start()
-        self._asked_at = time.monotonic()
+        self._asked_at, self._has_begun = time.monotonic(), True
         threading.Thread(target=self._serve, name="serve", daemon=True).start()
         reached = {key: mark.steps for key, mark in marks.items()}
         return plan.Begun(steps, episodes, reached, len(self._replay), os.getpid())
@@ -137,24 +138,25 @@ class Shard:
             self._told, self._asked_at = told, time.monotonic()
             self._news.wait_for(lambda: self._received or self._inserted or self._failure, wait_s)
             self._check()
-            report = plan.Report(
-                received=self._received,
-                inserted=self._inserted,
-                samples=self._samples,
-                transitions=len(self._replay),
-                pending_steps=self._ingest.pending_steps,
-                steps_held=self._ingest.steps_held,
-                steps_too_old=self._ingest.ages.steps_too_old,
-                counts=self._counts(),
-                seconds={
-                    name: (spent.runs, spent.seconds)
-                    for name, spent in stopwatch.added(
-                        [self._ingest.times.totals(), self._ledger.times.totals()]
-                    ).items()
-                },
-            )
-            self._received, self._inserted, self._samples = [], [], []
-            return report
+            return self._news_so_far()
+
+    def _news_so_far(self) -> plan.Report:
+        report = plan.Report(
+            received=self._received,
+            inserted=self._inserted,
+            samples=self._samples,
+            transitions=len(self._replay),
+            pending_steps=self._ingest.pending_steps,
+            steps_held=self._ingest.steps_held,
+            steps_too_old=self._ingest.ages.steps_too_old,
+            counts=self._counts(),
+            seconds={
+                name: (spent.runs, spent.seconds)
+                for name, spent in stopwatch.added([self._ingest.times.totals(), self._ledger.times.totals()]).items()
+            },
+        )
+        self._received, self._inserted, self._samples = [], [], []
+        return report
 
     @_told
     def flush(self) -> None:
@@ -211,11 +213,13 @@ class Shard:
             self._commit(wait=True)
             return self._ingest.discard(actor_id)
 
-    def close(self) -> None:
-        """Commits what was received, disconnects and closes the ledger; returns when that is done."""
+    def close(self) -> plan.Report | None:
+        """Commits what was received, disconnects and closes the ledger; returns what came since the last report."""
         self._ending.set()
         with self._news:
-            self._news.wait_for(lambda: self._failure is not None, LOCK_S)
+            if self._has_begun:
+                self._news.wait_for(lambda: self._failure is not None, LOCK_S)
+            return self._news_so_far() if isinstance(self._failure, plan.Alone) else None
 
     # -- the worker's thread ----------------------------------------------------------------------------------------
 

@@ -6,12 +6,15 @@ again in its place: it goes on from that ledger, whose sums also tell what the d
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from broker.contract import errors, messages, topics
 from broker.program import stopwatch
@@ -23,6 +26,8 @@ BEGIN_S = 90.0
 """Seconds in which a worker must have begun: Ray starts its process, and it rebuilds its replay."""
 ANSWER_S = 30.0
 """Seconds in which it must answer; one that stands still for longer is ended, and started again."""
+GAP_S = 0.02
+"""Least seconds between two reports of a worker: each call of Ray takes either side most of a millisecond."""
 _REPORT_S = 0.05
 _DEATHS, _DEATHS_S = 5, 60.0
 """So many deaths of one worker within so long are no accident."""
@@ -139,8 +144,8 @@ class Shards:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until the loop has to look; reports wake it."""
-        return _REPORT_S
+        """Seconds until the loop has to ask for reports."""
+        return GAP_S
 
     @property
     def steps_held(self) -> int:
@@ -161,11 +166,13 @@ class Shards:
             ActorqError: A worker cannot go on: its ledger, say.
         """
         if wait:
-            for one in self.places:
-                if one.is_live:
-                    self._ask(one, "flush")
-                    self._take(one, self._ask(one, "report", self._tell(), 0.0))
-        self._advance()
+            with contextlib.suppress(errors.FleetBusy):  # a checkpoint is saved all the same: the ledgers have the rest
+                for one in self.places:
+                    if one.is_live:
+                        self._ask(one, "flush")
+                        self._take(one, self._ask(one, "report", self._tell(), 0.0))
+        else:
+            self._advance()
         new, self._new = self._new, []
         return new
 
@@ -202,8 +209,13 @@ class Shards:
 
     def close(self) -> None:
         """Ends the workers, each of which commits what it has received; and the cluster, if it was started here."""
-        closing = [one.worker.ask("close") for one in self.places if one.worker is not None and one.is_live]
-        futures.wait(closing, ANSWER_S)
+        closing = [(one, one.worker.ask("close")) for one in self.places if one.worker is not None and one.is_live]
+        futures.wait([answer for _, answer in closing], ANSWER_S)
+        for one, answer in closing:
+            if answer.done() and answer.exception() is None:
+                self._take(one, answer.result())
+        for late in self._new:
+            self._on_missed(len(late.reward), _ended(late))
         for one in self.places:
             if one.worker is not None:
                 one.worker.kill()
@@ -284,7 +296,11 @@ class Shards:
 
     def _advance(self) -> None:
         for one in self.places:
-            if one.answer is None or one.worker is None:
+            if one.worker is None:
+                continue
+            if one.answer is None:
+                if one.is_live and time.monotonic() - one.asked_at >= GAP_S:
+                    self._wait_for(one, one.worker.ask("report", self._tell(), _REPORT_S))
                 continue
             if not one.answer.done():
                 self._note_silence(one)
@@ -309,7 +325,6 @@ class Shards:
                 self._note_begun(one, answer)
             else:
                 self._take(one, answer)
-            self._wait_for(one, one.worker.ask("report", self._tell(), _REPORT_S))
 
     def _tell(self) -> plan.Told:
         return plan.Told(self.version(), self.receipt_s())
@@ -350,7 +365,7 @@ class Shards:
             self.on_sample(actor_id, experience)
         for _, experience in report.inserted:
             one.steps += len(experience.reward)
-            one.episodes += int((experience.terminated | experience.truncated).sum())
+            one.episodes += _ended(experience)
             self._new.append(experience)
         self.ages.note_inserted(report.inserted)
         one.transitions, one.pending_steps = report.transitions, report.pending_steps
@@ -415,6 +430,10 @@ class Shards:
         raise errors.RunError(
             f"ingest worker {one.shard} does not come back", todo="see what it wrote above; go on with --resume"
         )
+
+
+def _ended(experience: messages.Experience) -> int:
+    return int(np.count_nonzero(experience.terminated | experience.truncated))
 
 
 def _first_line(text: str) -> str:

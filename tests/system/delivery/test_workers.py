@@ -67,7 +67,7 @@ def listening(pid: int) -> set[str]:
 def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    fleet, run, said = start_fleet("mosquitto"), run_root / "run", Stderr(capfd)
+    fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
     kept = books.Books(run_root / "books", run)
     for actor in ACTORS:
         fleet.start_actor(actor, kept.environment(actor))

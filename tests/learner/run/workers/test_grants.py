@@ -1,4 +1,4 @@
-"""A worker knows by the learner's assignments what each boot may send, and goes on from what the learner has counted."""
+"""A worker knows by assignments what each boot may send, and goes on from what the learner has counted."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -68,6 +69,12 @@ def begun(steps: int, episodes: int = 0, **marks: int) -> plan.Begun:
     return plan.Begun(steps, episodes, {(name, 1): mark for name, mark in marks.items()}, steps, 99)
 
 
+@pytest.fixture(autouse=True)
+def no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports may follow each other at once."""
+    monkeypatch.setattr(shards, "GAP_S", 0.0)
+
+
 def alive(start: plan.Begun, *reports: Any) -> Callable[[], dict[str, Any]]:
     left = list(reports)
     return lambda: {
@@ -86,6 +93,7 @@ def report(*inserted: messages.Experience, mark: int = 0) -> plan.Report:
 def commit_often(made: shards.Shards) -> None:
     for _ in range(100):
         made.commit(wait=False)
+        time.sleep(0.001)
 
 
 def test_a_worker_that_dies_is_started_again_and_its_ledger_tells_what_it_did_not() -> None:
@@ -96,9 +104,9 @@ def test_a_worker_that_dies_is_started_again_and_its_ledger_tells_what_it_did_no
     )
     made = told.shards(place)
     made.begin()
+    made.commit(wait=False)
     assert [one.seq for one in made.commit(wait=False)] == [1]
-    for _ in range(5):
-        made.commit(wait=False)
+    commit_often(made)
     assert made.restarts == 1 and place.started[0].killed
     assert told.missed == [(5, 1)], "8 steps and 2 episodes are in the ledger, 3 and 1 were reported"
     assert [one.steps for one in told.received] == [3, 5]
