@@ -92,12 +92,20 @@ class Shard:
             IdentityError: The fleet's keys are not on this machine.
             BrokerUnreachable: No broker answered.
         """
-        train, spec = task.train, task.spec
+        train = task.train
         path = run_directory.ledgers(Path(task.run), train.ingest_workers)[task.shard]
         if not path.exists():
             raise lost(path, task.shard)
         fleet = identity.Fleet.open(train.fleet, Path(task.keys), create=False)
         self._task, self._held_open = task, locked(path)
+        try:
+            return self._begin(path, fleet)
+        except errors.ActorqError:
+            self._held_open.close()
+            raise
+
+    def _begin(self, path: Path, fleet: identity.Fleet) -> plan.Begun:
+        task, train, spec = self._task, self._task.train, self._task.spec
         self._ledger = ledger.Ledger.open(path, keep=train.keep_experience)
         steps, episodes = self._ledger.totals()
         epochs = self._ledger.begin_session(task.epochs)
