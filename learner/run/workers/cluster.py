@@ -118,6 +118,7 @@ class RayCluster:
             options["address"] = where
         else:
             # Read when Ray is imported. Its processes inherit them, as they do where our own modules are
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else 127.0.0.1 is made this machine's own address
             os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
             root = str(Path(__file__).parents[3])
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))

@@ -437,6 +437,7 @@ def _ended(experience: messages.Experience) -> int:
 
 
 def _first_line(text: str) -> str:
+    text = text.partition(" Some common causes include")[0]  # Ray's, of any death
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     return lines[-1] if lines else "nothing is known of it"
 
