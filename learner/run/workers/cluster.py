@@ -14,7 +14,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,11 +88,20 @@ def check(where: str) -> None:
 
 
 class Process(shard.Shard):
-    """A shard in a process of its own: what it logs goes to stderr, which Ray passes on to the learner's."""
+    """A shard in a process of its own: what it logs, its reports tell. Ray would print it, and more, to our stdout."""
 
     def release_name(self) -> str:
-        logs.configure()
+        logs.configure(_Telling(self.say))
         return super().release_name()
+
+
+class _Telling(logging.Handler):
+    def __init__(self, say: Callable[[int, str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.levelno, self.format(record))
 
 
 class RayCluster:
@@ -110,7 +119,7 @@ class RayCluster:
             RuntimeMissing: It cannot be started, is not there, or does not let us in.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it tells its makers otherwise
-        options: dict[str, Any] = {"log_to_driver": True, "configure_logging": False, "namespace": "actorq"}
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "actorq"}
         if where:
             parsed = address.Address.parse(where)
             where = where if ":" in where else f"{where}:{_PORT}"

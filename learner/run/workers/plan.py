@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -101,6 +101,7 @@ class Report(NamedTuple):
         steps_too_old: As `age.Ages` counts them, over the worker's life.
         counts: As `Validator.summary` has them, over the worker's life.
         seconds: Runs and seconds of each stage, over the worker's life.
+        said: What it logged, with levels.
     """
 
     received: list[Received]
@@ -112,6 +113,7 @@ class Report(NamedTuple):
     steps_too_old: int
     counts: dict[str, Any]
     seconds: dict[str, tuple[int, float]]
+    said: Sequence[tuple[int, str]] = ()
 
 
 class Alone(errors.RunError):

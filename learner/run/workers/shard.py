@@ -44,6 +44,8 @@ ALONE_S = 60.0
 SAMPLE_S = 1.0
 """Least seconds between two messages of an actor that the learner gets as a whole."""
 _WAIT_S = 0.02
+LINES = 100
+"""Lines of its log that one report of a worker tells."""
 AHEAD = 64
 """Policies by which an actor may be ahead of what a worker has heard of: it acts on one before the learner says so."""
 
@@ -77,11 +79,17 @@ class Shard:
         self._accepted: deque[tuple[str, messages.Experience]] = deque()  # not yet in replay, in order
         self._inserted: list[tuple[str, messages.Experience]] = []
         self._samples: list[tuple[str, messages.Experience]] = []
+        self._said: list[tuple[int, str]] = []
         self._sampled_at: dict[str, float] = {}
 
     def release_name(self) -> str:
         """Returns the release that this process runs; before anything else is passed."""
         return plan.release()
+
+    def say(self, level: int, text: str) -> None:
+        """Has the next report tell what was logged; the first of very many."""
+        if len(self._said) < LINES:
+            self._said.append((level, text))
 
     @_told
     def begin(self, task: plan.Plan) -> plan.Begun:
@@ -158,12 +166,13 @@ class Shard:
             steps_held=self._ingest.steps_held,
             steps_too_old=self._ingest.ages.steps_too_old,
             counts=self._counts(),
+            said=self._said,
             seconds={
                 name: (spent.runs, spent.seconds)
                 for name, spent in stopwatch.added([self._ingest.times.totals(), self._ledger.times.totals()]).items()
             },
         )
-        self._received, self._inserted, self._samples = [], [], []
+        self._received, self._inserted, self._samples, self._said = [], [], [], []
         return report
 
     @_told

@@ -358,6 +358,8 @@ class Shards:
     def _take(self, one: _Place, report: plan.Report | None) -> None:
         if report is None:
             return
+        for level, text in report.said:
+            _log.log(level, "ingest worker %d: %s", one.shard, text)
         for came in report.received:
             self._marks[came.actor_id, came.boot] = came.mark
             self._on_received(came)
