@@ -20,8 +20,10 @@ from tests.benchmarks import _load
 
 TURNS = int(os.environ.get("WORKERS_TURNS", "3"))
 PHASE_S = float(os.environ.get("WORKERS_PHASE_S", "15"))
-LEARNER = ("--learning-starts", "400", "--samples-per-insert", "100000", "--hidden", "256,256", "--batch-size", "64")
-LEARNER += ("--max-env-steps", "100000000", "--solved-return", "inf")
+LEARNER = [
+    *("--learning-starts", "400", "--samples-per-insert", "100000", "--hidden", "256,256", "--batch-size", "64"),
+    *("--max-env-steps", "100000000", "--solved-return", "inf"),
+]
 
 
 def run() -> Iterator[dict[str, Any]]:
@@ -57,4 +59,4 @@ def _updates_per_s(workers: int) -> float:
         lines = (site.directory / "run" / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         rates = [row["updates_per_s"] for row in rows if row["updates"] > 400]
-        return statistics.median(itertools.islice(reversed(rates), int(PHASE_S) - 2))
+        return float(statistics.median(itertools.islice(reversed(rates), int(PHASE_S) - 2)))
