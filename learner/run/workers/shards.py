@@ -211,9 +211,11 @@ class Shards:
         """Ends the workers, each of which commits what it has received; and the cluster, if it was started here."""
         closing = [(one, one.worker.ask("close")) for one in self.places if one.worker is not None and one.is_live]
         futures.wait([answer for _, answer in closing], ANSWER_S)
-        for one, answer in closing:
-            if answer.done() and answer.exception() is None:
-                self._take(one, answer.result())
+        for one, last in closing:
+            for answer in (one.answer, last):  # a report may be on its way
+                told = answer.result() if answer is not None and answer.done() and not answer.exception() else None
+                if isinstance(told, plan.Report):
+                    self._take(one, told)
         for late in self._new:
             self._on_missed(len(late.reward), _ended(late))
         for one in self.places:
