@@ -70,6 +70,11 @@ class Ingest:
         self._inserted: collections.deque[tuple[int, int]] = collections.deque()  # ledger id, and its end in replay
 
     @property
+    def processes(self) -> int:
+        """Returns how many processes take in: this one."""
+        return 1
+
+    @property
     def pending(self) -> bool:
         """Returns whether something was received and is not yet in replay."""
         return bool(self._waiting or self._under_way)

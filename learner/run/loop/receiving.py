@@ -9,7 +9,7 @@ from collections.abc import Callable
 from broker.contract import messages
 from broker.program import stopwatch
 from learner.audit import auditor, drift
-from learner.experience import ingest, ledger, opening, rate_limiter, validate
+from learner.experience import intake, ledger, opening, rate_limiter, validate
 from learner.fleet import budget, receipts, roster, session
 from learner.policies import canary, publisher
 from learner.run.loop import policy_scores
@@ -47,7 +47,7 @@ class Receiver:
         self,
         fleet: session.Session,
         actors: roster.Roster,
-        ingesting: ingest.Ingest,
+        ingesting: intake.Intake,
         owed: receipts.Receipts,
         limiter: rate_limiter.RateLimiter,
         counted: progress.Progress,
@@ -131,7 +131,8 @@ class Receiver:
             return
         receive = self._session.times.totals()["receive"]
         own = self.ingest.times.totals()
-        busy_s = receive.seconds + own["decode"].seconds + own["replay_insert"].seconds + self._receipts.spent_s
+        each_s = (own["decode"].seconds + own["replay_insert"].seconds) / self.ingest.processes
+        busy_s = receive.seconds + each_s + self._receipts.spent_s
         before, self._measured = self._measured, (own["decode"].runs, receive.runs, busy_s)
         self._measured_at = now_s
         self._roster.budget.steer(

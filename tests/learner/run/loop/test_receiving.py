@@ -107,6 +107,7 @@ def test_a_slow_ingest_makes_the_fleet_say_less_and_a_quick_one_more_and_nothing
     monkeypatch.setattr(budget, "QUICK_S", 60.0)
     monkeypatch.setattr(budget, "SLOW_S", 60.0)
     with taking_in(mosquitto.port, tmp_path / "run") as (loop, simulated):
+        assert isinstance(loop.parts.validator, validate.Validator)
         slow = SlowValidator(loop.parts.validator, monkeypatch)
         allowed, here = loop.parts.roster.budget, loop.parts.session
         conftest.wait_until(lambda: allowed.messages_per_s == wanted, "it says more, where there is room", 40.0)
