@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -81,90 +82,96 @@ def build(
     saving = checkpoints.Checkpoints(directory, kept, spec, actors.env_id, fleet.epoch, rng, steps, counted)
     version = saving.restore(saved) if saved else 0
     taken = taking_in.begin(
-        settings, directory, fleet, actors, buffer, saving, steps, counted, kept, is_new=saved is None
+        settings, directory, fleet, actors, buffer, saving, steps, counted, kept, is_new=saved is None, stop=stop
     )
-    ingesting, earlier_steps = taken.ingest, taken.earlier_steps
-    fleet.announce(spec.fingerprint, version)
-    assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
-    assigner.assign()
-    _log.info("compiling the networks; the actors gather their first steps meanwhile")
-    algorithm = adopted or registry.make(settings, spec)
-    if saved:
-        algorithm.restore(saved.parts["algorithm"])
-    policies = publisher.Publisher(
-        fleet,
-        fleet.topics,
-        spec,
-        algorithm.head,
-        fleet.epoch,
-        version,
-        settings.gate,
-        directory,
-        kept,
-        send_deltas=train.delta and not train.canary,  # between channels nothing has a base
-        precision=train.precision,
-        weight_bits=train.weight_bits,
-        expire_after_s=train.policy_expire_s,
-    )
-    models = model_store.ModelStore(directory.stored_policy)
-    checks = auditor.Auditor(spec, algorithm.head, train.precision, actors.actors, train.audit_share, models)
-    drifting = drift.Drift(spec, directory.path, kept, models, is_ours=directory.is_ours)
-    policies.on_published = models.note
-    policies.prepare(algorithm.policy_layers())
-    written = metrics.Metrics.open(directory.path, display, started_s, kept)
-    good = algorithm.state()
-    scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
-    trials = canary.Canary(train.canary, policies, actors) if train.canary else None
-    record = trial_record.TrialRecord(directory, kept) if trials else None
-    sending = publishing.Publishing(
-        *(settings, algorithm, taken.memory, rng, policies, fleet, actors, scores), trials, record
-    )
-    if record and (proven := record.incumbent(spec)) is not None:  # it goes out again, and trials begin anew
-        manifest, model = proven
-        policies.publish_file(model, specs.check_head(manifest.head, spec.action), manifest.precision).result()
-        sending.announce()
-    gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
-    counted.restart_rates(algorithm.updates, steps.env_steps)
-    owed = receipts.Receipts(fleet, actors, ingesting.receipts)
-    receiver = receiving.Receiver(
-        *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting),
-        *(taken.opener, trials),
-    )
-    commit = functools.partial(receiver.commit, wait=True)
-    if isinstance(ingesting, shards.Shards):
-        ingesting.on_sample, ingesting.version = checks.consider, lambda: policies.version
-    updater = _updater(algorithm_settings, spec, algorithm, taken.memory, limiter, rng, policies)
-    measured = [fleet.times, receiver.times, *taken.times, updater.times, policies.timings.times]
-    parts = training_loop.Parts(
-        session=fleet,
-        roster=actors,
-        validator=taken.counts,
-        ingest=ingesting,
-        algorithm=algorithm,
-        publisher=policies,
-        publishing=sending,
-        receiver=receiver,
-        pace=steps,
-        first_steps=gathering,
-        assigner=assigner,
-        updater=updater,
-        recovery=recovery.Recovery(algorithm, good, ingesting),
-        auditor=checks,
-        drift=drifting,
-        holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, taken.held, kept),
-        scores=scores,
-        checkpoints=saving,
-        records=kept,
-        progress=counted,
-        metrics=written,
-        actor_hours=actor_hours.ActorHours(directory.path, kept),
-        breakdown=breakdown.Breakdown(measured, actors.work, counted),
-        notices=failures,
-        orders=standing.StandingOrders.of(fleet),
-        tracker=tracker,
-        waiting=waiting.Waiting(train, actors, taken.counts, steps, gathering, scores, failures),
-    )
-    return training_loop.TrainingLoop(settings, parts, started_s, stop)
+    with contextlib.ExitStack() as failing:
+        if isinstance(taken.ingest, shards.Shards):
+            failing.callback(
+                taken.ingest.close
+            )  # else workers would stay until this process ends
+        ingesting, earlier_steps = taken.ingest, taken.earlier_steps
+        fleet.announce(spec.fingerprint, version)
+        assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
+        assigner.assign()
+        _log.info("compiling the networks; the actors gather their first steps meanwhile")
+        algorithm = adopted or registry.make(settings, spec)
+        if saved:
+            algorithm.restore(saved.parts["algorithm"])
+        policies = publisher.Publisher(
+            fleet,
+            fleet.topics,
+            spec,
+            algorithm.head,
+            fleet.epoch,
+            version,
+            settings.gate,
+            directory,
+            kept,
+            send_deltas=train.delta and not train.canary,  # between channels nothing has a base
+            precision=train.precision,
+            weight_bits=train.weight_bits,
+            expire_after_s=train.policy_expire_s,
+        )
+        models = model_store.ModelStore(directory.stored_policy)
+        checks = auditor.Auditor(spec, algorithm.head, train.precision, actors.actors, train.audit_share, models)
+        drifting = drift.Drift(spec, directory.path, kept, models, is_ours=directory.is_ours)
+        policies.on_published = models.note
+        policies.prepare(algorithm.policy_layers())
+        written = metrics.Metrics.open(directory.path, display, started_s, kept)
+        good = algorithm.state()
+        scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
+        trials = canary.Canary(train.canary, policies, actors) if train.canary else None
+        record = trial_record.TrialRecord(directory, kept) if trials else None
+        sending = publishing.Publishing(
+            *(settings, algorithm, taken.memory, rng, policies, fleet, actors, scores), trials, record
+        )
+        if record and (proven := record.incumbent(spec)) is not None:  # it goes out again, and trials begin anew
+            manifest, model = proven
+            policies.publish_file(model, specs.check_head(manifest.head, spec.action), manifest.precision).result()
+            sending.announce()
+        gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
+        counted.restart_rates(algorithm.updates, steps.env_steps)
+        owed = receipts.Receipts(fleet, actors, ingesting.receipts)
+        receiver = receiving.Receiver(
+            *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting),
+            *(taken.opener, trials),
+        )
+        commit = functools.partial(receiver.commit, wait=True)
+        if isinstance(ingesting, shards.Shards):
+            ingesting.on_sample, ingesting.version = checks.consider, lambda: policies.version
+        updater = _updater(algorithm_settings, spec, algorithm, taken.memory, limiter, rng, policies)
+        measured = [fleet.times, receiver.times, *taken.times, updater.times, policies.timings.times]
+        parts = training_loop.Parts(
+            session=fleet,
+            roster=actors,
+            validator=taken.counts,
+            ingest=ingesting,
+            algorithm=algorithm,
+            publisher=policies,
+            publishing=sending,
+            receiver=receiver,
+            pace=steps,
+            first_steps=gathering,
+            assigner=assigner,
+            updater=updater,
+            recovery=recovery.Recovery(algorithm, good, ingesting),
+            auditor=checks,
+            drift=drifting,
+            holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, taken.held, kept),
+            scores=scores,
+            checkpoints=saving,
+            records=kept,
+            progress=counted,
+            metrics=written,
+            actor_hours=actor_hours.ActorHours(directory.path, kept),
+            breakdown=breakdown.Breakdown(measured, actors.work, counted),
+            notices=failures,
+            orders=standing.StandingOrders.of(fleet),
+            tracker=tracker,
+            waiting=waiting.Waiting(train, actors, taken.counts, steps, gathering, scores, failures),
+        )
+        failing.pop_all()
+        return training_loop.TrainingLoop(settings, parts, started_s, stop)
 
 
 def adopt(

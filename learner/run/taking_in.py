@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from typing import NamedTuple
 
 from broker.contract import errors
@@ -51,6 +52,7 @@ def begin(
     kept: records.Records,
     *,
     is_new: bool,
+    stop: threading.Event | None = None,
 ) -> Taken:
     """Opens the run's ledger, and has what it holds in replay; or begins the workers, each of which has one.
 
@@ -60,6 +62,7 @@ def begin(
         SpecError: The run was made for another environment.
         RunError: A ledger cannot be used.
         RuntimeMissing: There is no cluster for workers.
+        Stopped: `stop` was set while workers began.
     """
     train, spec = settings.train, actors.the_spec
     if buffer is None:
@@ -74,7 +77,9 @@ def begin(
         held = _held(directory, left)
         earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
         actors.set_earlier_steps(earlier_steps)
-        made = beginning.begin(settings, directory, fleet, actors, saving.epochs, earlier_steps, {*held}, count_missed)
+        made = beginning.begin(
+            settings, directory, fleet, actors, saving.epochs, earlier_steps, {*held}, count_missed, stop
+        )
         found = sampling.ShardedReplay(made, settings.algorithm.capacity)
         return Taken(made, made, None, found, held, earlier_steps, [made.times])
     committed = _open_ledger(directory, train, actors, steps, counted, is_new=is_new)

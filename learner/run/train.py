@@ -133,6 +133,8 @@ def stand_by(
     settings: config.TrainConfig, path: Path | None, stop: threading.Event
 ) -> run_directory.RunDirectory | None:
     """Waits as `standby.wait` does, or as `wait_apart` where there is no path, with TensorFlow loaded meanwhile."""
+    if settings.ingest_workers:
+        cluster.check(settings.ray)
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:

@@ -131,8 +131,7 @@ class Receiver:
             return
         receive = self._session.times.totals()["receive"]
         own = self.ingest.times.totals()
-        each_s = (own["decode"].seconds + own["replay_insert"].seconds) / self.ingest.processes
-        busy_s = receive.seconds + each_s + self._receipts.spent_s
+        busy_s = receive.seconds + self.ingest.loop_s + self._receipts.spent_s
         before, self._measured = self._measured, (own["decode"].runs, receive.runs, busy_s)
         self._measured_at = now_s
         self._roster.budget.steer(

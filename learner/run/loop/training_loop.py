@@ -209,7 +209,7 @@ class TrainingLoop:
         parts = self.parts
         due = parts.updater.may_update and not parts.publishing.is_awaited
         parts.receiver.receive(0.0 if due else 0.02, starved=not due)
-        if due:
+        if due and parts.updater.may_update:  # an ingest worker may have died meanwhile, with all that replay had
             self._update()
         elif not parts.publishing.is_awaited and not self._prepare_first():
             return

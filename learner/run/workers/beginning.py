@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from broker.contract import errors, topics
 from learner import config
@@ -49,6 +51,8 @@ def prepare(
             if not path.exists() and not is_new:
                 raise shard.lost(path, number)
             opened.enter_context(shard.locked(path))
+            if not path.exists():
+                _make(path, own)
             one = ledger.Ledger.open(path, keep=train.keep_experience, about=own)
             opened.callback(one.close)
             _compare(ledger.about(path), own, str(path))
@@ -58,6 +62,15 @@ def prepare(
         for one in ledgers:  # each knows what any of them does, whatever was killed in between
             one.begin_session(epochs)
     return epochs, held
+
+
+def _make(path: Path, about: Mapping[str, str]) -> None:
+    """Makes a ledger that has its name only once it is whole, whenever this is killed."""
+    new = path.with_name(f"{path.name}.new")
+    for leftover in path.parent.glob(f"{new.name}*"):
+        leftover.unlink()
+    ledger.Ledger.open(new, about=about).close()
+    new.replace(path)
 
 
 def _compare(found: Mapping[str, str], own: Mapping[str, str], where: str) -> None:
@@ -84,6 +97,7 @@ def begin(
     earlier_steps: float,
     held: set[str],
     on_missed: Callable[[int, int], None],
+    stop: threading.Event | None = None,
 ) -> shards.Shards:
     """Starts the workers of a run whose ledgers are there; returns when all of them hear their actors.
 
@@ -96,9 +110,11 @@ def begin(
         earlier_steps: Steps that each actor may hold of sessions before this one.
         held: Actors that are held back.
         on_missed: Called with steps and episodes that the ledgers have and no worker has told.
+        stop: Ends the wait for them when set.
 
     Raises:
         ActorqError: A worker cannot begin, or there is no cluster.
+        Stopped: `stop` was set meanwhile.
     """
     train, algorithm, spec = settings.train, settings.algorithm, actors.the_spec
     assert isinstance(algorithm, config.OffPolicyConfig)
@@ -132,5 +148,9 @@ def begin(
     made = shards.Shards(place, train.ingest_workers, fleet.epoch, make_plan, count, on_missed, fleet.wake)
     made.held |= held
     made.receipt_s = lambda: actors.receipt_s
-    made.begin(fleet.beat)
+    try:
+        made.begin(fleet.beat, stop)
+    except BaseException:
+        made.close()
+        raise
     return made

@@ -7,9 +7,10 @@ named is used with the token of its users: whoever may speak to a Ray cluster ru
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -29,6 +30,7 @@ OBJECTS_BYTES = 256_000_000
 """Shared memory for batches on their way from a local worker."""
 CALLS_AT_ONCE = 4
 """Calls that a worker answers at the same time: a report that waits for news must not hold up a batch."""
+_LEAST = (2, 52)
 _PORT = 6379
 _CONNECT_S = 3.0
 
@@ -62,12 +64,19 @@ def check(where: str) -> None:
         where: Address of a Ray cluster; empty: one on this machine.
 
     Raises:
-        RuntimeMissing: Ray is not installed.
+        RuntimeMissing: Ray is not installed, or too old.
         ConfigError: The cluster would be used without a token.
     """
-    if importlib.util.find_spec("ray") is None:
+    try:
+        found = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
         raise errors.RuntimeMissing(
             "--ingest-workers needs Ray, which is not installed", todo=f"{EXTRA}, or leave --ingest-workers out"
+        ) from None
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _LEAST:
+        raise errors.RuntimeMissing(
+            f"--ingest-workers needs Ray {_LEAST[0]}.{_LEAST[1]} or newer, which asks for a token, and {found} is here",
+            todo=EXTRA,
         )
     if not where:
         return

@@ -80,8 +80,8 @@ class Listening:
         self._follow()
         self.brokers.start()
 
-    def drain(self, wait_s: float) -> Iterator[tuple[str, str, bytes]]:
-        """Yields actors, topics and payloads; waits up to `wait_s` for the first one."""
+    def drain(self, wait_s: float) -> Iterator[tuple[str, str, bytes, bool]]:
+        """Yields actors, topics, payloads and whether they were retained; waits up to `wait_s` for the first one."""
         self._enrolment.follow()
         for (topic, leaf), count in self._inbox.pop_left_out().items():
             self.refused["rate" if leaf == "experience" else f"{leaf}.rate"] += count
@@ -91,9 +91,9 @@ class Listening:
         self._follow()
         while (raw := self._inbox.get(wait_s)) is not None:
             wait_s = 0.0
-            topic, payload, _ = raw
+            topic, payload, retained = raw
             try:
-                yield self.topics.actor_id(topic), topic, payload
+                yield self.topics.actor_id(topic), topic, payload, retained
             except errors.MessageError as error:
                 self.refused[error.reason] += 1
 
@@ -160,8 +160,8 @@ class Listening:
         followed = self._enrolment.version, self._floods.unheard()
         if followed != self._followed:
             self._followed = followed
-            heard = [name for name in self.macs if self._is_ours(name) and name not in followed[1]]
-            self.brokers.follow(frozenset(topic for name in heard for topic in self._of(name)))
+            heard = sorted(name for name in self.macs if self._is_ours(name) and name not in followed[1])
+            self.brokers.follow([topic for name in heard for topic in self._of(name)])
 
     def _hear_learner(self, topic: str, payload: bytes, retained: bool) -> None:
         try:

@@ -125,11 +125,10 @@ class ShardedReplay:
         ]
 
     def _answer(self, part: _Part) -> tuple[NDArray[Any], ...] | None:
-        found = self._shards.answer_of(part.shard, part.asked) if part.asked is not None else None
-        if found is None:
+        if part.asked is None or (found := self._shards.answer_of(part.shard, part.asked)) is None:
             return None
         *fields, ids = found  # in the order of replay.Batch, whose last one are the ids
-        return (*fields, shards.number(part.shard, 0) | ids)
+        return (*fields, shards.number(part.shard, part.asked.life, 0) | ids)
 
 
 def _seed(rng: np.random.Generator) -> int:

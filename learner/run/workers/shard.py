@@ -276,13 +276,14 @@ class Shard:
                 self._take(*arrival)
             self._commit(wait=False)
 
-    def _take(self, actor_id: str, topic: str, payload: bytes) -> None:
+    def _take(self, actor_id: str, topic: str, payload: bytes, retained: bool) -> None:
         heard, leaf = self._listening, topic.rpartition("/")[2]
         try:
             if topic == heard.topics.actor_state(actor_id):
                 state = heard.state(actor_id, topic, payload)
                 self._grants.hear_state(actor_id, state)
-                self._ingest.ages.hear(actor_id, state.boot, state.vitals.created_s)
+                if not retained:  # else it may be yesterday's, and its way no way
+                    self._ingest.ages.hear(actor_id, state.boot, state.vitals.created_s)
             elif topic == heard.topics.assignment(actor_id):
                 self._grants.hear_assignment(actor_id, heard.assignment(topic, payload))
             else:

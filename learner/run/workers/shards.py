@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +20,14 @@ import numpy as np
 from broker.contract import errors, messages, topics
 from broker.program import stopwatch
 from learner.experience import age, ledger, validate
+from learner.fleet import gathering
 from learner.run.workers import cluster, plan
 
 _log = logging.getLogger(__name__)
 BEGIN_S = 90.0
-"""Seconds in which a worker must have begun: Ray starts its process, and it rebuilds its replay."""
+"""Seconds in which Ray must have started a worker's process."""
+REBUILD_S = 3600.0
+"""Seconds in which it must have rebuilt its replay: one that is large, from a slow disk, takes minutes."""
 ANSWER_S = 30.0
 """Seconds in which it must answer; one that stands still for longer is ended, and started again."""
 GAP_S = 0.02
@@ -31,14 +35,19 @@ GAP_S = 0.02
 _REPORT_S = 0.05
 _DEATHS, _DEATHS_S = 5, 60.0
 """So many deaths of one worker within so long are no accident."""
-_SHARD_BITS = 48
+_SLICE_S = 0.5
+"""Seconds after which a wait for an answer has the learner's heartbeat sent."""
+_LIFE_BITS, _SHARD_BITS = 48, 56
+"""Where the life of a place, and its shard, begin in the id of a transition."""
+_LIVES = 1 << (_SHARD_BITS - _LIFE_BITS)
 
 
 class Asked(NamedTuple):
-    """A question on its way to a worker."""
+    """A question on its way to a worker; `life` counts those that had its place before."""
 
     worker: cluster.Worker
     answer: futures.Future[Any]
+    life: int
 
 
 class _Place:
@@ -48,6 +57,7 @@ class _Place:
         self.shard = shard
         self.worker: cluster.Worker | None = None
         self.is_live = False
+        self.life = -1
         self.transitions = self.pending_steps = self.steps_held = self.steps = self.episodes = 0
         self.answer: futures.Future[Any] | None = None  # of the release, of `begin`, or a report
         self.asked_at = 0.0
@@ -78,6 +88,7 @@ class Shards:
         on_sample: Called with actor and message of some of those that were accepted, whole.
         version: Returns the newest policy version published.
         receipt_s: Returns how long receipts may wait for others.
+        meanwhile: Called again and again while an answer is waited for: the learner's heartbeat.
         times: The workers' stages, added up.
         restarts: Workers that were started again.
     """
@@ -101,6 +112,7 @@ class Shards:
         self.held: set[str] = set()
         self.version: Callable[[], int] = lambda: 0
         self.receipt_s: Callable[[], float] = lambda: 0.0
+        self.meanwhile: Callable[[], None] = lambda: None
         self.times = stopwatch.Stopwatch("decode", "ledger", "replay_insert")
         self.restarts = 0
         self._epoch = epoch
@@ -108,26 +120,31 @@ class Shards:
         self._marks: dict[tuple[str, int], int] = {}  # steps of each boot that the ledgers are known to have
 
     @property
-    def processes(self) -> int:
-        """Returns how many processes take in, each with a core of its own."""
-        return len(self.places)
+    def loop_s(self) -> float:
+        """Seconds of the loop that opening and inserting took: none, for workers do both."""
+        return 0.0
 
-    def begin(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def begin(self, meanwhile: Callable[[], None] = lambda: None, stop: threading.Event | None = None) -> None:
         """Starts all workers, and waits until each has its ledger, its replay and its broker.
 
         Args:
-            meanwhile: Called again and again until then.
+            meanwhile: Called again and again until then, and whenever an answer is waited for later.
+            stop: Ends the wait when set.
 
         Raises:
             ActorqError: One cannot begin; says why.
+            Stopped: `stop` was set meanwhile.
         """
+        self.meanwhile = meanwhile
         for one in self.places:
             self._start(one)
         while not all(one.is_live for one in self.places):
             self._advance()
             meanwhile()
+            if stop is not None and stop.is_set():
+                raise gathering.Stopped
             waiting = [one.answer for one in self.places if one.answer is not None and not one.is_live]
-            futures.wait(waiting, 1.0, futures.FIRST_COMPLETED)
+            futures.wait(waiting, _SLICE_S, futures.FIRST_COMPLETED)
         _log.info(
             "%d ingest workers have begun (%s), with %d transitions in replay",
             len(self.places),
@@ -180,6 +197,7 @@ class Shards:
         if wait:
             with contextlib.suppress(errors.FleetBusy):  # a checkpoint is saved all the same: the ledgers have the rest
                 for one in self.places:
+                    self._settle(one)
                     if one.is_live:
                         self._ask(one, "flush")
                         self._take(one, self._ask(one, "report", self._tell(), 0.0))
@@ -194,12 +212,16 @@ class Shards:
 
     def quarantine(self, transitions: Iterable[int]) -> list[ledger.Source]:
         """Keeps the messages that brought these transitions out of replay (see Ingest.quarantine)."""
-        by_shard: dict[int, list[int]] = {}
+        by_worker: dict[tuple[int, int], list[int]] = {}
         for one in transitions:
-            by_shard.setdefault(one >> _SHARD_BITS, []).append(one & ((1 << _SHARD_BITS) - 1))
-        return [
-            source for shard, ids in by_shard.items() for source in self._ask(self.places[shard], "quarantine", ids)
-        ]
+            own = one >> _SHARD_BITS, one >> _LIFE_BITS & (_LIVES - 1)
+            by_worker.setdefault(own, []).append(one & ((1 << _LIFE_BITS) - 1))
+        found: list[ledger.Source] = []
+        for (shard, life), ids in by_worker.items():
+            # The next worker of the place counts its transitions anew, and would take others for these
+            if self.places[shard].life % _LIVES == life and (asked := self.ask_later(shard, "quarantine", ids)):
+                found += self.answer_of(shard, asked) or []
+        return found
 
     def hold(self, actor_id: str, since: tuple[int, int] | None) -> int:
         """Holds an actor's experience back from now on (see Ingest.hold)."""
@@ -271,7 +293,7 @@ class Shards:
         worker = self.places[shard].worker
         if worker is None or not self.places[shard].is_live:
             return None
-        return Asked(worker, worker.ask(method, *arguments))
+        return Asked(worker, worker.ask(method, *arguments), self.places[shard].life)
 
     def answer_of(self, shard: int, asked: Asked) -> Any:
         """Returns what a worker answers; None if it died, or stands still, and is started again.
@@ -280,11 +302,14 @@ class Shards:
             ActorqError: It tells of an error.
         """
         try:
-            answer = asked.answer.result(ANSWER_S)
+            answer = self._result(asked.answer)
         except (cluster.Died, TimeoutError) as error:
             self._note_death(self.places[shard], f"{error}" or "it does not answer", asked.worker)
             return None
         if isinstance(answer, plan.Failed):
+            if answer.kind == plan.Alone.__name__:  # it ended before it heard the question
+                self._note_death(self.places[shard], answer.what, asked.worker)
+                return None
             raise answer.error()
         return answer
 
@@ -295,11 +320,13 @@ class Shards:
     def wait(self, seconds: float) -> None:
         """Waits until some worker answers what it was asked last."""
         futures.wait([one.answer for one in self.places if one.answer is not None], seconds, futures.FIRST_COMPLETED)
+        self.meanwhile()
 
     # -- each worker, one step after the other ----------------------------------------------------------------------
 
     def _start(self, one: _Place) -> None:
         one.is_live, one.stage, one.began_at = False, "release", time.monotonic()
+        one.life += 1
         one.transitions = one.pending_steps = 0
         one.worker = self._cluster.start_worker()
         self._wait_for(one, one.worker.ask("release_name"))
@@ -375,7 +402,8 @@ class Shards:
         for level, text in report.said:
             _log.log(level, "ingest worker %d: %s", one.shard, text)
         for came in report.received:
-            self._marks[came.actor_id, came.boot] = came.mark
+            key = came.actor_id, came.boot
+            self._marks[key] = max(self._marks.get(key, 0), came.mark)
             self._on_received(came)
         for actor_id, experience in report.samples:
             self.on_sample(actor_id, experience)
@@ -394,7 +422,7 @@ class Shards:
         one.seconds = report.seconds
 
     def _note_silence(self, one: _Place) -> None:
-        limit_s = ANSWER_S if one.is_live else BEGIN_S
+        limit_s = ANSWER_S if one.is_live else BEGIN_S if one.stage == "release" else REBUILD_S
         if time.monotonic() - one.asked_at > limit_s:
             self._note_death(one, f"it has not answered for {limit_s:.0f} s", one.worker)
 
@@ -423,6 +451,26 @@ class Shards:
         self.restarts += 1
         self._start(one)
 
+    def _settle(self, one: _Place) -> None:
+        """Takes in the report that is under way: it must not come after one that is asked for later."""
+        while one.is_live and one.answer is not None:
+            futures.wait([one.answer], _SLICE_S)
+            self.meanwhile()
+            self._advance()
+
+    def _result(self, answer: futures.Future[Any]) -> Any:
+        """Returns what a worker answers, and has heartbeats sent meanwhile.
+
+        Raises:
+            TimeoutError: It does not answer in `ANSWER_S`.
+            Died: Its process has ended.
+        """
+        end = time.monotonic() + ANSWER_S
+        while not answer.done() and time.monotonic() < end:
+            futures.wait([answer], _SLICE_S)
+            self.meanwhile()
+        return answer.result(0.0)
+
     def _of(self, actor_id: str) -> _Place:
         return self.places[topics.shard_of(actor_id, len(self.places))]
 
@@ -432,13 +480,14 @@ class Shards:
         Raises:
             ActorqError: It tells of an error, or none comes back.
         """
-        end = time.monotonic() + BEGIN_S + ANSWER_S
+        end = time.monotonic() + BEGIN_S + REBUILD_S + ANSWER_S
         while time.monotonic() < end:
             asked = self.ask_later(one.shard, method, *arguments)
             if asked is None:
                 self._advance()
                 if one.answer is not None and not one.is_live:
                     futures.wait([one.answer], 0.1)
+                self.meanwhile()
                 continue
             answer = self.answer_of(one.shard, asked)
             if answer is not None or one.is_live:
@@ -458,6 +507,6 @@ def _first_line(text: str) -> str:
     return lines[-1] if lines else "nothing is known of it"
 
 
-def number(shard: int, transition: int) -> int:
-    """Returns the id of a transition of a shard among those of all."""
-    return (shard << _SHARD_BITS) | transition
+def number(shard: int, life: int, transition: int) -> int:
+    """Returns the id of a transition among those of all shards, and of all lives of a shard's place."""
+    return (shard << _SHARD_BITS) | (life % _LIVES << _LIFE_BITS) | transition

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from learner.run.workers import cluster
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """Ray can be found, and nobody has a token."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.52.0")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -25,10 +25,19 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyP
 
 
 def test_without_ray_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
     with pytest.raises(errors.RuntimeMissing, match="Ray, which is not installed") as caught:
         cluster.check("")
     assert "actorq-fleet[ray]" in caught.value.todo
+
+
+def test_a_ray_that_asks_for_no_token_is_refused(installed: pytest.MonkeyPatch) -> None:
+    installed.setattr(importlib.metadata, "version", lambda name: "2.9.3")
+    with pytest.raises(errors.RuntimeMissing, match=r"needs Ray 2\.52 or newer.*2\.9\.3 is here"):
+        cluster.check("")
 
 
 def test_a_cluster_is_used_with_a_token_only(installed: pytest.MonkeyPatch, tmp_path: Path) -> None:

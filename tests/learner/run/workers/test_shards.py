@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from broker.contract import errors, messages
+from learner.fleet import gathering
 from learner.run.workers import cluster, plan, sampling, shards
 from tests.fakes import fleet_examples
 
@@ -168,10 +170,105 @@ def test_batches_are_uniform_over_all_shards_and_others_stand_in_for_one_that_di
     assert batch.observation.shape == batch.ids.shape == (10, 100)
     assert batch.observation.mean() == pytest.approx(0.75, abs=0.05)
     assert batch.observation.std(1).min() > 0, "shards are mixed in each minibatch"
-    np.testing.assert_array_equal(batch.ids >> 48, batch.observation.astype(int))
+    np.testing.assert_array_equal(batch.ids >> 56, batch.observation.astype(int))
     place.started[1].answers["sample"] = cluster.Died("killed")
     memory.sample(10, 100, np.random.default_rng(1))  # was asked for before that
     batch = memory.sample(10, 100, np.random.default_rng(2))
     assert batch.ids.shape == (10, 100) and made.restarts == 1
     assert batch.observation.max() == 0.0, "all of the shard that is there"
     assert len(memory) == 100
+
+
+def one_of(transitions: int, **answers: Any) -> Callable[[], dict[str, Any]]:
+    """Returns a worker whose replay has so many."""
+
+    def sample(n: int, seed: int) -> tuple[Any, ...]:
+        return (*[np.full(n, transitions, np.float32)] * 6, np.arange(n))
+
+    return lambda: alive(begun(transitions))() | {"sample": sample, **answers}
+
+
+def test_a_batch_waits_for_the_next_worker_where_all_have_died() -> None:
+    beats: list[float] = []
+    made = Counted().shards(Scripts(one_of(100, sample=cluster.Died("killed")), one_of(7)))
+    made.begin(lambda: beats.append(time.monotonic()))
+    memory, before = sampling.ShardedReplay(made, 1000), len(beats)
+    batch = memory.sample(2, 5, np.random.default_rng(0))
+    assert made.restarts == 1 and (batch.observation == 7).all(), "all of it is of the worker that came back"
+    assert len(beats) > before, "the learner is heard meanwhile"
+
+
+def test_with_all_workers_dead_there_is_nothing_to_sample() -> None:
+    made = Counted().shards(Scripts(alive(begun(100), cluster.Died("killed")), lambda: {}))
+    made.begin()
+    memory = sampling.ShardedReplay(made, 1000)
+    assert len(memory) == 100
+    commit_often(made)  # which the loop does between its question whether updates are due and the batch
+    assert len(memory) == 0 and not memory.has_observations
+    with pytest.raises(IndexError, match="empty"):
+        memory.sample(1, 5, np.random.default_rng(0))
+
+
+def test_a_worker_that_ended_alone_counts_as_dead_whatever_it_was_asked() -> None:
+    alone = plan.Failed.of(plan.Alone("no learner has asked this worker for anything"))
+    made = Counted().shards(Scripts(one_of(100, hold=alone, sample=alone), one_of(7, hold=3)))
+    made.begin()
+    assert sampling.ShardedReplay(made, 1000).sample(1, 5, np.random.default_rng(0)).observation.max() == 7
+    made = Counted().shards(Scripts(one_of(100, hold=alone), one_of(7, hold=3)))
+    made.begin()
+    assert made.hold("pi", None) == 3 and made.restarts == 1
+
+
+def test_transitions_of_a_dead_worker_are_not_looked_for_in_the_next_one() -> None:
+    asked: list[tuple[str, list[int]]] = []
+
+    def quarantine(life: str) -> Callable[[list[int]], list[Any]]:
+        return lambda ids: asked.append((life, ids)) or []  # type: ignore[func-returns-value]
+
+    place = Scripts(one_of(100, quarantine=quarantine("first")), one_of(100, quarantine=quarantine("second")))
+    made = Counted().shards(place)
+    made.begin()
+    memory = sampling.ShardedReplay(made, 1000)
+    ids = memory.sample(1, 3, np.random.default_rng(0)).ids.reshape(-1).tolist()
+    made.quarantine(ids)
+    assert [(life, sorted(found)) for life, found in asked] == [("first", [0, 1, 2])]
+    place.started[0].answers["report"] = cluster.Died("killed")
+    commit_often(made)
+    assert made.restarts == 1
+    made.quarantine(ids)
+    assert len(asked) == 1, "another transition has its number there"
+
+
+def test_an_older_report_is_taken_before_a_newer_one() -> None:
+    pending: list[futures.Future[Any]] = []
+
+    def ask(told: plan.Told, wait_s: float) -> Any:
+        return futures.Future() if wait_s else report(fleet_examples.experience((4,)), mark=7)
+
+    class Slow(Script):
+        def ask(self, method: str, *arguments: Any) -> futures.Future[Any]:
+            found = super().ask(method, *arguments)
+            if found.done() and isinstance(found.result(), futures.Future):
+                pending.append(found.result())
+                return pending[-1]
+            return found
+
+    class Place(Scripts):
+        def start_worker(self) -> cluster.Worker:
+            return Slow(alive(begun(0))() | {"report": ask})
+
+    told = Counted()
+    made = told.shards(Place(alive(begun(0))))
+    made.begin()
+    made.commit(wait=False)
+    first = fleet_examples.experience((3,))
+    made.meanwhile = lambda: pending[0].done() or pending[0].set_result(report(first, mark=3))  # type: ignore[assignment, return-value]
+    made.commit(wait=True)
+    assert [one.mark for one in told.received] == [3, 7]
+
+
+def test_begin_ends_when_the_learner_is_told_to_end() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(gathering.Stopped):
+        Counted().shards(Scripts(lambda: {})).begin(stop=stop)
