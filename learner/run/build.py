@@ -86,9 +86,7 @@ def build(
     )
     with contextlib.ExitStack() as failing:
         if isinstance(taken.ingest, shards.Shards):
-            failing.callback(
-                taken.ingest.close
-            )  # else workers would stay until this process ends
+            failing.callback(taken.ingest.close)  # else workers would stay until this process ends
         ingesting, earlier_steps = taken.ingest, taken.earlier_steps
         fleet.announce(spec.fingerprint, version)
         assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)

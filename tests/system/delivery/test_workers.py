@@ -27,6 +27,7 @@ FLAGS = [*QUICK, "--keep-experience", "--evaluate-episodes", "0", "--message-ste
 FLAGS += ["--max-env-steps", "10000000", "--solved-return", "inf", "--json"]
 ACTORS = ["pi-0", "pi-1", "pi-3", "pi-4"]
 """Two of either shard."""
+BEGUN = r"2 ingest workers have begun \(pid (\d+), pid (\d+)\)"
 BACK_S = 60.0
 """Far more than it takes, on a machine with other work."""
 
@@ -66,26 +67,8 @@ def listening(pid: int) -> set[str]:
     return {at.laddr.ip.removeprefix("::ffff:") for at in found}
 
 
-def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
-    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
-    kept = books.Books(run_root / "books", run)
-    for actor in ACTORS:
-        fleet.start_actor(actor, kept.environment(actor))
-    learner = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", str(len(ACTORS))])
-    begun = r"2 ingest workers have begun \(pid (\d+), pid (\d+)\)"
-    conftest.wait_until(lambda: said.find(begun), "the workers have begun", 120.0)
-    conftest.wait_until(lambda: (run / "policies").is_dir() and list((run / "policies").iterdir()), "a policy", 60.0)
-    assert listening(learner.pid) == {"127.0.0.1"}, "Ray listens to this machine alone"
-    kept.await_rows(50)
-
-    os.kill(int(said.find(begun)[0][0]), signal.SIGKILL)
-    rows = kept.rows()
-    back = r"ingest worker 0 is back \(pid \d+\) after ([\d.]+) s"
-    conftest.wait_until(lambda: said.find(back), "the worker is back", BACK_S)
-    conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
-
+def settle(fleet: local_fleet.LocalFleet, kept: books.Books) -> None:
+    """Ends the actors' first lives, and waits for all that these accepted: none lost, none twice."""
     for actor in ACTORS:
         fleet.children[actor].send_signal(signal.SIGTERM)
     for actor in ACTORS:
@@ -96,6 +79,27 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
     balance = kept.balance(*lives)
     assert balance.holds and balance.dropped == 0, balance
 
+
+def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
+    kept = books.Books(run_root / "books", run)
+    for actor in ACTORS:
+        fleet.start_actor(actor, kept.environment(actor))
+    learner = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", str(len(ACTORS))])
+    conftest.wait_until(lambda: said.find(BEGUN), "the workers have begun", 120.0)
+    conftest.wait_until(lambda: (run / "policies").is_dir() and list((run / "policies").iterdir()), "a policy", 60.0)
+    assert listening(learner.pid) == {"127.0.0.1"}, "Ray listens to this machine alone"
+    kept.await_rows(50)
+
+    os.kill(int(said.find(BEGUN)[0][0]), signal.SIGKILL)
+    rows = kept.rows()
+    back = r"ingest worker 0 is back \(pid \d+\) after ([\d.]+) s"
+    conftest.wait_until(lambda: said.find(back), "the worker is back", BACK_S)
+    conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
+
+    settle(fleet, kept)
     family = psutil.Process(learner.pid).children(recursive=True)
     learner.send_signal(signal.SIGTERM)
     output, _ = learner.communicate(timeout=60.0)
@@ -107,3 +111,37 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
     assert min(steps for steps, _ in found) > 0 and summary["env_steps"] == sum(steps for steps, _ in found)
     _, alive = psutil.wait_procs(family, 10.0)
     assert not alive, "nothing of Ray outlives the learner"
+
+
+@pytest.mark.slow
+def test_a_killed_learner_takes_its_workers_along_and_its_run_goes_on_with_nothing_lost_or_twice(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
+    kept = books.Books(run_root / "books", run)
+    for actor in ACTORS:
+        fleet.start_actor(actor, kept.environment(actor))
+    learner = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", str(len(ACTORS))])
+    conftest.wait_until(lambda: said.find(BEGUN), "the workers have begun", 120.0)
+    kept.await_rows(50)
+    family = psutil.Process(learner.pid).children(recursive=True)
+    workers = [one for one in family if str(one.pid) in said.find(BEGUN)[0]]
+    assert len(workers) == 2
+
+    learner.send_signal(signal.SIGKILL)
+    learner.wait()
+    _, alive = psutil.wait_procs(workers, 30.0)
+    assert not alive, "no worker outlives the learner"
+    for one in family:  # agents of Ray's own stay about as long as they look for its head
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    rows = kept.rows()
+    again = fleet.start_learner(["--resume", str(run), "--json"])
+    conftest.wait_until(lambda: len(said.find(BEGUN)) == 2, "the workers have begun again", 120.0)
+    conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
+
+    settle(fleet, kept)
+    again.send_signal(signal.SIGTERM)
+    output, _ = again.communicate(timeout=60.0)
+    assert again.returncode == errors.EXIT_INTERRUPTED
+    assert json.loads(output)["env_steps"] == sum(steps for steps, _ in totals(run))

@@ -223,7 +223,11 @@ def test_transitions_of_a_dead_worker_are_not_looked_for_in_the_next_one() -> No
     asked: list[tuple[str, list[int]]] = []
 
     def quarantine(life: str) -> Callable[[list[int]], list[Any]]:
-        return lambda ids: asked.append((life, ids)) or []  # type: ignore[func-returns-value]
+        def note(ids: list[int]) -> list[Any]:
+            asked.append((life, ids))
+            return []
+
+        return note
 
     place = Scripts(one_of(100, quarantine=quarantine("first")), one_of(100, quarantine=quarantine("second")))
     made = Counted().shards(place)
@@ -262,7 +266,12 @@ def test_an_older_report_is_taken_before_a_newer_one() -> None:
     made.begin()
     made.commit(wait=False)
     first = fleet_examples.experience((3,))
-    made.meanwhile = lambda: pending[0].done() or pending[0].set_result(report(first, mark=3))  # type: ignore[assignment, return-value]
+
+    def answer() -> None:
+        if not pending[0].done():
+            pending[0].set_result(report(first, mark=3))
+
+    made.meanwhile = answer
     made.commit(wait=True)
     assert [one.mark for one in told.received] == [3, 7]
 
