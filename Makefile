@@ -93,7 +93,7 @@ clean: ## remove .venv, caches and build output; runs/ stays
 
 .venv/.dev: .venv/.runtime
 	@echo 'Installing the test tools into .venv.' >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,watch,actor,local,mujoco,atari,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learner,watch,actor,local,mujoco,atari,ray,dev]'
 	@touch $@
 
 # The runtime of 32-bit boards holds numpy below 2, so its tests run in an environment beside the other. It ended with

@@ -444,8 +444,11 @@ def _train(args: argparse.Namespace) -> int:
     if args.watch is not None:
         curve = str(args.resume or initial.train.run_dir)
         beside = watching.beside(initial.train.fleet, initial.train.broker, args.watch, curve)
+    printing: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if initial.train.ingest_workers:
+        printing = contextlib.redirect_stdout(sys.stderr)  # Ray prints to what is for the summary alone
     try:
-        with beside:
+        with beside, printing:
             held = None
             if args.standby:
                 held = train.stand_by(initial.train, args.resume, stop)

@@ -31,7 +31,7 @@ ACTOR_MAY_IMPORT = {"broker", "edge_actor", "gymnasium", "numpy", "psutil"} | TF
 EXTRAS = {
     "broker": (("local",), {"gymnasium"}),  # with what its environments need
     "edge_actor": (("actor",), {"ai-edge-litert", "tflite-runtime"}),  # edge_actor/policies/interpreter.py finds one
-    "learner": (("learner", "onnx", "watch"), {"tensorboard"}),  # reads what TensorFlow writes
+    "learner": (("learner", "onnx", "ray", "watch"), {"tensorboard"}),  # reads what TensorFlow writes
 }
 NOT_DECLARED = {"reverb", "onnx", "onnxruntime", "stable-baselines3", "torch"}
 """Packages that benchmarks compare with, where they are installed (tests/peers.txt)."""
@@ -113,7 +113,8 @@ def test_broker_loads_neither_side_nor_any_framework() -> None:
 def test_learner_loads_neither_actor_nor_environment() -> None:
     answer = import_all("learner")
     assert "learner.__main__" in answer["imported"]
-    assert not set(answer["loaded"]) & {"edge_actor", "gymnasium"}
+    assert "learner.run.workers.cluster" in answer["imported"]
+    assert not set(answer["loaded"]) & {"edge_actor", "gymnasium", "ray"}
 
 
 def written_imports(package: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 MAX_POLICY_BYTES = 40_000_000
 """The largest model an actor accepts."""
 MAX_PACKET_BYTES = MAX_POLICY_BYTES + (1 << 20)
@@ -332,7 +332,7 @@ class Assignment:
     `noise_correlation_steps` steps (0: at once). Pace: the actor records at most
     `steps_granted` steps in this `(session, boot)`, rounded up to whole rows of its environments. `lockstep_version`
     > 0: act only with that policy or a newer one, and flush only when a grant is used up. A non-empty `refused` ends
-    the actor.
+    the actor. Where the learner has ingest workers, experience goes to that of `shard`; -1: it has none.
     """
 
     session: str
@@ -353,6 +353,7 @@ class Assignment:
     message_period_s: float = 0.25
     lockstep_version: int = 0
     refused: str = ""
+    shard: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ at which QoS and retained or not, is in README.md beside this file.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -30,6 +31,13 @@ def check_name(name: str, what: str) -> str:
             todo="use 1 to 63 characters of a-z, 0-9, '-' and '_', the first a letter or digit",
         )
     return name
+
+
+def shard_of(actor_id: str, shards: int) -> int:
+    """Returns which of so many shards an actor's experience goes to, on every machine the same; -1 of none."""
+    if not shards:
+        return -1
+    return int.from_bytes(hashlib.blake2b(actor_id.encode(), digest_size=8).digest(), "little") % shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +74,13 @@ class Topics:
     def assignment(self, actor_id: str) -> str:
         return self.actor(actor_id, "assignment")
 
-    def experience(self, actor_id: str) -> str:
-        return self.actor(actor_id, "experience")
+    def experience(self, actor_id: str, shard: int = -1) -> str:
+        """The topic of an actor's experience: its own, or the one at which a shard's worker listens for it."""
+        return self.actor(actor_id, "experience") if shard < 0 else self.ingest(shard, actor_id)
+
+    def ingest(self, shard: int | str, actor_id: str) -> str:
+        """The experience of an actor that goes to a shard (`+`: to any), each of which has a worker of its own."""
+        return f"{ROOT}/{self.fleet}/ingest/{shard}/{actor_id}"
 
     def receipt(self, actor_id: str) -> str:
         return self.actor(actor_id, "receipt")
@@ -109,6 +122,8 @@ class Topics:
             DecodeError: The topic is not one of this fleet's actor topics.
         """
         parts = topic.split("/")
+        if len(parts) == 5 and parts[:3] == [ROOT, self.fleet, "ingest"] and _NAME.fullmatch(parts[4]):
+            return parts[4]
         if len(parts) != 5 or parts[:3] != [ROOT, self.fleet, "actor"] or not _NAME.fullmatch(parts[3]):
             raise errors.DecodeError("not an actor's topic", reason="topic", where=topic)
         return parts[3]

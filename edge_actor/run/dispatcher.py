@@ -70,6 +70,8 @@ class Dispatcher:
     def _assign(self, assignment: messages.Assignment) -> None:
         if assignment.boot != self._connection.boot:
             return
+        if self._connection.follow_shard(assignment.shard):
+            self._spool.rewind()  # whoever listens there was sent nothing of what is on its way
         if assignment.refused:
             raise errors.ActorRefused(
                 f"the learner refused this actor: {assignment.refused}",

@@ -30,6 +30,7 @@ class FleetConnection:
         inbox: Messages that wait for the acting loop, and its `wake`.
         link: The connection itself.
         task: The environment that the learner names.
+        experience_topic: Where this actor's experience goes.
         date: Returns Unix time, in seconds; None where this board cannot know it. A learner behind brokers of this
             machine has the same clock, right or wrong.
         states: Numbers this actor's states.
@@ -41,6 +42,7 @@ class FleetConnection:
         self.verifier = signing.LearnerVerifier(bundle.learner_key)
         self._mac = signing.ActorMac(bundle.mac_key)
         self._reconnected = False
+        self.experience_topic = self.topics.experience(self.actor_id)
         local = all(address.is_loopback(address.Address.parse(broker).host) for broker in brokers)
         self.date: Callable[[], float | None] = time.time if local else clock.now_s
         self.inbox = inbox.Inbox(self.verifier, boot)
@@ -74,7 +76,16 @@ class FleetConnection:
 
     def seal_experience(self, body: bytes) -> bytes:
         """Returns an encoded message of experience as it is published."""
-        return self._mac.seal(self.topics.experience(self.actor_id), body)
+        return self._mac.seal(self.experience_topic, body)
+
+    def publish_experience(self, sealed: bytes) -> bool:
+        """Sends experience where it goes now; returns false if the link does not take it."""
+        return self.link.publish(self.experience_topic, sealed)
+
+    def follow_shard(self, shard: int) -> bool:
+        """Sends experience to the worker of a shard from now on (-1: to the learner); returns whether that is new."""
+        before, self.experience_topic = self.experience_topic, self.topics.experience(self.actor_id, shard)
+        return self.experience_topic != before
 
     def has_reconnected(self) -> bool:
         """Returns whether a connection was made since the last call."""

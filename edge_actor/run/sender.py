@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import time
 from collections.abc import Callable
 
@@ -28,8 +27,6 @@ class Sender:
         self._connection = connection
         self._spool = outbox
         self._answers: collections.deque[tuple[str, messages.Message]] = collections.deque()
-        topic = connection.topics.experience(connection.actor_id)
-        self._publish = functools.partial(connection.link.publish, topic)
 
     def respond(self, report: messages.Report | None) -> None:
         """Has a report sent soon, or says that there will be none; from any thread."""
@@ -48,7 +45,7 @@ class Sender:
         """Sends what waits, until the link refuses."""
         if self._connection.has_reconnected():
             self._spool.rewind()
-        self._spool.pump(self._publish)
+        self._spool.pump(self._connection.publish_experience)
         while self._answers:
             topic, message = self._answers[0]
             if not self._connection.link.publish(topic, self._connection.seal(topic, message)):

@@ -25,6 +25,8 @@ PRECISIONS = ("int8", "float32", "float16", "dynamic")
 """Precisions of a policy as .tflite; quantize/tflite/convert.py says what each is."""
 WEIGHT_BYTES = {"int8": 1, "float32": 4, "float16": 2, "dynamic": 1}
 """Bytes of a weight, by precision."""
+MAX_WORKERS = 64
+"""The most processes that take in experience."""
 NETWORKS = ("auto", "nature", "impala-small", "minatar", "mlp")
 """Convolutions in front of an image's dense layers; networks/convolutions.py says what each is."""
 
@@ -344,6 +346,10 @@ class TrainConfig:
     checkpoint_period_s: float = setting(30.0, "time between two checkpoints")
     keep_experience: bool = setting(False, "keep all experience in the ledger, not only what replay holds")
     run_dir: str = setting("", "run directory; empty: runs/ENV-ALGORITHM-TIME")
+    ingest_workers: int = setting(
+        0, "processes on Ray that take in experience, each with a ledger and a replay of its own; 0: the learner does"
+    )
+    ray: str = setting("", "a Ray cluster for them, host:port, used with its token; empty: one is started here")
     deterministic: bool = setting(False, "lock-step with one actor: the same seed gives the same weights and bytes")
     threads: int = setting(1, "TensorFlow threads per operation; 1 is fastest for small networks")
     energy: bool = setting(True, "estimate the learner's energy and CO2 with codecarbon's offline tracker")
@@ -502,6 +508,7 @@ def check(chosen: Settings) -> Settings:
             clashes.append(f"temperature must be positive, not {algorithm.temperature}")
     if isinstance(algorithm, OnPolicyConfig):
         clashes += _on_policy_clashes(train, algorithm)
+    clashes += _worker_clashes(train, algorithm)
     if clashes:
         raise errors.ConfigError("settings clash: " + "; ".join(clashes), todo="--dump-config prints what is in force")
     return chosen
@@ -522,6 +529,29 @@ def _canary_clashes(chosen: Settings) -> list[str]:
         clashes.append(f"{train.algorithm} learns from its newest policy alone, which most actors lack during a trial")
     if train.policy_expire_s:
         clashes.append("a trial may take longer than the incumbent lasts: policy_expire_s must be 0 with canary")
+    return clashes
+
+
+def _worker_clashes(train: TrainConfig, algorithm: AlgorithmConfig) -> list[str]:
+    workers = train.ingest_workers
+    if not 0 <= workers <= MAX_WORKERS:
+        return [f"ingest_workers must be 0 to {MAX_WORKERS}, not {workers}"]
+    if not workers:
+        return [f"ray {train.ray} is for ingest workers, and ingest_workers is 0"] if train.ray else []
+    clashes = []
+    if not isinstance(algorithm, OffPolicyConfig):
+        clashes.append("ingest_workers are for algorithms that learn from replay: ppo and a2c need steps in order")
+    elif algorithm.prioritized:
+        clashes.append("shards of replay are sampled uniformly: ingest_workers and prioritized do not go together")
+    if train.deterministic:
+        clashes.append("deterministic runs are one process: ingest_workers must be 0")
+    if train.canary:
+        clashes.append("trials of policies follow whole episodes, which workers keep: canary must be 0")
+    if train.message_steps > algorithm.capacity // workers:
+        clashes.append(
+            f"a message of {train.message_steps} steps exceeds the share of one of {workers} ingest_workers, "
+            f"{algorithm.capacity // workers} steps"
+        )
     return clashes
 
 

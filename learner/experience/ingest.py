@@ -70,6 +70,12 @@ class Ingest:
         self._inserted: collections.deque[tuple[int, int]] = collections.deque()  # ledger id, and its end in replay
 
     @property
+    def loop_s(self) -> float:
+        """Seconds of the loop that opening and inserting took."""
+        spent = self.times.totals()
+        return spent["decode"].seconds + spent["replay_insert"].seconds
+
+    @property
     def pending(self) -> bool:
         """Returns whether something was received and is not yet in replay."""
         return bool(self._waiting or self._under_way)

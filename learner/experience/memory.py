@@ -12,7 +12,18 @@ from broker.contract import messages
 IntArray = NDArray[np.int64]
 
 
-class Memory(Protocol):
+class Observed(Protocol):
+    """Has observations, for ranges and for the gate."""
+
+    @property
+    def has_observations(self) -> bool:
+        """Returns whether `observations` has any to give: not if all that was kept is held back."""
+
+    def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
+        """Returns up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
+
+
+class Memory(Observed, Protocol):
     """Keeps the newest steps that the ledger has; it numbers them from 0, in the order in which they come."""
 
     @property
@@ -38,13 +49,6 @@ class Memory(Protocol):
 
     def drop(self, first: int, end: int) -> None:
         """Never gives out steps `first` to `end` - 1 again, which one message brought, nor its observations."""
-
-    @property
-    def has_observations(self) -> bool:
-        """Returns whether `observations` has any to give: not if all that was kept is held back."""
-
-    def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
-        """Returns up to n different observations [n, *shape] of those kept, uniformly, in their stored dtype."""
 
 
 class Batch(Protocol):

@@ -16,6 +16,7 @@ import io
 import json
 import math
 import platform
+import re
 import secrets
 import subprocess
 import sys
@@ -28,7 +29,8 @@ from broker.program import settings, storage
 from learner import config
 
 LEDGER = "ledger.sqlite"
-"""The file in which a run keeps its accepted experience."""
+"""The file in which a run keeps its accepted experience, if the learner takes it in by itself."""
+_SHARD = re.compile(r"ledger-(\d+)-of-(\d+)\.sqlite")
 DETAILS = "details.json"
 """The file in which a run keeps what its report draws and its summary has no room for: fleet, and distributions."""
 DRIFT = "drift.json"
@@ -74,7 +76,7 @@ class RunDirectory:
         """
         if resume and not (path / "config.toml").exists():
             raise no_run(path)
-        if not resume and any((path / name).exists() for name in ("config.toml", LEDGER)):
+        if not resume and ((path / "config.toml").exists() or workers_of(path) is not None):
             raise errors.RunError(
                 "the run directory holds a run already", where=str(path), todo=f"--resume {path}, or another --run-dir"
             )
@@ -190,6 +192,50 @@ class RunDirectory:
     def save_details(self, details: dict[str, Any]) -> None:
         """Writes details.json."""
         storage.write_atomic(self.path / DETAILS, (json.dumps(details) + "\n").encode(), mode=0o644)
+
+
+def ledgers(path: Path, workers: int | None = None) -> list[Path]:
+    """Returns the files in which a run keeps its accepted experience: one, or one for each of its ingest workers.
+
+    Args:
+        path: Of the run.
+        workers: So many; None: as many as it has.
+    """
+    workers = workers_of(path) if workers is None else workers
+    return [path / f"ledger-{shard}-of-{workers}.sqlite" for shard in range(workers or 0)] or [path / LEDGER]
+
+
+def workers_of(path: Path) -> int | None:
+    """Returns how many ingest workers a run was begun with, by its ledgers; None if it has none yet.
+
+    Raises:
+        RunError: Its ledgers are of several numbers.
+    """
+    found = {int(name[2]) for file in path.glob("ledger-*.sqlite") if (name := _SHARD.fullmatch(file.name))}
+    if (path / LEDGER).exists():
+        found.add(0)
+    if len(found) > 1:
+        raise errors.RunError(
+            f"the run has ledgers of {' and of '.join(map(str, sorted(found)))} ingest workers",
+            where=str(path),
+            todo="move those that are not the run's elsewhere; its config.toml says ingest_workers",
+        )
+    return next(iter(found), None)
+
+
+def check_workers(path: Path, workers: int) -> None:
+    """Checks that a run goes on with as many ingest workers as it has ledgers: an actor's messages are all in one.
+
+    Raises:
+        RunError: It would not.
+    """
+    begun = workers_of(path)
+    if begun is not None and begun != workers:
+        raise errors.RunError(
+            f"the run was begun with {begun} ingest workers, and would go on with {workers}",
+            where=str(path),
+            todo=f"go on with --ingest-workers {begun}, or begin a new run",
+        )
 
 
 def is_used(path: Path) -> bool:

@@ -6,9 +6,9 @@ import heapq
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.contract import errors, messages, specs, topics
 from broker.program import logs
@@ -43,6 +43,15 @@ AGAIN = 0.1
 behind has hundreds of those, and looking at all of them each time took a tenth of a core."""
 
 
+class Account(NamedTuple):
+    """Steps that a boot was granted, and those of them that arrived."""
+
+    actor_id: str
+    boot: int
+    granted: int
+    recorded: int
+
+
 class Roster:
     """Actors by id.
 
@@ -54,6 +63,7 @@ class Roster:
         fingerprint: Of the spec that the fleet must have; empty: any.
         unfit: Why the learner cannot train on what an actor has; empty if it can.
         allowed: What the fleet may say.
+        shards: So many workers take in the fleet's experience; 0: the learner does.
 
     Attributes:
         budget: As given.
@@ -70,11 +80,12 @@ class Roster:
         fingerprint: str = "",
         unfit: Callable[[messages.Birth], str] = lambda birth: "",
         allowed: budget.Budget | None = None,
+        shards: int = 0,
     ) -> None:
         self._session = session
         self.budget = allowed or budget.Budget()
         self.epoch = epoch
-        self._quorum, self._fingerprint, self._unfit = quorum, fingerprint, unfit
+        self._quorum, self._fingerprint, self._unfit, self._shards = quorum, fingerprint, unfit, shards
         self.actors: dict[str, actors.Actor] = {}
         self.work = work.Work()
         self.energy = energy.Energy()
@@ -210,17 +221,18 @@ class Roster:
             _log.info("actor %s went offline", actor_id)
         return actor
 
-    def _empty_assignment(self, boot: int, refused: str) -> messages.Assignment:
+    def _empty_assignment(self, actor_id: str, boot: int, refused: str) -> messages.Assignment:
         """Returns an assignment that grants nothing."""
         zero = {"epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_decay_steps": 1, "epsilon_offset": 0, "seed": 0}
         own = {"session": self._session, "epoch": self.epoch, "boot": boot, "channel": topics.MAIN_CHANNEL}
-        values: dict[str, Any] = {**own, **zero, "slot": 0, "steps_granted": 0, "refused": refused}
+        shard = topics.shard_of(actor_id, self._shards)
+        values: dict[str, Any] = {**own, **zero, "slot": 0, "steps_granted": 0, "refused": refused, "shard": shard}
         return messages.Assignment(**values)
 
     def rejections(self) -> Iterator[tuple[str, messages.Assignment]]:
         """Yields, by actor, what processes that go by another's name are to be told, once and not retained."""
         for actor_id, boot, old, refused in self._names.rejections():
-            yield actor_id, replace(old, refused=refused) if old else self._empty_assignment(boot, refused)
+            yield actor_id, replace(old, refused=refused) if old else self._empty_assignment(actor_id, boot, refused)
 
     def _admit(self, actor: actors.Actor) -> None:
         birth = actor.state.birth if actor.state else None
@@ -343,6 +355,21 @@ class Roster:
         """Sets how many steps each actor may hold, at most, of the run's sessions before this one."""
         self._earlier_steps = steps
 
+    def accounts(self) -> Iterator[Account]:
+        """Yields what each boot was granted in this session, and recorded."""
+        for actor_id, actor in self.actors.items():
+            for boot, credit in actor.credits.items():
+                process = actor.process(boot)
+                if process is not None and process.assignment is not None:
+                    yield Account(actor_id, boot, process.assignment.steps_granted, process.recorded)
+                else:
+                    yield Account(actor_id, boot, credit, 0)
+
+    @property
+    def earlier_left(self) -> Mapping[str, float]:
+        """What actors may still send of the run's sessions before, of those that sent some."""
+        return self._earlier
+
     def owed_steps(self, actor_id: str) -> int:
         """Returns the most steps that an actor may still hold of what it was granted in this session."""
         return sum(self.actors[actor_id].credits.values())
@@ -437,7 +464,7 @@ class Roster:
         period_s = 0.0 if settings.deterministic else max(settings.message_period_s, self.period_s)
         ages = period_s > 0 and settings.message_period_s > 0
         longer = int(min(LONGER, period_s / settings.message_period_s)) if ages else 1
-        message_steps = min(longer * settings.message_steps, exploration.capacity)
+        message_steps = min(longer * settings.message_steps, exploration.capacity // max(1, self._shards))
         share = math.ceil(max(0, steps_left) / n)
         unheard = len(actor.credits) - BOOTS_AT_ONCE
         if old is None and now_s - actor.granted_at < BOOT_PERIOD_S * unheard:
@@ -467,6 +494,7 @@ class Roster:
                 message_period_s=period_s,
                 lockstep_version=lockstep_version,
                 refused=actor.refused,
+                shard=topics.shard_of(actor.actor_id, self._shards),
             )
         else:
             changes: dict[str, Any] = {

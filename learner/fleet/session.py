@@ -107,6 +107,7 @@ class Session:
         self._followed: tuple[int, frozenset[str]] = (-1, frozenset())  # of the enrolled, and whom of them not
         self._came = False  # a message, the last time we looked
         self._claimed = False
+        self._leaves = [leaf for leaf in _LEAVES if leaf != "experience" or not settings.ingest_workers]
         self._take_over = take_over
         self._left_over = self._contested = False
         self._rival: messages.LearnerState | None = None
@@ -154,7 +155,7 @@ class Session:
         )
         made.subscribe_each(state_topic, lambda where: functools.partial(self._hear_learner, where))
         handle = made.route if self._vouched else made.subscribe
-        for leaf in _LEAVES:
+        for leaf in self._leaves:
             handle(self.topics.every_actor(leaf), self._inbox.put)
         return made
 
@@ -321,7 +322,7 @@ class Session:
         if followed != self._followed:
             self._followed = followed
             heard = self.macs.keys() - followed[1]
-            self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in _LEAVES])
+            self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in self._leaves])
 
     @property
     def waiting(self) -> int:

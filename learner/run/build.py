@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
-import json
 import logging
 import threading
 from typing import Any
 
 import numpy as np
 
-from broker.contract import errors, messages, specs
+from broker.contract import messages, specs
 from learner import algorithms, config
 from learner.algorithms import registry
 from learner.audit import auditor, drift, holding, model_store
-from learner.experience import age, dead_letters, ingest, ledger, opening, rate_limiter, replay, rollouts, validate
+from learner.experience import rate_limiter, replay, rollouts
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
 from learner.policies import adopting, canary, publisher, trial_record
+from learner.run import taking_in
 from learner.run.loop import (
     assigning,
     checkpoints,
@@ -35,6 +35,7 @@ from learner.run.loop import (
     waiting,
 )
 from learner.run.reports import actor_hours, breakdown, console, energy, metrics, notices, progress
+from learner.run.workers import sampling, shards
 
 _log = logging.getLogger(__name__)
 
@@ -80,125 +81,98 @@ def build(
     steps = pace.Pace(train, algorithm_settings, limiter, started_s)
     saving = checkpoints.Checkpoints(directory, kept, spec, actors.env_id, fleet.epoch, rng, steps, counted)
     version = saving.restore(saved) if saved else 0
-    committed = _open_ledger(directory, train, actors, steps, counted, is_new=saved is None)
-    saving.epochs = committed.begin_session(saving.epochs)  # before any assignment: all that is recorded finds it there
-    validator = validate.Validator(
-        fleet.macs,
-        spec,
-        saving.epochs,
-        committed.marks(),
-        dead_letters.DeadLetters(directory.path / dead_letters.NAME, kept=kept),
-        buffer.fits,
-        train.max_policy_lag,
-        may_send=actors.may_send,
-        on_outcome=fleet.note_outcome,
-        head=algorithm_settings.head(spec.action),
+    taken = taking_in.begin(
+        settings, directory, fleet, actors, buffer, saving, steps, counted, kept, is_new=saved is None, stop=stop
     )
-    earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
-    actors.set_earlier_steps(earlier_steps)
-    ingesting = ingest.Ingest(validator, committed, buffer, age.Ages(train.max_experience_age_s))
-    ingesting.rebuild_replay()
-    committed.on_commit = fleet.wake
-    fleet.announce(spec.fingerprint, version)
-    assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
-    assigner.assign()
-    _log.info("compiling the networks; the actors gather their first steps meanwhile")
-    algorithm = adopted or registry.make(settings, spec)
-    if saved:
-        algorithm.restore(saved.parts["algorithm"])
-    policies = publisher.Publisher(
-        fleet,
-        fleet.topics,
-        spec,
-        algorithm.head,
-        fleet.epoch,
-        version,
-        settings.gate,
-        directory,
-        kept,
-        send_deltas=train.delta and not train.canary,  # between channels nothing has a base
-        precision=train.precision,
-        weight_bits=train.weight_bits,
-        expire_after_s=train.policy_expire_s,
-    )
-    models = model_store.ModelStore(directory.stored_policy)
-    checks = auditor.Auditor(spec, algorithm.head, train.precision, actors.actors, train.audit_share, models)
-    drifting = drift.Drift(spec, directory.path, kept, models, is_ours=directory.is_ours)
-    policies.on_published = models.note
-    policies.prepare(algorithm.policy_layers())
-    written = metrics.Metrics.open(directory.path, display, started_s, kept)
-    good = algorithm.state()
-    scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
-    trials = canary.Canary(train.canary, policies, actors, held=ingesting.held) if train.canary else None
-    record = trial_record.TrialRecord(directory, kept) if trials else None
-    if record is None:  # what goes out from now on is not tried: what was proven before is the past
-        with kept.attempt("records of trials"):
-            (directory.path / run_directory.CANARY).unlink(missing_ok=True)
-    sending = publishing.Publishing(
-        *(settings, algorithm, buffer, rng, policies, fleet, actors, scores), trials, record
-    )
-    if record and (proven := record.incumbent(spec)) is not None:  # it goes out again, and trials begin anew
-        manifest, model = proven
-        policies.publish_file(model, specs.check_head(manifest.head, spec.action), manifest.precision).result()
-        sending.announce()
-    gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
-    counted.restart_rates(algorithm.updates, steps.env_steps)
-    owed = receipts.Receipts(fleet, actors, ingesting.receipts)
-    opener = opening.Opener(validator, fleet.wake) if validator.unpacks else None
-    receiver = receiving.Receiver(
-        *(
+    with contextlib.ExitStack() as failing:
+        if isinstance(taken.ingest, shards.Shards):
+            failing.callback(taken.ingest.close)  # else workers would stay until this process ends
+        ingesting, earlier_steps = taken.ingest, taken.earlier_steps
+        fleet.announce(spec.fingerprint, version)
+        assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
+        assigner.assign()
+        _log.info("compiling the networks; the actors gather their first steps meanwhile")
+        algorithm = adopted or registry.make(settings, spec)
+        if saved:
+            algorithm.restore(saved.parts["algorithm"])
+        policies = publisher.Publisher(
             fleet,
-            actors,
-            ingesting,
-            owed,
-            limiter,
-            counted,
-            policies,
-            scores,
-            failures,
-            checks,
-            drifting,
-            opener,
-            trials,
+            fleet.topics,
+            spec,
+            algorithm.head,
+            fleet.epoch,
+            version,
+            settings.gate,
+            directory,
+            kept,
+            send_deltas=train.delta and not train.canary,  # between channels nothing has a base
+            precision=train.precision,
+            weight_bits=train.weight_bits,
+            expire_after_s=train.policy_expire_s,
         )
-    )
-    commit = functools.partial(receiver.commit, wait=True)
-    held = holding.read(directory.path)
-    for actor_id in committed.actors_held() - held.keys():  # the session before was killed in between
-        held[actor_id] = holding.Hold("a session before found it wrong, and could not write down why", 0, 0, 0, 0, 0.0)
-    ingesting.keep_holding(held)
-    updater = _updater(algorithm_settings, spec, algorithm, buffer, limiter, rng, policies)
-    measured = [fleet.times, receiver.times, ingesting.times, committed.times, updater.times, policies.timings.times]
-    parts = training_loop.Parts(
-        session=fleet,
-        roster=actors,
-        validator=validator,
-        ingest=ingesting,
-        algorithm=algorithm,
-        publisher=policies,
-        publishing=sending,
-        receiver=receiver,
-        pace=steps,
-        first_steps=gathering,
-        assigner=assigner,
-        updater=updater,
-        recovery=recovery.Recovery(algorithm, good, ingesting),
-        auditor=checks,
-        drift=drifting,
-        holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, held, kept),
-        scores=scores,
-        checkpoints=saving,
-        records=kept,
-        progress=counted,
-        metrics=written,
-        actor_hours=actor_hours.ActorHours(directory.path, kept),
-        breakdown=breakdown.Breakdown(measured, actors.work, counted),
-        notices=failures,
-        orders=standing.StandingOrders.of(fleet),
-        tracker=tracker,
-        waiting=waiting.Waiting(train, actors, validator, steps, gathering, scores, failures),
-    )
-    return training_loop.TrainingLoop(settings, parts, started_s, stop)
+        models = model_store.ModelStore(directory.stored_policy)
+        checks = auditor.Auditor(spec, algorithm.head, train.precision, actors.actors, train.audit_share, models)
+        drifting = drift.Drift(spec, directory.path, kept, models, is_ours=directory.is_ours)
+        policies.on_published = models.note
+        policies.prepare(algorithm.policy_layers())
+        written = metrics.Metrics.open(directory.path, display, started_s, kept)
+        good = algorithm.state()
+        scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
+        trials = canary.Canary(train.canary, policies, actors, held=ingesting.held) if train.canary else None
+        record = trial_record.TrialRecord(directory, kept) if trials else None
+        if record is None:  # what goes out from now on is not tried: what was proven before is the past
+            with kept.attempt("records of trials"):
+                (directory.path / run_directory.CANARY).unlink(missing_ok=True)
+        sending = publishing.Publishing(
+            *(settings, algorithm, taken.memory, rng, policies, fleet, actors, scores), trials, record
+        )
+        if record and (proven := record.incumbent(spec)) is not None:  # it goes out again, and trials begin anew
+            manifest, model = proven
+            policies.publish_file(model, specs.check_head(manifest.head, spec.action), manifest.precision).result()
+            sending.announce()
+        gathering = first_steps.FirstSteps(train, algorithm_settings.batch_size, limiter)
+        counted.restart_rates(algorithm.updates, steps.env_steps)
+        owed = receipts.Receipts(fleet, actors, ingesting.receipts)
+        receiver = receiving.Receiver(
+            *(fleet, actors, ingesting, owed, limiter, counted, policies, scores, failures, checks, drifting),
+            *(taken.opener, trials),
+        )
+        commit = functools.partial(receiver.commit, wait=True)
+        if isinstance(ingesting, shards.Shards):
+            ingesting.on_sample, ingesting.version = checks.consider, lambda: policies.version
+        updater = _updater(algorithm_settings, spec, algorithm, taken.memory, limiter, rng, policies)
+        measured = [fleet.times, receiver.times, *taken.times, updater.times, policies.timings.times]
+        parts = training_loop.Parts(
+            session=fleet,
+            roster=actors,
+            validator=taken.counts,
+            ingest=ingesting,
+            algorithm=algorithm,
+            publisher=policies,
+            publishing=sending,
+            receiver=receiver,
+            pace=steps,
+            first_steps=gathering,
+            assigner=assigner,
+            updater=updater,
+            recovery=recovery.Recovery(algorithm, good, ingesting),
+            auditor=checks,
+            drift=drifting,
+            holding=holding.Holding(checks, ingesting, directory.path, commit, receiver.count, taken.held, kept),
+            scores=scores,
+            checkpoints=saving,
+            records=kept,
+            progress=counted,
+            metrics=written,
+            actor_hours=actor_hours.ActorHours(directory.path, kept),
+            breakdown=breakdown.Breakdown(measured, actors.work, counted),
+            notices=failures,
+            orders=standing.StandingOrders.of(fleet),
+            tracker=tracker,
+            waiting=waiting.Waiting(train, actors, taken.counts, steps, gathering, scores, failures),
+        )
+        failing.pop_all()
+        return training_loop.TrainingLoop(settings, parts, started_s, stop)
 
 
 def adopt(
@@ -232,8 +206,8 @@ def adopt(
 
 def _memory(
     settings: config.Settings, spec: specs.EnvSpec
-) -> tuple[replay.Replay | rollouts.Rollouts, rate_limiter.RateLimiter]:
-    """Makes what experience is kept in, and what keeps fleet and learner in step."""
+) -> tuple[replay.Replay | rollouts.Rollouts | None, rate_limiter.RateLimiter]:
+    """Makes what experience is kept in, if not in workers, and what keeps fleet and learner in step."""
     train, algorithm = settings.train, settings.algorithm
     if isinstance(algorithm, config.OnPolicyConfig):
         waiting = rollouts.of(spec, algorithm)
@@ -241,16 +215,15 @@ def _memory(
     assert isinstance(algorithm, config.OffPolicyConfig)
     per_call = updating.updates_per_call(algorithm, spec.observation.size)
     error_buffer = max(2.0 * algorithm.batch_size * per_call, train.samples_per_insert * train.message_steps)
-    return replay.of(spec, algorithm), rate_limiter.RateLimiter(
-        train.samples_per_insert, train.learning_starts, error_buffer
-    )
+    limiter = rate_limiter.RateLimiter(train.samples_per_insert, train.learning_starts, error_buffer)
+    return None if train.ingest_workers else replay.of(spec, algorithm), limiter
 
 
 def _updater(
     settings: config.AlgorithmConfig,
     spec: specs.EnvSpec,
     algorithm: algorithms.Algorithm,
-    buffer: replay.Replay | rollouts.Rollouts,
+    buffer: replay.Replay | rollouts.Rollouts | sampling.ShardedReplay,
     limiter: rate_limiter.RateLimiter,
     rng: np.random.Generator,
     policies: publisher.Publisher,
@@ -259,39 +232,6 @@ def _updater(
         assert isinstance(buffer, rollouts.Rollouts)
         return updating.PhaseUpdater(settings, algorithm, buffer, limiter, rng, lambda: policies.newest_order)
     assert isinstance(settings, config.OffPolicyConfig)
-    assert isinstance(buffer, replay.Replay)
+    assert not isinstance(buffer, rollouts.Rollouts)
     per_call = updating.updates_per_call(settings, spec.observation.size)
     return updating.ReplayUpdater(settings, per_call, algorithm, buffer, limiter, rng)
-
-
-def _open_ledger(
-    directory: run_directory.RunDirectory,
-    settings: config.TrainConfig,
-    actors: roster.Roster,
-    steps: pace.Pace,
-    counted: progress.Progress,
-    *,
-    is_new: bool,
-) -> ledger.Ledger:
-    """Opens the run's ledger, which knows what reached replay after the checkpoint, too, or before there was one.
-
-    Raises:
-        SpecError: The run was made for another environment.
-        RunError: It cannot be opened.
-    """
-    path, keep, spec = directory.path / run_directory.LEDGER, settings.keep_experience, actors.the_spec
-    about = {"env_id": actors.env_id, "spec": json.dumps(dataclasses.asdict(spec))}
-    if is_new and not path.exists():
-        opened = ledger.Ledger.open(path, keep=keep, about=about)
-    else:
-        opened = ledger.resume(path, keep=keep, before=(steps.env_steps, counted.episodes), about=about)
-    found = ledger.about(path)
-    if json.loads(found["spec"]) != json.loads(about["spec"]):
-        opened.close()
-        raise errors.SpecError(
-            "the run was made for another environment",
-            where=f"run: {found['env_id']}; actors: {actors.env_id}, {spec.describe()}",
-            todo="start the actors with the run's environment, or start a new run",
-        )
-    steps.limiter.inserted, counted.episodes = opened.totals()
-    return opened

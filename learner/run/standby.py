@@ -262,6 +262,6 @@ class Standby:
 def _spec(path: Path) -> specs.EnvSpec | None:
     """Returns what a run trains on; None if it has not got so far, or its ledger cannot be read."""
     try:
-        return specs.from_dict(json.loads(ledger.about(path / run_directory.LEDGER)["spec"]))
+        return specs.from_dict(json.loads(ledger.about(run_directory.ledgers(path)[0])["spec"]))
     except (errors.ActorqError, OSError, ValueError, KeyError, TypeError):
         return None

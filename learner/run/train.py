@@ -26,6 +26,7 @@ from learner.policies import retained_policy
 from learner.quantize.tflite import stderr_filter
 from learner.run import standby
 from learner.run.reports import console, energy, summary
+from learner.run.workers import cluster
 
 _log = logging.getLogger(__name__)
 SWITCH_S = 0.001
@@ -66,7 +67,11 @@ def run(
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:
+        if workers := initial.train.ingest_workers:
+            cluster.check(initial.train.ray)
         directory = held or (run_directory.RunDirectory.open(resume, resume=True) if resume else None)
+        if directory:
+            run_directory.check_workers(directory.path, workers)
         saved = checkpoint.load_newest(directory.checkpoints) if directory else None
         if directory and saved is None:
             _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
@@ -84,6 +89,7 @@ def run(
                 fingerprint=saved.meta["fingerprint"] if saved else "",
                 unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
                 allowed=budget.Budget(initial.train.message_budget_per_s),
+                shards=workers,
             )
             until_s = started_s + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
             gathering.gather(initial.train, fleet, actors, stop, until_s)
@@ -127,6 +133,8 @@ def stand_by(
     settings: config.TrainConfig, path: Path | None, stop: threading.Event
 ) -> run_directory.RunDirectory | None:
     """Waits as `standby.wait` does, or as `wait_apart` where there is no path, with TensorFlow loaded meanwhile."""
+    if settings.ingest_workers:
+        cluster.check(settings.ray)
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:

@@ -14,6 +14,7 @@ stacks of frames, an observation is one frame.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -85,13 +86,14 @@ def run(directory: Path, output: Path, name: str) -> dict[str, Any]:
         raise errors.ConfigError(
             "the dataset is there already", where=str(data), todo="remove it, or choose another --dataset-id"
         )
-    about = ledger.about(directory / run_directory.LEDGER)
+    files = run_directory.ledgers(directory)  # an actor's messages are all in one of them
+    about = ledger.about(files[0])
     spec = json.loads(about["spec"])
     partial = data.with_name("data.partial")
     partial.mkdir(parents=True, exist_ok=True)
     spec, episodes, steps, complete = specs.from_dict(json.loads(about["spec"])), 0, 0, 0
     with h5py.File(partial / "main_data.hdf5", "w", track_order=True) as file:
-        for episode in stitch(ledger.bodies(directory / run_directory.LEDGER), spec):
+        for episode in stitch(itertools.chain.from_iterable(map(ledger.bodies, files)), spec):
             if shutil.disk_usage(partial).free < ROOM_BYTES:
                 raise storage.at(f"less than {ROOM_BYTES / 1e6:.0f} MB are free for the dataset", str(partial))
             steps += _write(file, episodes, episode, spec.action)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tomllib
 from collections.abc import Callable
@@ -66,7 +67,8 @@ def load(run: Path) -> Trained:
         )
     state = found.parts["algorithm"]
     capacity = settings.get("replay_capacity", settings.get("kept_steps", config.OffPolicyConfig().capacity))
-    held = ledger.bodies(run / run_directory.LEDGER, newest_steps=capacity)
+    files = run_directory.ledgers(run)
+    held = itertools.chain.from_iterable(ledger.bodies(file, newest_steps=capacity // len(files)) for file in files)
     spec = _spec(run)
     seen = [_observations(codec.decode(messages.Experience, body), spec) for _, body in held]
     if not seen:
@@ -189,7 +191,7 @@ def _weights(state: State, initial: dict[str, NDArray[np.float32]]) -> list[NDAr
 
 
 def _spec(run: Path) -> specs.EnvSpec:
-    return specs.from_dict(json.loads(ledger.about(run / run_directory.LEDGER)["spec"]))
+    return specs.from_dict(json.loads(ledger.about(run_directory.ledgers(run)[0])["spec"]))
 
 
 def _observations(experience: messages.Experience, spec: specs.EnvSpec) -> NDArray[Any]:

@@ -85,7 +85,7 @@ class FakeLearner:
     """Serves one actor of a fleet.
 
     Attributes:
-        experience: Every message of experience that came, in order.
+        experience: Every message of experience that came, in order; `ways`: the topic of each.
         states: Every state of the actor that came.
         reports: Every report.
         receipts: Whether experience is receipted.
@@ -99,11 +99,13 @@ class FakeLearner:
         self._boot = self._seq = 0
         self.topics = topics.Topics(fleet.name)
         self.experience: list[messages.Experience] = []
+        self.ways: list[str] = []
         self.states: list[messages.ActorState] = []
         self.receipts = self.beats = True
         self.reports: queue.SimpleQueue[messages.Report] = queue.SimpleQueue()
         self.link = link.Link([broker], "learner", username=identity.LEARNER_USER, password=fleet.password)
         self.link.subscribe(self.topics.experience(actor_id), self._on_experience)
+        self.link.subscribe(self.topics.ingest("+", actor_id), self._on_experience)
         self.link.subscribe(self.topics.actor_state(actor_id), self._on_state)
         self.link.subscribe(self.topics.report(actor_id), self._on_report)
         self.link.start()
@@ -156,6 +158,7 @@ class FakeLearner:
     def _on_experience(self, topic: str, payload: bytes, retained: bool) -> None:
         message = codec.decode(messages.Experience, self._mac.open(topic, payload))
         self.experience.append(message)
+        self.ways.append(topic)
         if message.boot != self._boot:
             self._boot, self._seq = message.boot, 0
         if message.seq == self._seq + 1:  # a receipt covers all before it, so it waits for what a broker lost

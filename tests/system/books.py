@@ -54,7 +54,7 @@ class Books:
 
     def __init__(self, logs: Path, run: Path) -> None:
         self._logs = logs
-        self._file = run / run_directory.LEDGER
+        self._run = run
 
     def environment(self, actor: str, name: str = "Counting") -> list[str]:
         """Makes a directory for an actor's books; the flags that make its environment keep them."""
@@ -127,19 +127,21 @@ class Books:
         return self._count("SELECT count(*) FROM (SELECT DISTINCT actor, boot FROM messages)")
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
-        """Asks the ledger; nothing where there is none yet."""
-        if not self._file.exists():
-            return []
-        with contextlib.closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=10.0)) as file:
-            try:
-                return file.execute(query).fetchall()
-            except sqlite3.OperationalError as error:
-                if "no such table" in str(error):  # made a moment ago
-                    return []
-                raise
+        """Asks the ledger, or that of each worker in turn; nothing where there is none yet."""
+        return [row for file in run_directory.ledgers(self._run) if file.exists() for row in _ask(file, query)]
 
     def _count(self, query: str) -> int:
         return sum(count for (count,) in self.ask(query))
+
+
+def _ask(ledger: Path, query: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True, timeout=10.0)) as file:
+        try:
+            return file.execute(query).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):  # made a moment ago
+                return []
+            raise
 
 
 def _missing(accepted: dict[Life, Numbers], found: dict[Life, Numbers]) -> int:

@@ -65,11 +65,13 @@ def render_acl(fleet: str) -> str:
     lines = [f"user {identity.LEARNER_USER}", f"topic readwrite {topics.ROOT}/{fleet}/#", ""]
     # Patterns stand for watchers too, and would let them write below the name that they have
     lines += [f"user {identity.WATCH_USER}", f"topic deny {names.actor(identity.WATCH_USER, '#')}"]
+    lines.append(f"topic deny {names.ingest('+', identity.WATCH_USER)}")
     lines += [f"topic read {names.every_actor(leaf)}" for leaf in _WATCHER_READS] + [""]
     everybody_reads = (names.learner_state, f"{topics.ROOT}/{fleet}/policy/#", names.every_release)
     lines += [f"pattern read {topic}" for topic in everybody_reads]
     for right, leaves in (("write", _ACTOR_WRITES), ("read", _ACTOR_READS)):
         lines += [f"pattern {right} {topics.ROOT}/{fleet}/actor/%u/{leaf}" for leaf in leaves]
+    lines.append(f"pattern write {names.ingest('+', '%u')}")  # whatever its shard: a worker takes in its own alone
     return "\n".join(lines) + "\n"
 
 

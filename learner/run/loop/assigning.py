@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from broker.contract import messages
 from learner import config
-from learner.experience import ingest
+from learner.experience import intake
 from learner.files import run_directory
 from learner.fleet import roster, session
 from learner.run.loop import pace
@@ -34,7 +34,7 @@ class Assigner:
         fleet: session.Session,
         actors: roster.Roster,
         steps: pace.Pace,
-        arriving: ingest.Ingest,
+        arriving: intake.Intake,
         rates: progress.Progress,
         directory: run_directory.RunDirectory,
         earlier_steps: float,

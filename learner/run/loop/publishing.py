@@ -42,7 +42,7 @@ class Publishing:
         self,
         settings: config.Settings,
         algorithm: algorithms.Algorithm,
-        kept: memory.Memory,
+        kept: memory.Observed,
         rng: np.random.Generator,
         policies: publisher.Publisher,
         fleet: session.Session,

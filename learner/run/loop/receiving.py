@@ -9,7 +9,7 @@ from collections.abc import Callable
 from broker.contract import messages
 from broker.program import stopwatch
 from learner.audit import auditor, drift
-from learner.experience import ingest, ledger, opening, rate_limiter, validate
+from learner.experience import intake, ledger, opening, rate_limiter, validate
 from learner.fleet import budget, receipts, roster, session
 from learner.policies import canary, publisher
 from learner.run.loop import policy_scores
@@ -47,7 +47,7 @@ class Receiver:
         self,
         fleet: session.Session,
         actors: roster.Roster,
-        ingesting: ingest.Ingest,
+        ingesting: intake.Intake,
         owed: receipts.Receipts,
         limiter: rate_limiter.RateLimiter,
         counted: progress.Progress,
@@ -132,7 +132,7 @@ class Receiver:
             return
         receive = self._session.times.totals()["receive"]
         own = self.ingest.times.totals()
-        loop_s = receive.seconds + own["decode"].seconds + own["replay_insert"].seconds + self._receipts.spent_s
+        loop_s = receive.seconds + self.ingest.loop_s + self._receipts.spent_s
         opened_s = self._opener.spent_s if self._opener is not None else 0.0
         before, self._measured = self._measured, (own["decode"].runs, receive.runs, loop_s, opened_s)
         self._measured_at = now_s

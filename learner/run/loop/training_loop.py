@@ -21,7 +21,7 @@ import numpy as np
 
 from learner import algorithms, config
 from learner.audit import auditor, drift, holding
-from learner.experience import ingest, memory, validate
+from learner.experience import intake, memory
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
 from learner.operate.orders import standing
@@ -50,8 +50,8 @@ class Parts:
 
     session: session.Session
     roster: roster.Roster
-    validator: validate.Validator
-    ingest: ingest.Ingest
+    validator: intake.Counts
+    ingest: intake.Intake
     algorithm: algorithms.Algorithm
     publisher: publisher.Publisher
     publishing: publishing.Publishing
@@ -209,7 +209,7 @@ class TrainingLoop:
         parts = self.parts
         due = parts.updater.may_update and not parts.publishing.is_awaited
         parts.receiver.receive(0.0 if due else 0.02, starved=not due)
-        if due:
+        if due and parts.updater.may_update:  # an ingest worker may have died meanwhile, with all that replay had
             self._update()
         elif not parts.publishing.is_awaited and not self._prepare_first():
             return

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker.contract import messages
 from broker.program import stopwatch
@@ -109,6 +110,16 @@ class Updater(Generic[_B]):
         return {"steps_stale": 0, "steps_unsampled": 0}
 
 
+class Sampled(memory.Observed, Protocol):
+    """Replay, here or in workers; see `replay.Replay` for each of these."""
+
+    def __len__(self) -> int: ...
+
+    def sample(self, k: int, b: int, rng: np.random.Generator) -> replay.Batch: ...
+
+    def update_priorities(self, ids: NDArray[np.int64], td_error: NDArray[np.float32]) -> None: ...
+
+
 class ReplayUpdater(Updater[replay.Batch]):
     """Learns from transitions that are drawn from replay, many times each.
 
@@ -126,7 +137,7 @@ class ReplayUpdater(Updater[replay.Batch]):
         settings: config.OffPolicyConfig,
         per_call: int,
         algorithm: algorithms.Algorithm,
-        buffer: replay.Replay,
+        buffer: Sampled,
         limiter: rate_limiter.RateLimiter,
         rng: np.random.Generator,
     ) -> None:

@@ -19,7 +19,7 @@ from broker.program import storage
 from learner.study.compare import headroom, plan
 
 PLAN, PACES, RUNS, ROWS, REPORT = "plan.json", "paces.jsonl", "runs.jsonl", "rows.jsonl", "report.html"
-_LARGE = ("checkpoints", "policies", "home", "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
+_LARGE = ("checkpoints", "policies", "home", "ledger*.sqlite*")
 Record = dict[str, Any]
 
 
@@ -119,8 +119,7 @@ class Directory:
 
     def slim(self, run: Path) -> None:
         """Removes what a run needs to go on, and no figure comes from: a large policy's checkpoints take gigabytes."""
-        for name in _LARGE:
-            found = run / name
+        for found in [found for name in _LARGE for found in run.glob(name)]:
             if found.is_dir():
                 shutil.rmtree(found, ignore_errors=True)
             else:

@@ -104,6 +104,7 @@ def test_the_acl_says_what_all_actors_may_and_does_not_grow_with_them() -> None:
         "",
         "user _watch",
         "topic deny actorq/lab/actor/_watch/#",
+        "topic deny actorq/lab/ingest/+/_watch",
         "topic read actorq/lab/actor/+/state",
         "topic read actorq/lab/actor/+/assignment",
         "",
@@ -118,6 +119,7 @@ def test_the_acl_says_what_all_actors_may_and_does_not_grow_with_them() -> None:
         "pattern read actorq/lab/actor/%u/receipt",
         "pattern read actorq/lab/actor/%u/command",
         "pattern read actorq/lab/actor/%u/orders",
+        "pattern write actorq/lab/ingest/+/%u",
     ]
 
 

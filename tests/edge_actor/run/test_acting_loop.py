@@ -149,6 +149,23 @@ def test_birth_grant_experience_and_goodbye(site: Site) -> None:
     assert site.learner.states[-1].session == born.session
 
 
+def test_experience_goes_to_the_worker_of_its_shard_and_what_was_on_its_way_goes_again(site: Site) -> None:
+    site.learner.receipts = False
+    site.start()
+    site.assign(steps_granted=500)
+    site.learner.await_steps(500)
+    before = len(site.learner.ways)
+    site.learner.receipts = True
+    site.assign(steps_granted=1000, shard=3)
+    site.learner.await_steps(1000)
+    site.await_vitals(lambda v: v.messages_held == 0, "receipts are in")
+    assert set(site.learner.ways[:before]) == {"actorq/lab/actor/pi/experience"}
+    assert set(site.learner.ways[before:]) == {"actorq/lab/ingest/3/pi"}
+    again = site.learner.experience[before:]
+    assert {one.seq for one in again} >= {one.seq for one in site.learner.experience[:before]}
+    check_continuity(again)
+
+
 def test_a_policy_acts_and_each_message_has_one_version(site: Site) -> None:
     site.start()
     site.publish(version=1)

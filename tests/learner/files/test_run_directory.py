@@ -100,3 +100,26 @@ def test_what_was_granted_outlives_the_learner_and_is_unbounded_where_nobody_kno
         assert found.owed_steps() == steps
     (found.path / "owed.json").write_text("{")
     assert found.owed_steps() == math.inf
+
+
+def test_a_run_keeps_its_number_of_ingest_workers(tmp_path: Path) -> None:
+    assert run_directory.ledgers(tmp_path) == [tmp_path / run_directory.LEDGER]
+    run_directory.check_workers(tmp_path, 3)
+    for file in run_directory.ledgers(tmp_path, 2):
+        file.touch()
+    assert [file.name for file in run_directory.ledgers(tmp_path)] == [
+        "ledger-0-of-2.sqlite",
+        "ledger-1-of-2.sqlite",
+    ]
+    run_directory.check_workers(tmp_path, 2)
+    for other in (0, 3):
+        with pytest.raises(
+            errors.RunError, match=f"begun with 2 ingest workers, and would go on with {other}"
+        ) as caught:
+            run_directory.check_workers(tmp_path, other)
+        assert "--ingest-workers 2" in caught.value.todo
+    with pytest.raises(errors.RunError, match="holds a run already"):
+        run_directory.RunDirectory.open(tmp_path, resume=False)
+    (tmp_path / run_directory.LEDGER).touch()
+    with pytest.raises(errors.RunError, match="ledgers of 0 and of 2 ingest workers"):
+        run_directory.workers_of(tmp_path)

@@ -107,6 +107,7 @@ def test_a_slow_ingest_makes_the_fleet_say_less_and_a_quick_one_more_and_nothing
     monkeypatch.setattr(budget, "QUICK_S", 60.0)
     monkeypatch.setattr(budget, "SLOW_S", 60.0)
     with taking_in(mosquitto.port, tmp_path / "run") as (loop, simulated):
+        assert isinstance(loop.parts.validator, validate.Validator)
         slow = SlowValidator(loop.parts.validator, monkeypatch)
         allowed, here = loop.parts.roster.budget, loop.parts.session
         conftest.wait_until(lambda: allowed.messages_per_s == wanted, "it says more, where there is room", 40.0)
@@ -118,7 +119,9 @@ def test_a_slow_ingest_makes_the_fleet_say_less_and_a_quick_one_more_and_nothing
         conftest.wait_until(lambda: allowed.messages_per_s <= most, "it says less", 40.0)
         conftest.wait_until(lambda: here.waiting < 3, "nothing waits, though ingest is as slow as before", 30.0)
         assert allowed.messages_per_s <= most
-        assert allowed.metrics()["ingest_capacity_per_s"] < 1 / slow_s
+        conftest.wait_until(
+            lambda: allowed.capacity_per_s < 1 / slow_s, "all that was measured before counts no more", 30.0
+        )
 
         monkeypatch.setattr(budget, "SPARE", budget.Band(0.9, 1.0))
         slow.seconds, low = 0.0, allowed.messages_per_s

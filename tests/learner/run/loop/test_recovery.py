@@ -84,6 +84,7 @@ def test_one_odd_number_spoils_no_weights(
     run = tmp_path / "run"
     assert is_finite(state)
     assert is_finite(saved_state(run))
+    assert isinstance(loop.parts.validator, validate.Validator)
     assert loop.parts.validator.refused["value"] == 1
     assert loop.parts.validator.steps_refused == 12
     assert "value" in (run / dead_letters.NAME).read_text()

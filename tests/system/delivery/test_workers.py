@@ -1,0 +1,147 @@
+"""Two ingest workers on Ray take in what four actors send; one is killed, and nothing is lost or there twice."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from broker.contract import errors
+from learner.files import run_directory
+from learner.run import local_fleet
+from tests import conftest
+from tests.system import books
+from tests.system.conftest import QUICK
+
+pytestmark = pytest.mark.system
+FLAGS = [*QUICK, "--keep-experience", "--evaluate-episodes", "0", "--message-steps", "100", "--ingest-workers", "2"]
+FLAGS += ["--max-env-steps", "10000000", "--solved-return", "inf", "--json"]
+ACTORS = ["pi-0", "pi-1", "pi-3", "pi-4"]
+"""Two of either shard."""
+BEGUN = r"2 ingest workers have begun \(pid (\d+), pid (\d+)\)"
+BACK_S = 60.0
+"""Far more than it takes, on a machine with other work."""
+
+
+@pytest.fixture(autouse=True)
+def needs_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        conftest.skip_or_fail("Ray is not installed (the extra `ray`)")
+
+
+class Stderr:
+    """What the learner has written so far."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd, self.text = capfd, ""
+
+    def find(self, pattern: str) -> list[str]:
+        self.text += self._capfd.readouterr().err
+        return re.findall(pattern, self.text)
+
+
+def totals(run: Path) -> list[tuple[int, int]]:
+    """Steps of each shard that reached replay, and messages that were refused."""
+    found = []
+    for path in run_directory.ledgers(run):
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as book:
+            found.append(book.execute("SELECT steps, refused FROM totals").fetchone())
+    return found
+
+
+def listening(pid: int) -> set[str]:
+    """Addresses at which a process and its descendants listen."""
+    own, found = psutil.Process(pid), []
+    for one in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [at for at in one.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
+    return {at.laddr.ip.removeprefix("::ffff:") for at in found}
+
+
+def settle(fleet: local_fleet.LocalFleet, kept: books.Books) -> None:
+    """Ends the actors' first lives, and waits for all that these accepted: none lost, none twice."""
+    for actor in ACTORS:
+        fleet.children[actor].send_signal(signal.SIGTERM)
+    for actor in ACTORS:
+        assert fleet.children[actor].wait(20.0) == errors.EXIT_OK
+        fleet.start_actor(actor, kept.environment(actor))  # which sends what the life before left
+    lives = [(actor, 0) for actor in ACTORS]
+    conftest.wait_until(lambda: not kept.missing(kept.accepted(*lives)), "all that was accepted arrives", 30.0)
+    balance = kept.balance(*lives)
+    assert balance.holds and balance.dropped == 0, balance
+
+
+def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
+    kept = books.Books(run_root / "books", run)
+    for actor in ACTORS:
+        fleet.start_actor(actor, kept.environment(actor))
+    learner = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", str(len(ACTORS))])
+    conftest.wait_until(lambda: said.find(BEGUN), "the workers have begun", 120.0)
+    conftest.wait_until(lambda: (run / "policies").is_dir() and list((run / "policies").iterdir()), "a policy", 60.0)
+    assert listening(learner.pid) == {"127.0.0.1"}, "Ray listens to this machine alone"
+    kept.await_rows(50)
+
+    os.kill(int(said.find(BEGUN)[0][0]), signal.SIGKILL)
+    rows = kept.rows()
+    back = r"ingest worker 0 is back \(pid \d+\) after ([\d.]+) s"
+    conftest.wait_until(lambda: said.find(back), "the worker is back", BACK_S)
+    conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
+
+    settle(fleet, kept)
+    family = psutil.Process(learner.pid).children(recursive=True)
+    learner.send_signal(signal.SIGTERM)
+    output, _ = learner.communicate(timeout=60.0)
+    assert learner.returncode == errors.EXIT_INTERRUPTED
+    summary, found = json.loads(output), totals(run)
+    assert summary["updates"] > 0
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["worker_restarts"] == 1
+    assert "grant" not in summary["messages_refused"]
+    assert min(steps for steps, _ in found) > 0 and summary["env_steps"] == sum(steps for steps, _ in found)
+    _, alive = psutil.wait_procs(family, 10.0)
+    assert not alive, "nothing of Ray outlives the learner"
+
+
+@pytest.mark.slow
+def test_a_killed_learner_takes_its_workers_along_and_its_run_goes_on_with_nothing_lost_or_twice(
+    start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
+    kept = books.Books(run_root / "books", run)
+    for actor in ACTORS:
+        fleet.start_actor(actor, kept.environment(actor))
+    learner = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", str(len(ACTORS))])
+    conftest.wait_until(lambda: said.find(BEGUN), "the workers have begun", 120.0)
+    kept.await_rows(50)
+    family = psutil.Process(learner.pid).children(recursive=True)
+    workers = [one for one in family if str(one.pid) in said.find(BEGUN)[0]]
+    assert len(workers) == 2
+
+    learner.send_signal(signal.SIGKILL)
+    learner.wait()
+    _, alive = psutil.wait_procs(workers, 30.0)
+    assert not alive, "no worker outlives the learner"
+    for one in family:  # agents of Ray's own stay about as long as they look for its head
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    rows = kept.rows()
+    again = fleet.start_learner(["--resume", str(run), "--json"])
+    conftest.wait_until(lambda: len(said.find(BEGUN)) == 2, "the workers have begun again", 120.0)
+    conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
+
+    settle(fleet, kept)
+    again.send_signal(signal.SIGTERM)
+    output, _ = again.communicate(timeout=60.0)
+    assert again.returncode == errors.EXIT_INTERRUPTED
+    assert json.loads(output)["env_steps"] == sum(steps for steps, _ in totals(run))
