@@ -166,7 +166,7 @@ def failed(found: Record) -> list[str]:
 
 def number(value: float | None, scale: float = 1.0, digits: int = 1) -> str:
     """Returns a number for people; `-` where there is none."""
-    return "-" if value is None else f"{scale * value:.{digits}f}"
+    return "-" if value is None else f"{round(scale * value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before a 0
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import axis, ticker
+
 from broker.program import storage
 from learner.study.report import page, svg, tables
 from learner.study.sweep import output, plan
@@ -77,6 +79,7 @@ def _errors(found: Record) -> svg.Picture | None:
         told.append(f"{name} {tables.shown(median)} ({tables.shown(min(values))} to {tables.shown(max(values))})")
     drawn.axvline(0.0, color=svg.MUTED, linewidth=0.9)
     drawn.set_xscale("symlog", linthresh=_LINEAR)
+    _plain_ticks(drawn.xaxis, _LINEAR)
     drawn.set_yticks(range(len(by_column)), list(by_column))
     drawn.set_ylim(len(by_column) - 0.5, -0.5)
     drawn.set_xlabel("relative error, % (a dot a policy, bar: median)")
@@ -110,6 +113,7 @@ def _bits(found: Record) -> svg.Picture | None:
         told.append(f"{label}: {', '.join(f'{bits} bits {tables.shown(value)}' for bits, value in values.items())}")
     drawn.axhline(0.0, color=svg.MUTED, linewidth=0.9)
     drawn.set_yscale("symlog", linthresh=_LINEAR)
+    _plain_ticks(drawn.yaxis, _LINEAR)
     drawn.set_xlabel("bits of the weights")
     drawn.set_ylabel("median relative error, %")
     svg.legend(drawn, len(medians))
@@ -142,6 +146,7 @@ def _against(found: Record) -> svg.Picture | None:
         told.append(f"{column} {'not known' if rank is None else tables.shown(rank)} ({len(pairs)} policies)")
     drawn.axhline(0.0, color=svg.MUTED, linewidth=0.9)
     drawn.set_yscale("symlog", linthresh=_LINEAR)
+    _plain_ticks(drawn.yaxis, _LINEAR)
     drawn.set_xlabel("range of the widest layer's weights / their std")
     drawn.set_ylabel("relative error, %")
     svg.legend(drawn, len(series))
@@ -165,7 +170,8 @@ def _ranges(found: Record) -> svg.Picture | None:
     drawn.set_yticks(range(len(spread)), [tables.label(name) for name in spread])
     drawn.set_ylim(len(spread) - 0.5, -0.5)
     drawn.set_xscale("symlog", linthresh=1.0)
-    drawn.set_xlabel("weights: range (thin), and the largest std of a layer (thick)")
+    _plain_ticks(drawn.xaxis, 1.0)
+    drawn.set_xlabel("weights: range, and largest std (thick)")
     return svg.finish(made, "Weights of each policy", f"{'; '.join(told)}.")
 
 
@@ -177,3 +183,13 @@ def _family(column: str) -> int:
     """Returns a colour for each kind of column."""
     found = plan.bits_of(column)
     return 0 if found is None else 2 if found[1] else 1
+
+
+def _plain_ticks(of: axis.Axis, linear: float) -> None:
+    """Writes 0 and powers of ten beyond what is linear, as numbers: matplotlib's own on such an axis are for TeX."""
+    low, high = sorted(of.get_view_interval())
+    sizes = [10.0**power for power in range(5) if 10.0**power >= linear]
+    ticks = (*(-size for size in sizes), 0.0, *sizes)
+    of.set_major_locator(ticker.FixedLocator([tick for tick in ticks if low <= tick <= high]))
+    of.set_minor_locator(ticker.NullLocator())
+    of.set_major_formatter(lambda value, _: tables.shown(value))
