@@ -97,7 +97,8 @@ def _run_converter(
         return forward.run(policy, weights, observation, convolve=convolutions.native)
 
     # All in one batch: 1 ms, not 30
-    return from_function(traced, observations.shape[1:], precision, [observations], per_channel)
+    made = from_function(traced, observations.shape[1:], precision, [observations], per_channel)
+    return graph_edits.with_own_constants(made)
 
 
 def from_function(

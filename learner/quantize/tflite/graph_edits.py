@@ -15,6 +15,25 @@ from learner.quantize import input_scaling
 FloatArray = NDArray[np.float32]
 
 
+def with_own_constants(model: bytes) -> bytes:
+    """Returns the model with a buffer for each constant of its graph.
+
+    The converter keeps equal ones once, and a template that is to hold other numbers needs a place for each: in int8
+    the only weight of an output is 127 or -127, whatever it was.
+    """
+    root = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(model, 0))
+    used: set[int] = set()
+    is_shared = False
+    for tensor in root.subgraphs[0].tensors:
+        if (found := root.buffers[tensor.buffer]).data is not None and tensor.buffer in used:
+            own = schema.BufferT()
+            own.data = found.data
+            tensor.buffer, is_shared = len(root.buffers), True
+            root.buffers.append(own)
+        used.add(tensor.buffer)
+    return _packed(root, len(model)) if is_shared else model
+
+
 def insert_scaling(model: bytes, affine: input_scaling.Affine) -> bytes:
     """Puts a float MUL and ADD in front of a .tflite model's only input, and behind them what makes hi and lo inputs.
 

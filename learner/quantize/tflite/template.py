@@ -122,8 +122,12 @@ def architecture(policy: layers.PolicyLayers, shape: tuple[int, ...]) -> Archite
 
 
 def stand_in(policy: layers.PolicyLayers, rng: np.random.Generator) -> layers.PolicyLayers:
-    """Returns a policy of the same architecture with random numbers, none of them 0 throughout."""
+    """Returns a policy of the same architecture with random numbers, none of them 0 throughout.
+
+    Layers of one unit get positive ones: behind a negative weight, ReLU puts out nothing but zeros.
+    """
     weights = [rng.uniform(-1, 1, a.shape) / np.sqrt(a[0].size) for a in layers.arrays(policy).values()]
+    weights = [np.abs(a) if len(a) == 1 else a for a in weights]
     return layers.with_arrays(policy, [(a + 0.1 * (a.ndim == 1)).astype(np.float32) for a in weights])
 
 

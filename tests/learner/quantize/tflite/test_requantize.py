@@ -7,6 +7,7 @@ quantization, and given to ours. What both make of them must be the same file.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from broker.contract import errors, specs
 from broker.program import logs
 from learner.networks import layers, networks
-from learner.quantize import calibrate, input_scaling, ptq, scales
+from learner.quantize import calibrate, fp32, input_scaling, ptq, scales
 from learner.quantize.tflite import convert, interpreter, quantizer, requantize, template
 
 Arrays = NDArray[np.float32]
@@ -171,6 +172,28 @@ def test_tiny_weights_keep_a_scale() -> None:
     observations = _observations(spec, rng, 64)
     expected, ranges = _reference(policy, observations)
     assert quantizer.Quantizer().quantize(policy, ranges, observations) == expected
+
+
+@pytest.mark.parametrize("signs", list(itertools.product((-1.0, 1.0), repeat=3)))
+def test_layers_of_one_weight_have_a_place_each(signs: tuple[float, ...]) -> None:
+    """As where an agent's outputs are clipped, by three layers of one unit: in int8 each weight is 127 or -127."""
+    rng = np.random.default_rng(4)
+    clip = [
+        layers.Dense(np.array([[sign]], np.float32), np.array([2.0 - sign], np.float32), "relu") for sign in signs[:2]
+    ]
+    policy = (
+        layers.Dense(rng.uniform(-1, 1, (1, 2)).astype(np.float32), np.array([1.5], np.float32), "relu"),
+        *clip,
+        layers.Dense(np.array([[signs[2]]], np.float32), np.array([0.1], np.float32), "none"),
+    )
+    observations = rng.uniform(-1, 1, (64, 2)).astype(np.float32)
+    fitted = ptq.Calibrator(ptq.STEPS[1:]).calibrate(policy, observations)
+    quantize = quantizer.Quantizer()
+    model = quantize.quantize(policy, fitted.params, observations)
+    assert quantize.fallbacks == 0
+    answered, _, _ = interpreter.run(model, observations)
+    exact = fp32.outputs(policy, observations)
+    assert np.abs(answered - exact).max() < 0.03 * np.ptp(exact)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
