@@ -47,7 +47,7 @@ class Enrolled(Generic[_T]):
             OSError: The directory cannot be read.
         """
         changes = self.look()
-        self.take(changes)
+        self.apply(changes)
         return bool(changes)
 
     @property
@@ -85,7 +85,7 @@ class Enrolled(Generic[_T]):
                 _log.warning("%s %s: %s", "keeping" if name in self.found else "leaving out", name, error)
         return changes
 
-    def take(self, changes: Changes[_T]) -> None:
+    def apply(self, changes: Changes[_T]) -> None:
         """Takes in what `look` has seen."""
         for name, kept in changes.items():
             if kept is None:

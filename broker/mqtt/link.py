@@ -223,14 +223,14 @@ class Link:
 
     # -- turns ------------------------------------------------------------------------------------------------------
 
-    def turn(self) -> bool:
+    def poll(self) -> bool:
         """Serves the socket in the caller's thread, without waiting; true if a message has come in part.
 
         For a loop that computes all the time; handlers run in it. As long as it calls this often, the network thread
         leaves the socket alone: each time that woke up for a message, the two would pass Python's lock to and fro, for
         milliseconds (measured: 2 of the 45 that 4096 steps take). Call `rest` before the loop waits for something.
         """
-        return self._loop.turn()
+        return self._loop.poll()
 
     def rest(self) -> None:
         """Leaves the socket to the network thread again, at once."""

@@ -62,8 +62,8 @@ class SocketLoop:
             return True
         return self._exchange(client, self._poll, WAIT_MS)
 
-    def turn(self) -> bool:
-        """Serves the socket without waiting; see `Link.turn`."""
+    def poll(self) -> bool:
+        """Serves the socket without waiting; see `Link.poll`."""
         self._turns.begin()
         client = self._client
         try:

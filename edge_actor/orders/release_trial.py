@@ -71,8 +71,8 @@ class ReleaseTrial:
         limit_s = float(order.options.get("trial_s", _LIMIT_S))
         self._updater.begin(updater.Wanted(order.number, order.options["release"], limit_s))
 
-    def turn(self, acts: Callable[[], bool | None], has_receipt: Callable[[], bool | None]) -> list[messages.Answer]:
-        """Returns what there is to answer; see `OrderRunner.turn`."""
+    def poll(self, acts: Callable[[], bool | None], has_receipt: Callable[[], bool | None]) -> list[messages.Answer]:
+        """Returns what there is to answer; see `OrderRunner.poll`."""
         result = self._updater.take_result()
         answers = [self._settle(result)] if result is not None else []
         if self._trial and self._is_proved(acts(), has_receipt()) and (answer := self._keep()) is not None:

@@ -87,7 +87,7 @@ class OrderRunner:
                 _log.warning("order %s is not carried out, since it cannot be written down: %s", order.kind, error)
                 self._respond(self._log.answer(order.number))
 
-    def turn(self, acts: Callable[[], bool | None], has_receipt: Callable[[], bool | None] = lambda: None) -> None:
+    def poll(self, acts: Callable[[], bool | None], has_receipt: Callable[[], bool | None] = lambda: None) -> None:
         """Does what orders left to do.
 
         Args:
@@ -180,7 +180,7 @@ class OrderRunner:
         has_receipt: Callable[[], bool | None],
     ) -> None:
         """Says what became of a release, and starts again where it is to be tried."""
-        for answer in releases.turn(acts, has_receipt):
+        for answer in releases.poll(acts, has_receipt):
             if answer.outcome not in ("done", order_log.TAKEN):
                 self._count(f"order_{answer.outcome}")
             self._respond(answer)

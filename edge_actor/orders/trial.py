@@ -1,6 +1,6 @@
 """A process that tries ordered settings: whatever becomes of it, the actor comes back, if need be with those before.
 
-"Back" is said by the acting loop (`OrderRunner.turn`). A process that crashes, hangs or is refused does not say it:
+"Back" is said by the acting loop (`OrderRunner.poll`). A process that crashes, hangs or is refused does not say it:
 the settings are then undone, at the time limit or at the next start.
 """
 

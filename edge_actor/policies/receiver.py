@@ -127,7 +127,7 @@ class PolicyReceiver:
         for read, topic, kind in kinds:
             try:
                 if (sealed := read()) is not None:
-                    self.take(codec.decode(kind, verifier.open(topic, sealed)), sealed)
+                    self.receive(codec.decode(kind, verifier.open(topic, sealed)), sealed)
             except (OSError, errors.MessageError) as error:
                 self._refuse("stored", f"the stored policy cannot be used: {error}")
         try:
@@ -149,7 +149,7 @@ class PolicyReceiver:
         def take(message: assembly.Message, sealed: bytes) -> None:
             if channel == self.channel:  # topics of one that was followed before are still subscribed to
                 with self.times.time("policy_verify"):
-                    self.take(message, sealed)
+                    self.receive(message, sealed)
 
         def queued(handle: arrivals.Handler) -> arrivals.Handler:
             return self._arrivals.queued(functools.partial(self._open, handle))
@@ -180,7 +180,7 @@ class PolicyReceiver:
             self.announced = newest
             self.phase = Phase.ANNOUNCED
 
-    def take(self, message: assembly.Message, sealed: bytes) -> None:
+    def receive(self, message: assembly.Message, sealed: bytes) -> None:
         """Takes in a message that came as `sealed`; if that gives a policy newer than all before, it will be built."""
         if isinstance(message, messages.Policy) and message.manifest.channel != self.channel:
             return
@@ -205,7 +205,7 @@ class PolicyReceiver:
             elif order == self._active:
                 self._keep(held.newest)
         if (waiting := held.take_waiting()) is not None:
-            self.take(*waiting)
+            self.receive(*waiting)
 
     # -- what the acting loop asks ----------------------------------------------------------------------------------
 

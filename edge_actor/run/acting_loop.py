@@ -120,7 +120,7 @@ class ActingLoop:
             self._act_for_a_burst()
         else:
             self._act_on_time(self._metronome)
-        self._orders.turn(self._acts_as_wanted, self._has_receipt)
+        self._orders.poll(self._acts_as_wanted, self._has_receipt)
 
     def hand_over(self, told_to_stop: Callable[[], bool]) -> None:
         """Gives the learner what is held, before what is in memory is gone, or this name is another's."""
@@ -208,7 +208,7 @@ class ActingLoop:
         """Serves the socket; returns whether a message has come in part, which nearly always is a policy's."""
         policies, link, began = self.policies.receiver, self._link, time.perf_counter()
         opened_s, received = policies.opened_s, link.bytes_received
-        is_more_coming = link.turn()
+        is_more_coming = link.poll()
         took_s = time.perf_counter() - began - (policies.opened_s - opened_s)  # what was opened in it has its own stage
         is_policy = is_more_coming or link.bytes_received - received > POLICY_BYTES
         self._idle.add("policy_receive" if is_policy else "send", max(0.0, took_s))

@@ -76,9 +76,9 @@ class _Returns:
         self.fall_z: float | None = None
         self._anew = 0
 
-    def take(self, experience: messages.Experience) -> None:
+    def add(self, experience: messages.Experience) -> None:
         """Takes in the episodes of a message."""
-        for _, total in self.episodes.take(experience):
+        for _, total in self.episodes.add(experience):
             self._anew += 1
             (self.first if len(self.first) < EPISODES else self.newest).append(total)
 
@@ -153,7 +153,7 @@ class Drift:
             account.returns = _Returns(order)
         if account.returns.order == order:
             if self._may_count_episodes(now):
-                account.returns.take(experience)
+                account.returns.add(experience)
             else:
                 account.returns.episodes.begun.clear()  # of what is passed over, an end is not known
         if self._job is not None and self._job.done():

@@ -260,16 +260,16 @@ class Replay:
             ids = self.oldest + (slots - self.oldest) % self.capacity
         return Batch(
             observation=self._seen(self._start[slots], (k, b)),
-            action=self._take(self._action, slots, k, b),
-            reward=self._take(self._reward, slots, k, b),
-            discount=self._take(self._discount, slots, k, b),
+            action=self._gather(self._action, slots, k, b),
+            reward=self._gather(self._reward, slots, k, b),
+            discount=self._gather(self._discount, slots, k, b),
             bootstrap=self._seen(self._bootstrap[slots], (k, b)),
             weight=weight.reshape(k, b),
             ids=ids.reshape(k, b),
         )
 
     @staticmethod
-    def _take(ring: NDArray[Any], slots: IntArray, k: int, b: int) -> NDArray[Any]:
+    def _gather(ring: NDArray[Any], slots: IntArray, k: int, b: int) -> NDArray[Any]:
         return ring.take(slots, axis=0).reshape(k, b, *ring.shape[1:])
 
     def _seen(self, ids: IntArray, lead: tuple[int, ...]) -> NDArray[Any]:

@@ -15,7 +15,7 @@ class WholeEpisodes:
     def __init__(self) -> None:
         self.begun: set[int] = set()
 
-    def take(self, experience: messages.Experience) -> list[tuple[int, float]]:
+    def add(self, experience: messages.Experience) -> list[tuple[int, float]]:
         """Takes in a message; returns environment and return of each episode that ended in it and had begun here."""
         ended: list[tuple[int, float]] = []
         ends = (experience.terminated | experience.truncated).tolist()

@@ -128,10 +128,10 @@ class Brokers:
         taken = [one.publish(topic, payload, wait_s=_TURN_S) for one in self._all]
         return any(taken)
 
-    def turn(self) -> None:
-        """Reads what has come from every broker, in the caller's thread (see Link.turn)."""
+    def poll(self) -> None:
+        """Reads what has come from every broker, in the caller's thread (see Link.poll)."""
         for one in self._all:
-            one.turn()
+            one.poll()
 
     def rest(self) -> None:
         """Leaves every socket to its network thread (see Link.rest)."""

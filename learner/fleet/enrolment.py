@@ -44,7 +44,7 @@ class Enrolment:
 
     def read(self) -> None:
         """Takes in all that are enrolled, and waits for it."""
-        self._take(self._enrolled.look())
+        self._apply(self._enrolled.look())
 
     def follow(self) -> None:
         """Takes in actors that were enrolled since, with their newest key, and forgets those that were revoked.
@@ -59,15 +59,15 @@ class Enrolment:
             if not self._look.done():
                 return
             look, self._look = self._look, None
-            self._take(look.result())
+            self._apply(look.result())
         now = time.monotonic()
         if now - self._looked_at >= _PERIOD_S:
             self._looked_at = now
             if self._enrolled.is_due:
                 self._look = self._looker.submit(self._enrolled.look)
 
-    def _take(self, changes: enrolled.Changes[signing.ActorMac]) -> None:
+    def _apply(self, changes: enrolled.Changes[signing.ActorMac]) -> None:
         if changes:
-            self._enrolled.take(changes)
+            self._enrolled.apply(changes)
             self.version += 1
             self._fleet.check_key()

@@ -281,7 +281,7 @@ class Session:
         raw = self._inbox.get(0.0)
         if raw is None and self._came:
             with self.times.time("receive", 0):
-                self.brokers.turn()
+                self.brokers.poll()
             raw = self._inbox.get(0.0)
         if raw is None:
             self.brokers.rest()  # the caller may compute now: what a full socket did not take must go out meanwhile

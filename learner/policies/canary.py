@@ -131,7 +131,7 @@ class Canary:
     def consider(self, actor_id: str, experience: messages.Experience) -> None:
         """Takes in an accepted message."""
         if self._trial is not None:
-            self._trial.pairs.take(actor_id, experience)
+            self._trial.pairs.add(actor_id, experience)
 
     def advance(self) -> Outcome | None:
         """Follows who comes and leaves, and ends the trial if it is decided; call again and again.

@@ -70,9 +70,9 @@ class OutgoingPolicy:
         """Takes the policy's next bytes; they must not change before `sha256` or `cancel` was called."""
         start, self.size = self.size, self.size + len(piece)
         if self._beside is None:
-            self._take(start, piece)
+            self._note_piece(start, piece)
         else:
-            self._under_way.append(self._beside.submit(self._take, start, piece))
+            self._under_way.append(self._beside.submit(self._note_piece, start, piece))
 
     def sha256(self) -> str:
         """Returns the digest of all bytes in hexadecimal; empty if they went ahead (`messages.ManifestChanges`)."""
@@ -104,7 +104,7 @@ class OutgoingPolicy:
         start = self.size if self.went_ahead else 0
         return replace(self._first, start=start, end=self.size, changes=changes, patch=patch)
 
-    def _take(self, start: int, piece: bytes | memoryview) -> None:
+    def _note_piece(self, start: int, piece: bytes | memoryview) -> None:
         began, end = time.perf_counter(), start + len(piece)
         if self._send_piece is None:
             self._digest.update(piece)

@@ -67,7 +67,7 @@ class PairedTrial:
         """Those whose episodes are followed."""
         return set(self._sides)
 
-    def take(self, actor_id: str, experience: messages.Experience) -> None:
+    def add(self, actor_id: str, experience: messages.Experience) -> None:
         """Takes in a message. What another policy chose tells nothing."""
         side = self._orders.get(messages.Order(experience.epoch, experience.version))
         if self.decision != "wait":
@@ -78,7 +78,7 @@ class PairedTrial:
             return
         self._sides[actor_id] = side
         followed = self._episodes.setdefault(actor_id, whole_episodes.WholeEpisodes())
-        ended = followed.take(experience)
+        ended = followed.add(experience)
         for env in sorted({env for env, _ in ended} | followed.begun):  # by how they ended would favour what is short
             if (actor_id, env) not in self._streams:
                 self._join(_Stream(actor_id, env, side))

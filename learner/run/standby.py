@@ -146,7 +146,7 @@ class Standby:
                     extra=logs.once(self._live and self._live.session),
                 )
                 continue
-            return self._take(found, silent_s)
+            return self._take_over(found, silent_s)
         raise gathering.Stopped
 
     def wait_apart(self, stop: threading.Event) -> None:
@@ -181,7 +181,7 @@ class Standby:
             if self.brokers.connected:
                 yield time.monotonic() - self._heard_at
 
-    def _take(self, found: run_directory.RunDirectory, silent_s: float) -> run_directory.RunDirectory | None:
+    def _take_over(self, found: run_directory.RunDirectory, silent_s: float) -> run_directory.RunDirectory | None:
         if found.ended_by_itself(self._settings.max_env_steps):
             return None
         why = "it is offline" if self._is_gone else f"nothing was heard for {silent_s:.1f} s"

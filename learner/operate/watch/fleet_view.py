@@ -41,7 +41,7 @@ class FleetView:
         """Takes in what an actor said of itself."""
         with self._lock:
             member = self._members.setdefault(actor_id, members.Member(actor_id))
-            if member.take(state, retained=retained, now_s=self._clock()):
+            if member.observe(state, retained=retained, now_s=self._clock()):
                 self._change(member)
 
     def hear_assignment(self, actor_id: str, assignment: messages.Assignment) -> None:

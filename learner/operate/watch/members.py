@@ -51,7 +51,7 @@ class Member:
             and now_s - self.heard_s <= silence_s
         )
 
-    def take(self, state: messages.ActorState, *, retained: bool, now_s: float) -> bool:
+    def observe(self, state: messages.ActorState, *, retained: bool, now_s: float) -> bool:
         """Takes in a state, unless a newer one is known; returns whether it did.
 
         Of two states the one with the higher (boot, heartbeat) is true, but a process of a lower boot has the name once

@@ -79,7 +79,7 @@ class RunFiles:
                     self._rest = self._rest[-_LINE_BYTES:]
                     for line in lines:
                         with contextlib.suppress(ValueError, RecursionError):
-                            self._take(json.loads(line))
+                            self._note_row(json.loads(line))
         except OSError:
             return
 
@@ -131,7 +131,7 @@ class RunFiles:
                         ):
                             yield line
 
-    def _take(self, row: Any) -> None:
+    def _note_row(self, row: Any) -> None:
         if not isinstance(row, dict):
             return
         self.newest = {key: value for key, value in row.items() if isinstance(value, int | float)}

@@ -203,7 +203,7 @@ class _Deployment:
         acting = self._announce(main)
         until_s = time.monotonic() + _LAST_S
         while time.monotonic() < until_s and any(map(_records, self._roster.working())):
-            self._turn()
+            self._poll()
         if stopped:
             raise gathering.Stopped
         if outcome.verdict == "broken off":
@@ -230,7 +230,7 @@ class _Deployment:
     def _outcome(self, trials: canary.Canary) -> canary.Outcome:
         until_s = time.monotonic() + self._trial_s
         while True:
-            self._turn()
+            self._poll()
             if (outcome := trials.advance()) is not None:
                 return outcome
             why = "stopped" if self._stop.is_set() else f"not decided within {self._trial_s:g} s"
@@ -283,7 +283,7 @@ class _Deployment:
         until_s, working = time.monotonic() + ACTING_S, self._roster.working()
         acting: list[actors.Actor] = []
         while not self._stop.is_set() and time.monotonic() < until_s:
-            self._turn()
+            self._poll()
             working = self._roster.working()
             acting = [one for one in working if one.state and _acts_on(one.state.vitals) == order]
             if working and len(acting) == len(working):
@@ -309,7 +309,7 @@ class _Deployment:
                 break
             asked = [one for one in working if one.actor_id == by] or working
             asking.advance(asked, time.monotonic(), self._fleet.brokers.changes)
-            self._turn()
+            self._poll()
         return self._score
 
     def _send_older(self, policies: publisher.Publisher, older: publisher.Published) -> list[str]:
@@ -317,7 +317,7 @@ class _Deployment:
         assert policies.newest is not None
         until_s = time.monotonic() + DELIVERY_S
         while not self._fleet.brokers.connected and time.monotonic() < until_s:
-            self._turn()
+            self._poll()
         _log.warning("the older policy %s goes out again, as %s", older.sent.order, policies.newest.sent.order)
         return self._announce(policies.newest)
 
@@ -342,7 +342,7 @@ class _Deployment:
 
     # -- what arrives -----------------------------------------------------------------------------------------------
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         self._fleet.beat()
         for arrival in self._fleet.drain(_TURN_S):
             message = arrival.message
@@ -354,7 +354,7 @@ class _Deployment:
                 self._receive_report(arrival.actor_id, message)
             elif self._listener is not None and self._trials is not None:
                 newest = self._trials.newest_version(arrival.actor_id)
-                experience = self._listener.take(arrival.actor_id, arrival.topic, message, newest)
+                experience = self._listener.receive(arrival.actor_id, arrival.topic, message, newest)
                 if experience is not None:
                     self._trials.consider(arrival.actor_id, experience)
             else:

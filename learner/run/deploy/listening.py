@@ -53,7 +53,7 @@ class Listener:
             return AHEAD_STEPS
         return math.ceil(birth.rate_hz * birth.n_envs * max(AHEAD_S, self._roster.grant_s))
 
-    def take(self, actor_id: str, topic: str, payload: bytes, newest: int) -> messages.Experience | None:
+    def receive(self, actor_id: str, topic: str, payload: bytes, newest: int) -> messages.Experience | None:
         """Returns the experience of a message if it is sound, was granted here, and did not come before.
 
         Args:

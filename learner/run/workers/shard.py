@@ -248,7 +248,7 @@ class Shard:
                     raise errors.FleetBusy("a learner of a higher epoch has taken this fleet over")
                 if time.monotonic() - self._asked_at > ALONE_S:
                     raise plan.Alone("no learner has asked this worker for anything")
-                self._turn()
+                self._poll()
             with self._lock:
                 self._commit(wait=True)
         except errors.ActorqError as error:
@@ -265,7 +265,7 @@ class Shard:
                 self._failure = failure
                 self._news.notify_all()
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         with self._lock:
             wait_s = min(_WAIT_S, self._ingest.due_in_s)
         arrivals = list(itertools.islice(self._listening.drain(wait_s), ARRIVALS))
@@ -273,10 +273,10 @@ class Shard:
             for arrival in arrivals:
                 if self._ingest.is_full:
                     self._commit(wait=True)
-                self._take(*arrival)
+                self._receive(*arrival)
             self._commit(wait=False)
 
-    def _take(self, actor_id: str, topic: str, payload: bytes, retained: bool) -> None:
+    def _receive(self, actor_id: str, topic: str, payload: bytes, retained: bool) -> None:
         heard, leaf = self._listening, topic.rpartition("/")[2]
         try:
             if topic == heard.topics.actor_state(actor_id):

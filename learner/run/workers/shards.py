@@ -200,7 +200,7 @@ class Shards:
                     self._settle(one)
                     if one.is_live:
                         self._ask(one, "flush")
-                        self._take(one, self._ask(one, "report", self._tell(), 0.0))
+                        self._note_report(one, self._ask(one, "report", self._tell(), 0.0))
         else:
             self._advance()
         new, self._new = self._new, []
@@ -249,7 +249,7 @@ class Shards:
             for answer in (one.answer, last):  # a report may be on its way
                 told = answer.result() if answer is not None and answer.done() and not answer.exception() else None
                 if isinstance(told, plan.Report):
-                    self._take(one, told)
+                    self._note_report(one, told)
         for late in self._new:
             self._on_missed(len(late.reward), _ended(late))
         for one in self.places:
@@ -365,7 +365,7 @@ class Shards:
             if one.stage == "begin":
                 self._note_begun(one, answer)
             else:
-                self._take(one, answer)
+                self._note_report(one, answer)
 
     def _tell(self) -> plan.Told:
         return plan.Told(self.version(), self.receipt_s())
@@ -396,7 +396,7 @@ class Shards:
                 *(one.shard, begun.pid, time.monotonic() - one.died_at[-1]),
             )
 
-    def _take(self, one: _Place, report: plan.Report | None) -> None:
+    def _note_report(self, one: _Place, report: plan.Report | None) -> None:
         if report is None:
             return
         for level, text in report.said:

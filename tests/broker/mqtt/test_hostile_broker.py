@@ -22,7 +22,7 @@ def test_garbage(what: str, by_turns: bool, log: log_reader.LogReader) -> None:
 
             def gone() -> bool:
                 if by_turns:
-                    made.turn()
+                    made.poll()
                 return raw.clients.qsize() >= 2
 
             conftest.wait_until(gone, "it left, came back, and left again", 30.0)

@@ -191,13 +191,13 @@ class TestSet:
     def test_is_tried_by_the_next_process_and_kept(self, board: Board) -> None:
         assert board.give(order(7, "set", rate_hz="50", seed="3")) == [(7, "taken")]
         assert board.starts == ["restart"]
-        board.runner.turn(lambda: True)
+        board.runner.poll(lambda: True)
         assert board.log.settings == {}, "this process does not run with them"
         board.start()
         assert board.log.in_force == {"rate_hz": "50", "seed": "3"} and board.log.begin()
-        board.runner.turn(lambda: False)
+        board.runner.poll(lambda: False)
         assert board.give(order(7, "set", rate_hz="50", seed="3")) == [(7, "taken")]
-        board.runner.turn(lambda: True)
+        board.runner.poll(lambda: True)
         assert board.answers[-1].outcome == "done"
         board.start()
         assert not board.log.begin() and board.log.in_force == {"rate_hz": "50", "seed": "3"}
@@ -257,7 +257,7 @@ class TestStartingAgain:
         board.start()
         assert board.log.begin()
         assert board.give(order(9, "set", seed="3")) == [(9, "taken")] and board.refused == {}
-        board.runner.turn(lambda: True)
+        board.runner.poll(lambda: True)
         assert board.answers[-1].outcome == "done"
         assert board.give(order(8)) == [] and not board.is_paused(), "an old pause is a replay"
         assert board.refused == {"older_order": 1}
@@ -311,12 +311,12 @@ def test_lines_are_followed_until_nobody_asks(board: Board, monkeypatch: pytest.
     _log(board, "one", "two")
     for _ in range(3):
         now[0] += 1.0
-        board.runner.turn(lambda: True)
+        board.runner.poll(lambda: True)
     assert board.last_lines() == ["one", "two"] and len(board.answers) == 2
     now[0] += 31.0
     _log(board, "three")
-    board.runner.turn(lambda: True)
-    board.runner.turn(lambda: True)
+    board.runner.poll(lambda: True)
+    board.runner.poll(lambda: True)
     assert len(board.answers) == 2
     _log(board, *map(str, range(log_lines.KEPT + 5)))
     assert board.lines.since(0)[0] == f"... {9} lines were not kept"

@@ -64,8 +64,8 @@ class Board:
         wanted = updater.Wanted(7, DIGEST, 30.0)
         self.takes.result = updater.Result(wanted, outcome, "a text", NAME, 5)
 
-    def turn(self, acts: bool | None = None, receipt: bool | None = None) -> str:
-        self.runner.turn(lambda: acts, lambda: receipt)
+    def poll(self, acts: bool | None = None, receipt: bool | None = None) -> str:
+        self.runner.poll(lambda: acts, lambda: receipt)
         return self.answers[-1].outcome if self.answers else ""
 
     def note(self, name: str) -> Mapping[str, Any]:
@@ -83,16 +83,16 @@ def test_a_release_is_tried_by_the_next_process_and_kept(board: Board) -> None:
     assert "a release is being taken" in board.give(9, "set", rate_hz="5").text
     assert "a release is being taken or tried" in board.give(10, "reboot").text and board.starts == []
     board.finds("ready")
-    assert board.turn() == "taken" and board.starts == ["update"]
+    assert board.poll() == "taken" and board.starts == ["update"]
     assert board.note("trial") == {**TRIAL, "starts": 0, "why": ""}
 
     board.start(NAME)
     assert board.give(11, "reboot").outcome == "refused" and board.starts == []
     board.answers.clear()
     for acts, receipt in ((None, None), (False, None), (True, False), (False, True)):
-        assert board.turn(acts, receipt) == "", "it has not proved itself"
+        assert board.poll(acts, receipt) == "", "it has not proved itself"
     assert launcher.current(board.root) == ""
-    assert board.turn(True, True) == "done"
+    assert board.poll(True, True) == "done"
     assert launcher.current(board.root) == NAME and board.note("trial") == {}
     board.start(NAME)
     assert board.give().outcome == "done", "asked again"
@@ -101,20 +101,20 @@ def test_a_release_is_tried_by_the_next_process_and_kept(board: Board) -> None:
 def test_a_learner_that_wants_nothing_is_proof_after_a_while(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.give()
     board.finds("ready")
-    board.turn()
+    board.poll()
     board.start(NAME)
-    assert board.turn(True, None) == ""
+    assert board.poll(True, None) == ""
     monkeypatch.setattr(release_trial, "_QUIET_S", 0.0)
     time.sleep(0.01)
-    assert board.turn(False, None) == "" and board.turn(True, None) == "", "it acted not all the time"
+    assert board.poll(False, None) == "" and board.poll(True, None) == "", "it acted not all the time"
     time.sleep(0.01)
-    assert board.turn(True, None) == "done"
+    assert board.poll(True, None) == "done"
 
 
 def test_a_release_that_was_given_up_is_undone_with_the_reason(board: Board) -> None:
     board.give()
     board.finds("ready")
-    board.turn()
+    board.poll()
     launcher.give_up(board.root, "it ended with 3")
     board.start("1.9-before")
     answer = board.give()
@@ -127,25 +127,25 @@ def test_a_release_that_was_given_up_is_undone_with_the_reason(board: Board) -> 
 def test_one_that_was_given_up_a_moment_ago_cannot_keep_itself(board: Board) -> None:
     board.give()
     board.finds("ready")
-    board.turn()
+    board.poll()
     board.start(NAME)
     launcher.give_up(board.root, "too late")
-    assert board.turn(True, True) == ""
+    assert board.poll(True, True) == ""
     assert launcher.current(board.root) == ""
 
 
 def test_one_that_cannot_be_kept_goes_on_trying(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.give()
     board.finds("ready")
-    board.turn()
+    board.poll()
     board.start(NAME)
     serials = (board.root / NAME / "serial", board.root / "serial")
     for serial in serials:
         serial.write_text("damaged")
-        assert board.turn(True, True) == ""
+        assert board.poll(True, True) == ""
         serial.write_text("4")
         board.proving._judge_again_s = 0.0
-    assert board.turn(True, True) == "done"
+    assert board.poll(True, True) == "done"
 
 
 def test_a_process_that_ended_while_it_took_a_release(board: Board) -> None:
@@ -158,17 +158,17 @@ def test_a_process_that_ended_while_it_took_a_release(board: Board) -> None:
 def test_what_was_kept_just_before_the_plug_was_pulled_is_told(board: Board) -> None:
     board.give()
     board.finds("ready")
-    board.turn()
+    board.poll()
     assert launcher.confirm(board.root, NAME)
     board.start(NAME)
-    assert board.turn(True, True) == "done"
+    assert board.poll(True, True) == "done"
 
 
 @pytest.mark.parametrize("outcome", ["refused", "failed", "done"])
 def test_what_comes_of_taking_it_is_told(board: Board, outcome: str) -> None:
     board.give()
     board.finds(outcome)
-    assert board.turn() == outcome and board.starts == []
+    assert board.poll() == outcome and board.starts == []
     assert board.note("trial") == {}
     assert board.give(8).outcome == "taken", "and another may be taken"
 
@@ -181,7 +181,7 @@ def test_nothing_is_tried_that_cannot_be_written_down(board: Board, monkeypatch:
     board.finds("ready")
     with monkeypatch.context() as broken:
         broken.setattr(storage, "write_atomic", full)
-        assert board.turn() == "failed"
+        assert board.poll() == "failed"
     assert board.starts == [] and board.note("trial") == {}
 
 

@@ -35,7 +35,7 @@ def test_the_last_good_policy_acts_after_a_restart_without_network(
     first = offers.Receiver(tmp_path)
     first.start(offers.VERIFIER, offers.NAMES)
     for offer in arrivals:
-        first.take(*offer)
+        first.receive(*offer)
         first.acts()
     first.close()
 
@@ -43,7 +43,7 @@ def test_the_last_good_policy_acts_after_a_restart_without_network(
     second.start(offers.VERIFIER, offers.NAMES)
     assert second.acts() == stored
     assert second.refused == {}
-    second.take(*offers.whole(0))
+    second.receive(*offers.whole(0))
     assert second.refused == {"older": 1}
     second.close()
 
@@ -51,10 +51,10 @@ def test_the_last_good_policy_acts_after_a_restart_without_network(
 def test_between_two_stores_only_closing_writes(tmp_path: Path) -> None:
     made = offers.Receiver(tmp_path)
     made.start(offers.VERIFIER, offers.NAMES)
-    made.take(*offers.whole(1))
+    made.receive(*offers.whole(1))
     assert made.acts() == 1
     conftest.wait_until((tmp_path / "keyframe.sealed").exists, "the first one is stored at once")
-    made.take(*offers.patch(1, 2))
+    made.receive(*offers.patch(1, 2))
     assert made.acts() == 2
     assert not (tmp_path / "delta.sealed").exists()
     made.close()
@@ -72,7 +72,7 @@ def test_a_rollback_is_refused_though_the_stored_policy_is_gone(tmp_path: Path, 
     first = offers.Receiver(tmp_path)
     first.start(offers.VERIFIER, offers.NAMES)
     for offer in (offers.whole(5), offers.patch(5, 9)):
-        first.take(*offer)
+        first.receive(*offer)
         first.acts()
     first.close()
     (tmp_path / lost).unlink()
@@ -82,12 +82,12 @@ def test_a_rollback_is_refused_though_the_stored_policy_is_gone(tmp_path: Path, 
     kept = second.acts()
     assert kept == (None if lost.startswith("keyframe") else 5), "what is on this disk may act, lest it stands still"
     for replay in (offers.whole(6), offers.patch(5, 8), offers.whole(5), offers.whole(99, epoch=0)):
-        second.take(*replay)
+        second.receive(*replay)
         assert second.acts() is None, "older than what acted in the life before"
     assert second.refused["older"] >= 2
-    second.take(*offers.patch(5, 9))
+    second.receive(*offers.patch(5, 9))
     if lost.startswith("keyframe"):
-        second.take(*offers.whole(9))
+        second.receive(*offers.whole(9))
     assert second.acts() == 9, "as new as that one is new enough"
     second.close()
 
@@ -98,7 +98,7 @@ def test_orders_under_another_key_mean_nothing(tmp_path: Path) -> None:
     made = offers.Receiver(tmp_path)
     made.start(offers.VERIFIER, offers.NAMES)
     assert made.refused == {"stored": 1}
-    made.take(*offers.whole(1))
+    made.receive(*offers.whole(1))
     assert made.acts() == 1
     made.close()
 
@@ -109,7 +109,7 @@ def test_a_damaged_order_is_said_and_stops_nothing(tmp_path: Path, junk: bytes) 
     made = offers.Receiver(tmp_path)
     made.start(offers.VERIFIER, offers.NAMES)
     assert made.refused == {"stored": 1}
-    made.take(*offers.whole(1))
+    made.receive(*offers.whole(1))
     assert made.acts() == 1
     made.close()
 
@@ -149,7 +149,7 @@ def test_a_full_disk_stops_nothing(tmp_path: Path) -> None:
     blocked.write_text("not a directory")
     made = offers.Receiver(blocked)
     made.start(offers.VERIFIER, offers.NAMES)
-    made.take(*offers.whole())
+    made.receive(*offers.whole())
     acting = made.newest()
     assert acting is not None
     assert np.isin(acting.act(np.zeros((1, 4), np.float32)), [0, 1])

@@ -24,7 +24,7 @@ def test_a_policy_goes_through_all_phases_and_acts(received: offers.Receiver, mo
     seen = [received.phase]
     received.announce(messages.Order(1, 1))
     seen.append(received.phase)
-    received.take(*offers.whole())
+    received.receive(*offers.whole())
     seen.append(received.phase)
     assert received.has_work
 
@@ -55,7 +55,7 @@ def test_what_is_large_is_opened_on_a_thread_of_its_own(received: offers.Receive
         threads.append(threading.current_thread().name)
         if payload.startswith(b"bug"):
             raise ZeroDivisionError
-        received.take(*offers.whole())
+        received.receive(*offers.whole())
 
     put = received._arrivals.queued(handle)
     put("topic", b"bug".ljust(arrivals.AT_ONCE_BYTES + 1), False)
@@ -87,7 +87,7 @@ def test_what_is_small_is_opened_at_once_but_never_before_what_came_earlier(rece
 
 def test_newer_ones_replace_it_also_of_a_new_epoch(received: offers.Receiver) -> None:
     for order in ((1, 5), (1, 6), (2, 1)):
-        received.take(*offers.whole(epoch=order[0], version=order[1]))
+        received.receive(*offers.whole(epoch=order[0], version=order[1]))
         taken = received.newest()
         assert taken is not None
         assert taken.order == order
@@ -96,10 +96,10 @@ def test_newer_ones_replace_it_also_of_a_new_epoch(received: offers.Receiver) ->
 
 def test_what_was_overtaken_is_never_built_and_waiting_is_bounded(tmp_path: Path) -> None:
     made = offers.Receiver(tmp_path, patience_s=0.5)
-    made.take(*offers.whole(1))
+    made.receive(*offers.whole(1))
     assert not made.overdue
     for version in range(2, 6):
-        made.take(*offers.patch(1, version))
+        made.receive(*offers.patch(1, version))
     conftest.wait_until(lambda: made.overdue, "it has waited, though newer ones came")
     assert made.acts() == 5
     assert made.newest() is None
@@ -108,8 +108,8 @@ def test_what_was_overtaken_is_never_built_and_waiting_is_bounded(tmp_path: Path
 
 def test_the_same_again_is_no_refusal(received: offers.Receiver) -> None:
     for _ in range(2):
-        received.take(*offers.whole(1))
-        received.take(*offers.patch(1, 2))
+        received.receive(*offers.whole(1))
+        received.receive(*offers.patch(1, 2))
         received.acts()
     assert received.refused == {}
     assert received.phase is receiver.Phase.ACTIVE
@@ -134,18 +134,18 @@ def test_the_same_again_is_no_refusal(received: offers.Receiver) -> None:
 def test_refusals_are_counted_and_the_acting_policy_stays(
     received: offers.Receiver, reason: str, changes: dict[str, Any]
 ) -> None:
-    received.take(*offers.whole(epoch=2, version=5))
+    received.receive(*offers.whole(epoch=2, version=5))
     assert received.acts() == 5
-    received.take(*offers.whole(**({"epoch": 2} | changes)))
+    received.receive(*offers.whole(**({"epoch": 2} | changes)))
     assert received.acts() is None
     assert received.refused == {reason: 1}
     assert received.phase is receiver.Phase.REFUSED
-    received.take(*offers.whole(epoch=2, version=7))  # and the next good one is taken
+    received.receive(*offers.whole(epoch=2, version=7))  # and the next good one is taken
     assert received.acts() == 7
 
 
 def test_other_channels_are_not_ours(received: offers.Receiver) -> None:
-    received.take(*offers.whole(channel="canary"))
+    received.receive(*offers.whole(channel="canary"))
     assert received.phase is receiver.Phase.NONE
 
 
@@ -172,7 +172,7 @@ def test_what_comes_of_a_channel_that_was_followed_before_is_passed_over(receive
 
 
 def test_a_policy_that_never_expires_or_not_yet_is_good(received: offers.Receiver) -> None:
-    received.take(*offers.whole(expires_s=4e9))
+    received.receive(*offers.whole(expires_s=4e9))
     assert received.acts() == 1
 
 
@@ -181,7 +181,7 @@ def test_nothing_expires_where_nobody_knows_the_time(
 ) -> None:
     """A Pi that boots without a network believes in some year, and must act on all the same."""
     monkeypatch.setattr(clock, "now_s", lambda: None)
-    received.take(*offers.whole(expires_s=1000.0))
+    received.receive(*offers.whole(expires_s=1000.0))
     assert received.acts() == 1
     received.close()
     again = offers.Receiver(tmp_path)
@@ -226,16 +226,16 @@ def test_only_news_keeps_a_policy_from_being_too_old(received: offers.Receiver) 
         return received.heard_at > 0
 
     first, second = offers.whole(1), offers.patch(1, 2)
-    assert is_heard(lambda: received.take(*first))
-    assert not is_heard(lambda: received.take(*first)), "the same one, before it acts"
+    assert is_heard(lambda: received.receive(*first))
+    assert not is_heard(lambda: received.receive(*first)), "the same one, before it acts"
     assert received.acts() == 1
-    assert not is_heard(lambda: received.take(*first)), "the retained one, which a broker repeats"
+    assert not is_heard(lambda: received.receive(*first)), "the retained one, which a broker repeats"
     assert is_heard(lambda: received.announce(messages.Order(1, 1))), "the learner lives, and has none newer"
     assert not is_heard(lambda: received.announce(messages.Order(1, 2))), "it has a newer one, which someone holds back"
     assert not is_heard(lambda: received.announce(messages.Order(2, 1))), "another session's"
-    assert is_heard(lambda: received.take(*second))
+    assert is_heard(lambda: received.receive(*second))
     assert received.acts() == 2
-    assert not is_heard(lambda: received.take(*second))
+    assert not is_heard(lambda: received.receive(*second))
     assert not is_heard(lambda: received.announce(messages.Order(1, 1))), "said before the one that acts was made"
     assert is_heard(lambda: received.announce(messages.Order(1, 2)))
 
@@ -243,30 +243,30 @@ def test_only_news_keeps_a_policy_from_being_too_old(received: offers.Receiver) 
 def test_what_is_on_trial_is_not_stored_and_cannot_come_back_when_it_has_lost(tmp_path: Path) -> None:
     made = offers.Receiver(tmp_path)
     made.start(offers.VERIFIER, offers.NAMES)
-    made.take(*offers.whole(1))
+    made.receive(*offers.whole(1))
     assert made.acts() == 1
     made.channel = "canary"
-    made.take(*offers.whole(2, channel="canary"))
+    made.receive(*offers.whole(2, channel="canary"))
     assert made.acts() == 2
     made.close()
     again = offers.Receiver(tmp_path)
     again.start(offers.VERIFIER, offers.NAMES)
     assert again.acts() == 1, "what was proven, until the learner says that it is a canary"
     again.channel = "canary"
-    again.take(*offers.whole(2, channel="canary"))
+    again.receive(*offers.whole(2, channel="canary"))
     assert again.acts() == 2
     again.channel = "main"
-    again.take(*offers.whole(3, offers.variant(1)))
+    again.receive(*offers.whole(3, offers.variant(1)))
     assert again.acts() == 3, "the incumbent, again"
     again.channel = "canary"
-    again.take(*offers.whole(2, channel="canary"))
+    again.receive(*offers.whole(2, channel="canary"))
     assert again.acts() is None
     assert again.refused == {"older": 1}
     again.close()
 
 
 def test_a_policy_on_trial_is_the_newest_until_main_has_a_newer_one(received: offers.Receiver) -> None:
-    received.take(*offers.whole(epoch=2, version=4))
+    received.receive(*offers.whole(epoch=2, version=4))
     assert received.acts() == 4
 
     def is_fresh(epoch: int, version: int) -> bool:
@@ -277,7 +277,7 @@ def test_a_policy_on_trial_is_the_newest_until_main_has_a_newer_one(received: of
     assert is_fresh(2, 4)
     assert not is_fresh(2, 3), "of main itself the learner never goes back"
     received.channel = "canary"
-    received.take(*offers.whole(epoch=2, version=5, channel="canary"))
+    received.receive(*offers.whole(epoch=2, version=5, channel="canary"))
     assert received.acts() == 5
     assert is_fresh(2, 4), "what main had when the trial began"
     assert not is_fresh(1, 9), "a session before says nothing of this one"

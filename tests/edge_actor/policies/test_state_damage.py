@@ -182,7 +182,7 @@ def check_starts(store: Path, about: object) -> dict[str, int]:
     assert made.held.floor in ((0, 0), (1, 9)), about
     assert made.acts() in (None, 5, 9), about
     refused = dict(made.refused)
-    made.take(*offers.whole(10))
+    made.receive(*offers.whole(10))
     assert made.acts() == 10, "it is not locked out"
     made.close()
     return refused

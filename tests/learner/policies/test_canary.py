@@ -282,10 +282,10 @@ def test_only_whole_episodes_of_the_two_policies_count() -> None:
     pairing = paired_trial.PairedTrial(messages.Order(4, 2), messages.Order(4, 1))
 
     def begin(actor: str, version: int) -> None:
-        pairing.take(actor, message(version, 0, 1, 0.0, begins=True, ends=False))
+        pairing.add(actor, message(version, 0, 1, 0.0, begins=True, ends=False))
 
     def end(actor: str, version: int) -> None:
-        pairing.take(actor, message(version, 0, 9, 1.0, begins=False, ends=True))
+        pairing.add(actor, message(version, 0, 9, 1.0, begins=False, ends=True))
 
     end("a", 1)  # it had begun before
     begin("a", 1)

@@ -56,7 +56,7 @@ class Site:
     def hear(self, seq: int, oldest: int, **changes: Any) -> bool:
         fields: dict[str, Any] = {"seq": seq, "oldest": oldest, "epoch": 4, "assigned_epoch": 4} | changes
         sealed = MAC.seal(TOPIC, codec.encode(fleet_examples.experience(**fields)))
-        return self.listener.take("pi", TOPIC, sealed, 1) is not None
+        return self.listener.receive("pi", TOPIC, sealed, 1) is not None
 
     def receipts(self) -> list[tuple[int, int]]:
         self.listener.send_receipts()
@@ -92,8 +92,8 @@ def test_what_does_not_count_is_counted() -> None:
     assert not site.hear(1, 1, fingerprint="another")
     assert not site.hear(1, 1, lengths=(99,))
     forged = signing.ActorMac(bytes(32)).seal(TOPIC, codec.encode(fleet_examples.experience(epoch=4)))
-    assert site.listener.take("pi", TOPIC, forged, 1) is None
-    assert site.listener.take("nobody", NAMES.experience("nobody"), forged, 1) is None
+    assert site.listener.receive("pi", TOPIC, forged, 1) is None
+    assert site.listener.receive("nobody", NAMES.experience("nobody"), forged, 1) is None
     reasons = Counter({"version": 1, "fingerprint": 1, "grant": 1, "signature": 1, "unknown_actor": 1})
     assert site.listener.refused == reasons
     assert site.fleet.outcomes == [None] * 5

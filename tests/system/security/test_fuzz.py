@@ -67,7 +67,7 @@ class Link:
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
         return True
 
-    def __getattr__(self, name: str) -> Callable[..., None]:  # what has no effect here: turn, rest, close, ...
+    def __getattr__(self, name: str) -> Callable[..., None]:  # what has no effect here: poll, rest, close, ...
         return lambda *args, **kwargs: None
 
     def deliver(self, topic: str, payload: bytes) -> None:
@@ -204,7 +204,7 @@ class Actor:
     def hears(self, topic: str, payload: bytes) -> None:
         self.link.deliver(topic, payload)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         with contextlib.suppress(errors.ActorRefused):  # as a learner may say, with a signature
             self.loop.run_once()
 
@@ -236,13 +236,13 @@ def test_the_actor_and_a_broker(tmp_path: Path, no_network: None) -> None:
                 fuzzed.hears(topic, source.choice(outside))
                 fuzzed.hears(topic, _unlike(sealed, source))
                 sent += 2
-            fuzzed.turn()
-        fuzzed.turn()
+            fuzzed.poll()
+        fuzzed.poll()
         assert fuzzed.refused == sent
         assert fuzzed.state.vitals.refused.keys() <= {"signature", "silence"}
         assert fuzzed.state.vitals.policy_version == 0
         fuzzed.hears(LAB.policy("main"), sealer.seal(LAB.policy("main"), bodies[LAB.policy("main")]))
-        fuzzed.turn()
+        fuzzed.poll()
         assert fuzzed.state.vitals.policy_version == 1, "it works as before"
     finally:
         fuzzed.actor.close()
@@ -278,7 +278,7 @@ def test_the_actor_and_a_learner_gone_mad(tmp_path: Path, no_network: None, capl
             for topic, body in bodies.items():
                 fuzzed.hears(topic, fuzzed.fleet.sealer.seal(topic, mutations.any_of(body, source)))
             if index % 10 == 0:
-                fuzzed.turn()
+                fuzzed.poll()
         assert not [line for line in caplog.messages if "failed" in line]
         assert "fault" not in fuzzed.state.vitals.refused, caplog.text
         assert fuzzed.refused >= PAYLOADS // 4

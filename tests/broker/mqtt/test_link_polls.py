@@ -34,9 +34,9 @@ def test_a_caller_that_takes_turns_handles_messages_in_its_own_thread(
     me = threading.current_thread()
     assert handled(made.rest) is not me
     # The network thread may have been waiting on the socket still
-    assert any(handled(made.turn) is me for _ in range(1000))
+    assert any(handled(made.poll) is me for _ in range(1000))
     # Where this process stands still for TURN_PERIOD_S, as on a busy machine, the network thread rightly steps in
-    assert sum(handled(made.turn) is me for _ in range(50)) >= 40
+    assert sum(handled(made.poll) is me for _ in range(50)) >= 40
     made.rest()
     assert any(handled(lambda: None) is not me for _ in range(1000))
 
@@ -47,7 +47,7 @@ def test_a_caller_that_stops_taking_turns_is_not_waited_for(
     received: queue.Queue[object] = queue.Queue()
     made = make_link(mosquitto.address)
     made.subscribe("x/#", lambda *message: received.put(message))
-    made.turn()  # and never again, as when an environment's step takes long
+    made.poll()  # and never again, as when an environment's step takes long
     other = make_link(mosquitto.address, name="other")
     conftest.wait_until(lambda: other.publish("x/1", b"") and not received.empty(), "the network thread takes over")
 
@@ -58,11 +58,11 @@ def test_a_connection_lost_while_the_caller_takes_turns_comes_back(
     made = make_link(mosquitto.address)
 
     def turned(condition: Callable[[], bool]) -> Callable[[], bool]:
-        def turn() -> bool:
-            made.turn()
+        def poll() -> bool:
+            made.poll()
             return condition()
 
-        return turn
+        return poll
 
     mosquitto.kill()
     conftest.wait_until(turned(lambda: not made.connected), "the loss is noticed")
