@@ -58,6 +58,8 @@ class Link:
     def subscribe(self, topic_filter: str, handler: link.Handler) -> None:
         self.handlers[topic_filter] = handler
 
+    route = subscribe
+
     def start(self) -> None:
         self.on_connect()
 
