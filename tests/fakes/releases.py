@@ -11,6 +11,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from edge_actor import updates
+
 ROOT = Path(__file__).parents[2]
 LIBRARY = ("__init__", "launcher", "release_directory", "download")
 """Modules of edge_actor.updates that a tiny release brings along, as a real one would."""
@@ -29,8 +31,8 @@ def wheel(directory: Path, files: Mapping[str, str | bytes], version: str = "9.0
 
 def tiny(program: str) -> dict[str, str]:
     """Returns the files of a release whose `python -m edge_actor` is this script."""
-    library = {f"edge_actor/updates/{one}.py": f"edge_actor/updates/{one}.py" for one in LIBRARY}
-    files = {name: (ROOT / path).read_text() for name, path in library.items()}
+    library = Path(updates.__file__).parent  # where it is installed, on a board, too
+    files = {f"edge_actor/updates/{one}.py": (library / f"{one}.py").read_text() for one in LIBRARY}
     return files | {"edge_actor/__init__.py": "", "edge_actor/__main__.py": program}
 
 

@@ -28,8 +28,8 @@ ACTOR = ["--env", "CartPole-v1", "--rate-hz", "100", "--heartbeat-s", "0.2", "--
 CRASHES = {"edge_actor/run/service.py": ("    lines = log_lines.LogLines.attached()\n", "    raise SystemExit(10)\n")}
 UNHEARD = {
     "edge_actor/run/fleet_connection.py": (
-        "return self._mac.seal(self.topics.experience(self.actor_id), body)",
-        'return b"x" + self._mac.seal(self.topics.experience(self.actor_id), body)',
+        "return self._mac.seal(self.experience_topic, body)",
+        'return b"x" + self._mac.seal(self.experience_topic, body)',
     )
 }
 """It connects, acts and sends, and nothing that it sends is understood."""
