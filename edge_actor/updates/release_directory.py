@@ -180,7 +180,7 @@ class ReleaseDirectory:
             storage.write_atomic(self.root / "serial", str(serial).encode())
         return launcher.confirm(self.root, self.running)
 
-    def settled(self) -> None:
+    def forget_trial(self) -> None:
         """Forgets how the last trial ended: it was told. One that is still on keeps its note."""
         (self.root / "failed").unlink(missing_ok=True)
         if launcher.current(self.root) == self.running or not self.trial:
@@ -193,7 +193,7 @@ class _Room:
     def __init__(self, files: int, size: int) -> None:
         self.files, self.bytes = files, size
 
-    def take(self, files: int, size: int) -> None:
+    def reserve(self, files: int, size: int) -> None:
         self.files -= files
         self.bytes -= size
         if self.files < 0 or self.bytes < 0:
@@ -230,7 +230,7 @@ def _unpack_wheel(part: _Part, site: Path, room: _Room) -> None:
             path = _place(member)
             if path is None:
                 continue
-            room.take(1, 0)
+            room.reserve(1, 0)
             target = site / path
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             if target.exists():
@@ -258,7 +258,7 @@ def _place(member: zipfile.ZipInfo) -> Path | None:
 
 def _bounded(source: IO[bytes], room: _Room) -> Iterator[bytes]:
     while chunk := source.read(_CHUNK_BYTES):
-        room.take(0, len(chunk))
+        room.reserve(0, len(chunk))
         yield chunk
 
 

@@ -142,7 +142,7 @@ class Updater:
 
     def _run(self, wanted: Wanted) -> None:
         try:
-            result = self._take(wanted)
+            result = self._update(wanted)
         except errors.ReleaseError as error:
             self._count(error.reason)
             result = Result(wanted, "refused", error.what)
@@ -157,7 +157,7 @@ class Updater:
         if not self._stopping.is_set():
             self.result = result
 
-    def _take(self, wanted: Wanted) -> Result:
+    def _update(self, wanted: Wanted) -> Result:
         assert self.directory is not None
         at = self.directory
         at.root.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -14,7 +14,7 @@ from typing import Any
 
 from broker.contract import errors, messages, topics
 from broker.fleet import identity, release_files, release_key
-from broker.program import cli
+from broker.program import cli, logs
 from learner.operate.orders import courier, giving, order_book, rollout, tables
 
 _RENEW_S = 40.0
@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     Orders are done at most once. An actor that is away gets them when it is back, unless they have expired. Ends with
     24 if an actor did not answer, with 25 if one refused or failed.
     """
+    logs.configure()
     fleet = identity.Fleet.open(args.fleet, create=False)
     with contextlib.closing(order_book.OrderBook.open(fleet.directory)) as book:
         return _run(args, fleet, book)

@@ -89,7 +89,7 @@ class Receiver:
                     self._receive_experience(arrival.actor_id, arrival.topic, message)
                 else:
                     if self._opener.is_full:
-                        self._receive_experience(*self._opener.take_first())
+                        self._receive_experience(*self._opener.pop())
                     self._opener.add(arrival.actor_id, arrival.topic, message)
                 if self.ingest.is_full:
                     break
@@ -173,7 +173,7 @@ class Receiver:
 
     def _take_opened(self, opener: opening.Opener, *, wait: bool) -> None:
         try:
-            for one in opener.take(wait=wait):
+            for one in opener.opened(wait=wait):
                 self._receive_experience(*one)
         except BaseException:
             opener.drop()  # a receipt for what is behind it would cover it, too

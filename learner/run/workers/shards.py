@@ -197,7 +197,7 @@ class Shards:
         if wait:
             with contextlib.suppress(errors.FleetBusy):  # a checkpoint is saved all the same: the ledgers have the rest
                 for one in self.places:
-                    self._settle(one)
+                    self._finish_report(one)
                     if one.is_live:
                         self._ask(one, "flush")
                         self._note_report(one, self._ask(one, "report", self._tell(), 0.0))
@@ -451,7 +451,7 @@ class Shards:
         self.restarts += 1
         self._start(one)
 
-    def _settle(self, one: _Place) -> None:
+    def _finish_report(self, one: _Place) -> None:
         """Takes in the report that is under way: it must not come after one that is asked for later."""
         while one.is_live and one.answer is not None:
             futures.wait([one.answer], _SLICE_S)
