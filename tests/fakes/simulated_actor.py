@@ -192,7 +192,7 @@ class SimulatedActor:
         names, channel = self._topics, topics.MAIN_CHANNEL
         wanted = [names.assignment(self._id), names.receipt(self._id)]
         wanted += [names.orders(self._id)] if self._orders else []
-        wanted += [names.policy(channel), names.policy_patch(channel), names.policy_piece(channel)]
+        wanted += names.policies(channel)
         connection.subscribe(wanted)
         return connection
 

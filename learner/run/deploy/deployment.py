@@ -110,7 +110,7 @@ class _Deployment:
             config.GateConfig(),
             None,
             records.Records(),
-            send_deltas=False,
+            send_differences=False,
             precision=self._file.precision,
         )
         try:

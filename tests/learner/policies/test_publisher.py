@@ -237,7 +237,7 @@ def test_what_is_on_trial_goes_out_whole_on_its_channel_and_the_winner_above_bot
     run = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     made = publisher.Publisher(
         *(wire, topics.Topics("f"), SPEC, "q_values", 1, 0, config.GateConfig(), run, records.Records()),
-        send_deltas=False,
+        send_differences=False,
     )
     x = np.random.default_rng(1).standard_normal((96, 4), np.float32)
     known: list[tuple[messages.Order, bytes]] = []
