@@ -36,7 +36,9 @@ def run() -> Iterator[dict[str, Any]]:
             yield _row(name, *_published(site, send_differences=send_differences))
 
 
-def _published(site: _load.Site, *, send_differences: bool) -> tuple[list[list[float]], publisher.Publisher, dict[str, Any]]:
+def _published(
+    site: _load.Site, *, send_differences: bool
+) -> tuple[list[list[float]], publisher.Publisher, dict[str, Any]]:
     """Seconds until each actor had verified each policy."""
     swarm = site.swarm("--rate", "1", "--verify-each")
     settings = config.TrainConfig(fleet=_load.FLEET, broker=(site.address,), actors=ACTORS, wait_s=120.0)
