@@ -11,7 +11,7 @@ from broker.contract import errors
 from broker.program import stopwatch
 from learner import config
 from learner.audit import holding
-from learner.experience import age, dead_letters, ingest, intake, ledger, opening, replay, rollouts, validate
+from learner.experience import age, dead_letters, ingest, ingestion, ledger, opening, replay, rollouts, validate
 from learner.files import records, run_directory
 from learner.fleet import roster, session
 from learner.run.loop import checkpoints, pace
@@ -31,8 +31,8 @@ class Taken(NamedTuple):
         times: Stopwatches.
     """
 
-    ingest: intake.Intake
-    counts: intake.Counts
+    ingest: ingestion.Ingestion
+    counts: ingestion.Counts
     opener: opening.Opener | None
     memory: replay.Replay | rollouts.Rollouts | sampling.ShardedReplay
     held: dict[str, holding.Hold]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from broker.contract import messages
 from broker.program import stopwatch
 from learner.audit import auditor, drift
-from learner.experience import intake, ledger, opening, rate_limiter, validate
+from learner.experience import ingestion, ledger, opening, rate_limiter, validate
 from learner.fleet import budget, receipts, roster, session
 from learner.policies import canary, publisher
 from learner.run.loop import policy_scores
@@ -47,7 +47,7 @@ class Receiver:
         self,
         fleet: session.Session,
         actors: roster.Roster,
-        ingesting: intake.Intake,
+        ingesting: ingestion.Ingestion,
         owed: receipts.Receipts,
         limiter: rate_limiter.RateLimiter,
         counted: progress.Progress,

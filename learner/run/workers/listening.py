@@ -113,12 +113,9 @@ class Listening:
         """
         return codec.decode(messages.Assignment, self._verifier.open(topic, payload))
 
-    def retain_receipts(self, owed: Iterable[tuple[str, messages.Receipt]]) -> None:
-        """Signs receipts and retains them, each for its actor."""
-        sealed = []
-        for actor_id, receipt in owed:
-            topic = self.topics.receipt(actor_id)
-            sealed.append((topic, self._fleet.sealer.seal(topic, *codec.pieces(receipt))))
+    def retain_all(self, tell: Iterable[tuple[str, messages.Message]]) -> None:
+        """Signs messages and retains them, each at its topic."""
+        sealed = [(topic, self._fleet.sealer.seal(topic, *codec.pieces(message))) for topic, message in tell]
         if sealed:
             self.brokers.retain_all(sealed)
 

@@ -86,7 +86,7 @@ class Shard:
         """Returns the release that this process runs; before anything else is passed."""
         return plan.release()
 
-    def say(self, level: int, text: str) -> None:
+    def keep_record(self, level: int, text: str) -> None:
         """Has the next report tell what was logged; the first of very many."""
         if len(self._said) < LINES:
             self._said.append((level, text))
@@ -324,7 +324,7 @@ class Shard:
         now = time.monotonic()
         if wait or now - self._receipts_at >= self._told.receipt_s:
             self._receipts_at = now
-            self._listening.retain_receipts(self._ingest.receipts())
+            receipts.send(self._listening.retain_all, self._listening.topics, self._ingest.receipts())
         if self._inserted or self._received:
             self._news.notify_all()
 

@@ -71,7 +71,7 @@ class _Place:
 
 
 class Shards:
-    """Takes in experience by workers; an `intake.Intake`.
+    """Takes in experience by workers; an `ingestion.Ingestion`.
 
     Args:
         place: Where they run.
@@ -152,7 +152,7 @@ class Shards:
             sum(one.transitions for one in self.places),
         )
 
-    # -- an Intake --------------------------------------------------------------------------------------------------
+    # -- an Ingestion -----------------------------------------------------------------------------------------------
 
     @property
     def pending_steps(self) -> int:
