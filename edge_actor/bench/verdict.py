@@ -84,7 +84,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """So many significant digits, without an exponent; a dash for None."""
+    """Returns so many significant digits, without an exponent; a dash for None."""
     if value is None:
         return "-"
     if abs(value) >= 10**digits:

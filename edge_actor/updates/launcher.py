@@ -40,7 +40,7 @@ def main() -> int:
     home = Path(os.environ.get("ACTORQ_HOME") or Path.home() / ".actorq")
     root = Path(os.environ.get(ROOT) or home / "releases").absolute()
     try:
-        code = settle_trial(root) if sys.argv[1:2] == ["run"] else None  # all else is a person's, who looks
+        code = try_release(root) if sys.argv[1:2] == ["run"] else None  # all else is a person's, who looks
     except OSError as error:  # a disk that is full or failing must not keep the board from acting
         say(f"a release on trial has to wait: {error}")
         code = None
@@ -50,7 +50,7 @@ def main() -> int:
     os.execve(command[0], command, environment)
 
 
-def settle_trial(root: Path) -> int | None:
+def try_release(root: Path) -> int | None:
     """Tries a release, if one is to be; returns the exit code of one that proved itself or was told to stop."""
     for _ in range(STARTS + 1):  # and not for ever, where its note cannot be taken away
         trial = read(root / "trial")

@@ -163,7 +163,7 @@ class Brokers:
 
 
 class Echoes:
-    """How long what we say takes through each broker and back to us: what waits there, in either direction.
+    """The time that what we say takes through each broker and back to us: what waits there, in either direction.
 
     It is said on one thread, and heard on others.
     """

@@ -192,6 +192,10 @@ class Session:
                 extra=logs.once(("epoch", actor_id)),
             )
 
+    def count_refused(self, reason: str) -> None:
+        """Counts a message that is genuine, and refused all the same."""
+        self.refused[reason] += 1
+
     def metrics(self) -> dict[str, float]:
         """Returns the counts of messages refused and of bytes, for a row of metrics."""
         return {

@@ -66,11 +66,12 @@ def begin(
     """
     train, spec = settings.train, actors.the_spec
     if buffer is None:
-        steps.limiter.inserted = counted.episodes = 0  # the ledgers tell
+        steps.limiter.set_inserted(0)  # the ledgers tell
+        counted.set_episodes(0)
 
         def count_missed(missed: int, episodes: int) -> None:
             steps.limiter.insert(missed)
-            counted.episodes += episodes
+            counted.set_episodes(counted.episodes + episodes)
 
         # Before any assignment: all that is recorded finds its epoch there
         saving.epochs, left = beginning.prepare(directory, train, _about(actors), saving.epochs, is_new=is_new)
@@ -143,7 +144,9 @@ def _open_ledger(
             where=f"run: {found['env_id']}; actors: {actors.env_id}, {spec.describe()}",
             todo="start the actors with the run's environment, or start a new run",
         )
-    steps.limiter.inserted, counted.episodes = opened.totals()
+    inserted, episodes = opened.totals()
+    steps.limiter.set_inserted(inserted)
+    counted.set_episodes(episodes)
     return opened
 
 

@@ -119,6 +119,10 @@ class Listening:
         if sealed:
             self.brokers.retain_all(sealed)
 
+    def count_refused(self, reason: str) -> None:
+        """Counts a message that does not count."""
+        self.refused[reason] += 1
+
     def note_outcome(self, topic: str, size_bytes: int, steps: int | None) -> None:
         """Pays an actor its tokens back, or takes more (see Inbox.note_outcome)."""
         self._inbox.note_outcome(topic, size_bytes, steps)
@@ -135,7 +139,7 @@ class Listening:
         return topics.shard_of(actor_id, self._shards) == self._shard
 
     def _put(self, topic: str, payload: bytes, retained: bool) -> None:
-        """On a network thread: queues what is of this shard; of the others' states and grants there may be many."""
+        """Queues, on a network thread, what is of this shard; of the others' states and grants there may be many."""
         with contextlib.suppress(errors.MessageError):
             if not self._is_ours(self.topics.actor_id(topic)):
                 return

@@ -34,11 +34,11 @@ GAP_S = 0.02
 """Least seconds between two reports of a worker: each call of Ray takes either side most of a millisecond."""
 _REPORT_S = 0.05
 _DEATHS, _DEATHS_S = 5, 60.0
-"""So many deaths of one worker within so long are no accident."""
+"""Deaths of one worker, and seconds, within which so many are no accident."""
 _SLICE_S = 0.5
 """Seconds after which a wait for an answer has the learner's heartbeat sent."""
 _LIFE_BITS, _SHARD_BITS = 48, 56
-"""Where the life of a place, and its shard, begin in the id of a transition."""
+"""The bits of a transition's id at which the life of a place, and its shard, begin."""
 _LIVES = 1 << (_SHARD_BITS - _LIFE_BITS)
 
 

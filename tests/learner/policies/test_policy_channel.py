@@ -79,7 +79,7 @@ class Actor:
             if error.reason not in ("base", "pieces"):
                 raise
             self.missed += 1
-        if (waiting := self.held.take_waiting()) is not None:
+        if (waiting := self.held.pop_waiting()) is not None:
             self.hear(waiting[0])
 
     @property
