@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edge_actor.bench.rows import Row
+from edge_actor.bench.records import Row
 
 Key = tuple[str, str]
 """Precision and kernels."""

@@ -90,7 +90,7 @@ MAKERS: dict[str, Maker] = {
     "int8-refined": _refined,
     "int8-aware": _aware,
 }
-"""Functions by name of `plan.PRECISIONS`: a further one, such as a distilled policy's, is a line here, its name there."""
+"""Functions by name of `plan.PRECISIONS`: a further one, as of a distilled policy, is a line here, a name there."""
 
 
 def _bits(policy: subject.Subject, means: Means, weight_bits: int, is_aware: bool) -> bytes:
