@@ -74,6 +74,10 @@ class Brokers:
     def bytes_received(self) -> int:
         return sum(one.bytes_received for one in self._all)
 
+    @property
+    def handler_errors(self) -> int:
+        return sum(one.handler_errors for one in self._all)
+
     def subscribe(self, topic_filter: str, handler: link.Handler) -> None:
         """Subscribes at every broker (see Link.subscribe); the handler is called on several threads."""
         for one in self._all:

@@ -197,9 +197,10 @@ class Session:
         self.refused[reason] += 1
 
     def metrics(self) -> dict[str, float]:
-        """Returns the counts of messages refused and of bytes, for a row of metrics."""
+        """Returns the counts of messages refused, of our own errors and of bytes, for a row of metrics."""
         return {
             "messages_refused": sum(self.refused.values()),
+            "handler_errors": self.brokers.handler_errors,
             "bytes_received": self.brokers.bytes_received,
             "bytes_sent": self.brokers.bytes_sent,
         }

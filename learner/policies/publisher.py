@@ -216,6 +216,7 @@ class Publisher:
         return {
             "policy_version": self.version,
             "policies_held_back": sum(self.held_back.values()),
+            "policies_converted": self._maker.converted,
             "keyframes": sent.whole,
             "keyframe_bytes": sent.whole_bytes,
             "deltas": sent.patches,

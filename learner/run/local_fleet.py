@@ -7,7 +7,6 @@ them in order, learner first, so that it can still save and say goodbye.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -184,14 +183,6 @@ class LocalFleet:
         name, port = f"broker-{index}", self.brokers[index]["port"]
         command = ["broker", "up", "--port", str(port), *self._broker_options, "--json"]
         self.brokers[index] = self._await_broker(name, self._spawn(name, command, pipe=True))
-
-    def kill_broker(self, index: int) -> None:
-        """Ends a broker with SIGKILL, Mosquitto and whoever started it."""
-        child = self.children[f"broker-{index}"]
-        for pid in {child.pid, self.brokers[index]["pid"]}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        child.wait()
 
     def stop(self) -> None:
         """Ends the learner, then the actors, then the brokers; each gets time to end by itself."""

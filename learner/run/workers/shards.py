@@ -61,7 +61,6 @@ class _Place:
         self.transitions = self.pending_steps = self.steps_held = self.steps = self.episodes = 0
         self.answer: futures.Future[Any] | None = None  # of the release, of `begin`, or a report
         self.asked_at = 0.0
-        self.began_at = 0.0
         self.stage = ""
         self.died_at: deque[float] = deque(maxlen=_DEATHS)
         self.counts: dict[str, Any] = {}
@@ -325,7 +324,7 @@ class Shards:
     # -- each worker, one step after the other ----------------------------------------------------------------------
 
     def _start(self, one: _Place) -> None:
-        one.is_live, one.stage, one.began_at = False, "release", time.monotonic()
+        one.is_live, one.stage = False, "release"
         one.life += 1
         one.transitions = one.pending_steps = 0
         one.worker = self._cluster.start_worker()

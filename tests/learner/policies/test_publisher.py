@@ -175,6 +175,7 @@ def test_metrics_and_summary_tell_what_went_out(tmp_path: Path) -> None:
     made.acts(2, time.monotonic())
     row, summary = made.metrics(), made.summary()
     assert (row["policy_version"], row["keyframes"], row["deltas"], row["policies_held_back"]) == (2, 1, 1, 1)
+    assert row["policies_converted"] == 0
     assert {"quantize_ms", "send_ms", "publish_to_acting_ms", "gate_agreement"} <= row.keys()
     assert (summary["policies_published"], summary["policies_held_back"]) == (2, {"identical": 1})
     assert summary["publish_to_acting_ms_p50"] == row["publish_to_acting_ms"] > 0.0
