@@ -42,7 +42,7 @@ def main() -> int:
     try:
         code = try_release(root) if sys.argv[1:2] == ["run"] else None  # all else is a person's, who looks
     except OSError as error:  # a disk that is full or failing must not keep the board from acting
-        say(f"a release on trial has to wait: {error}")
+        warn(f"a release on trial has to wait: {error}")
         code = None
     if code is not None:
         return code
@@ -174,12 +174,13 @@ def give_up(root: Path, why: str) -> None:
             write(root / "failed", trial | {"why": why})
         (root / "trial").unlink()
         sync(root)
-    say(f"release {trial['name']} is given up: {why}")
+    warn(f"release {trial['name']} is given up: {why}")
 
 
-def say(text: str) -> None:
-    """Tells people, by the journal."""
-    print(f"actorq-launch: {text}", file=sys.stderr, flush=True)
+def warn(text: str) -> None:
+    """Tells people on stderr; where that is systemd's journal, as a warning."""
+    priority = "<4>" if "JOURNAL_STREAM" in os.environ else ""
+    print(f"{priority}actorq-launch: {text}", file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> dict[str, Any]:
