@@ -178,8 +178,11 @@ def give_up(root: Path, why: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Tells people on stderr; where that is systemd's journal, as a warning."""
-    priority = "<4>" if "JOURNAL_STREAM" in os.environ else ""
+    """Tells people on stderr; where that is systemd's journal, as a warning (systemd.exec(5))."""
+    priority = ""
+    with contextlib.suppress(OSError):
+        about = os.fstat(2)
+        priority = "<4>" if os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}" else ""
     print(f"{priority}actorq-launch: {text}", file=sys.stderr, flush=True)
 
 
