@@ -73,7 +73,7 @@ class ReleaseTrial:
 
     def poll(self, acts: Callable[[], bool | None], has_receipt: Callable[[], bool | None]) -> list[messages.Answer]:
         """Returns what there is to answer; see `OrderRunner.poll`."""
-        result = self._updater.take_result()
+        result = self._updater.pop_result()
         answers = [self._record(result)] if result is not None else []
         if self._trial and self._is_proved(acts(), has_receipt()) and (answer := self._keep()) is not None:
             answers.append(answer)

@@ -204,7 +204,7 @@ class PolicyReceiver:
                 self._on_ready()
             elif order == self._active:
                 self._keep(held.newest)
-        if (waiting := held.take_waiting()) is not None:
+        if (waiting := held.pop_waiting()) is not None:
             self.receive(*waiting)
 
     # -- what the acting loop asks ----------------------------------------------------------------------------------

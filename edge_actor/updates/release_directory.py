@@ -70,19 +70,19 @@ class ReleaseDirectory:
         """Removes what was needed until a release was unpacked."""
         shutil.rmtree(self.partial(name), ignore_errors=True)
 
-    def check_room(self, listed: release.Release, here_bytes: int, reserve_bytes: int) -> None:
+    def check_room(self, listed: release.Release, fetched_bytes: int, reserve_bytes: int) -> None:
         """Looks whether the disk takes a release, before any of it is asked for.
 
         Args:
             listed: The release.
-            here_bytes: What of its pieces is here already.
+            fetched_bytes: What of its pieces is here already.
             reserve_bytes: What must be left free.
 
         Raises:
             ReleaseError: There is too little room (`release_room`).
         """
         block = max(4096, os.statvfs(self.root).f_frsize)
-        needed = listed.length - here_bytes + listed.unpacked_bytes + listed.files * block + reserve_bytes
+        needed = listed.length - fetched_bytes + listed.unpacked_bytes + listed.files * block + reserve_bytes
         free = shutil.disk_usage(self.root).free
         if free < needed:
             raise errors.ReleaseError(
@@ -188,7 +188,7 @@ class ReleaseDirectory:
 
 
 class _Room:
-    """How many files and bytes may still be unpacked."""
+    """The number of files and bytes that may still be unpacked."""
 
     def __init__(self, files: int, size: int) -> None:
         self.files, self.bytes = files, size

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from broker.contract import errors
-from broker.program import settings
+from broker.program import logs, settings
 from learner import config
 from learner.commands import report, train
 from learner.config import tasks
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     It trains until the published int8 policy is good, stops them all, and shows what happened.
     """
+    logs.configure()
     defaults = ("demo", {"env": "CartPole-v1", "actors": 2})
     from learner.files import run_directory
     from learner.run import local_fleet

@@ -67,7 +67,7 @@ class _Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it reaches the end of its segment."""
+        """Returns whether it reaches the end of its segment."""
         return self.end == int(self.held.ends[self.segment])
 
     @property
@@ -229,7 +229,7 @@ class Rollouts:
                 usable += held.waiting
         return usable
 
-    def take(self, steps: int, epochs: int, batch_size: int, newest: messages.Order, rng: np.random.Generator) -> Phase:
+    def draw(self, steps: int, epochs: int, batch_size: int, newest: messages.Order, rng: np.random.Generator) -> Phase:
         """Gives out the oldest steps that may be learned from, in minibatches; each step once in its life.
 
         Args:

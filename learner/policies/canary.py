@@ -34,7 +34,7 @@ Verdict = Literal["promoted", "withdrawn", "broken off"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial ended: `return_mean` of the candidate's compared episodes and of the incumbent's, None without one.
+    """The outcome of a trial: `return_mean` of the candidate's compared episodes and the incumbent's, None without one.
 
     `candidate` and `incumbent` are the places among all under which they were compared, and `newest` is that under
     which the better one goes on; `actors` are all that were canaries in it.
@@ -244,9 +244,9 @@ class Canary:
         return outcome
 
 
-def allowed(here: int, share: float) -> int:
+def allowed(present: int, share: float) -> int:
     """Returns how many of so many actors may be canaries: at most their share, but one, and never all."""
-    return 0 if here < 2 else max(1, min(int(share * here + 1e-9), here - 1))
+    return 0 if present < 2 else max(1, min(int(share * present + 1e-9), present - 1))
 
 
 def ranked(names: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How each column of a study makes its model of a policy."""
+"""Makes each column's model of a policy, for a study."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ MAKERS: dict[str, Maker] = {
     "int8-refined": _refined,
     "int8-aware": _aware,
 }
-"""By name of `plan.PRECISIONS`: a further one, such as a distilled policy's, is a line here and its name there."""
+"""Functions by name of `plan.PRECISIONS`: a further one, as of a distilled policy, is a line here, a name there."""
 
 
 def _bits(policy: subject.Subject, means: Means, weight_bits: int, is_aware: bool) -> bytes:

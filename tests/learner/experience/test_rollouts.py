@@ -52,7 +52,7 @@ def store(*arrived: messages.Experience, capacity: int = 1000, max_lag: int = 1,
 
 
 def taken(memory: rollouts.Rollouts, steps: int) -> rollouts.Phase:
-    return memory.take(steps, 1, steps, NEWEST, np.random.default_rng(0))
+    return memory.draw(steps, 1, steps, NEWEST, np.random.default_rng(0))
 
 
 def advantages(phase: rollouts.Phase) -> list[float]:
@@ -118,16 +118,16 @@ def test_an_end_is_one(end: str) -> None:
 def test_each_step_is_in_one_phase_and_as_often_as_there_are_epochs() -> None:
     memory = store(message(0, 6, 1), message(6, 6, 2), message(0, 4, 1, boot=2))
     rng = np.random.default_rng(0)
-    first = memory.take(8, 3, 4, NEWEST, rng)
+    first = memory.draw(8, 3, 4, NEWEST, rng)
     assert first.minibatches.shape == (6, 4)
     for epoch in first.minibatches.reshape(3, 8):
         assert sorted(epoch.tolist()) == list(range(8))
     assert first.is_last.tolist() == [False] * 7 + [True], "joined, and bootstrapped where the phase was full"
-    second = memory.take(8, 3, 4, NEWEST, rng)
+    second = memory.draw(8, 3, 4, NEWEST, rng)
     assert sorted([*first.ids.tolist(), *second.ids.tolist()]) == list(range(16))
     assert len(memory) == 0
     with pytest.raises(IndexError):
-        memory.take(8, 1, 8, NEWEST, rng)
+        memory.draw(8, 1, 8, NEWEST, rng)
     assert memory.inserted == 16
     assert len(memory.observations(100, rng)) == 16, "kept to find ranges by"
 
