@@ -80,11 +80,13 @@ def _updates_per_s() -> tuple[dict[bool, list[float]], dict[str, Any]]:
     """Returns updates/s of each whole turn, with audits and without, and the summary."""
     with _load.Site(2) as site:
         notes = site.directory / "notes.txt"
+        # 128 samples of each step: more than it can make of them, for where it waits for experience, what a turn was
+        # held up by is made up for in the next one
         learner = site.spawn(
             ["tests.benchmarks._in_turn", str(notes), str(TURN_S), "train", "--fleet", _load.FLEET]
             + ["--broker", site.address, "--json", "--no-energy", "--evaluate-episodes", "0"]
             + ["--run-dir", str(site.directory / "run"), "--actors", "2", "--env", "CartPole-v1"]
-            + ["--samples-per-insert", "32", "--batch-size", "128", "--learning-starts", "2000"]
+            + ["--samples-per-insert", "128", "--batch-size", "128", "--learning-starts", "2000"]
             + ["--max-env-steps", "1000000000", "--solved-return", "inf", "--audit-share", str(SHARE)]
         )
         for index in range(2):

@@ -123,33 +123,35 @@ def _cost(site: _load.Site, watch: subprocess.Popen[str], url: str) -> dict[str,
     )
     reading = threading.Thread(target=_read, args=(f"{url}events",), daemon=True)
     reading.start()  # an owner's browser is on a machine of its own
-    while not site.newest_metrics()["updates"]:
+    while site.newest_metrics()["policy_version"] < 3:
         time.sleep(0.1)
-    rates: dict[bool, list[float]] = {True: [], False: []}
+    rates: list[float] = []
+    cpu_s = on_s = 0.0
     ends = time.monotonic() + COST_S
-    is_on = True
-    while time.monotonic() < ends:
+    while time.monotonic() < ends or len(rates) % 2 == 0:
+        is_on = len(rates) % 2 == 1
         watch.send_signal(signal.SIGCONT if is_on else signal.SIGSTOP)
-        first = _next_row(site)
+        first, cpu_before, began = _next_row(site), _load.cpu_s(watch.pid), time.monotonic()
         time.sleep(TURN_S)
         last = _next_row(site)
-        rates[is_on].append((last["updates"] - first["updates"]) / (last["wall_s"] - first["wall_s"]))
-        is_on = not is_on
+        rates.append((last["updates"] - first["updates"]) / (last["wall_s"] - first["wall_s"]))
+        if is_on:
+            cpu_s, on_s = cpu_s + _load.cpu_s(watch.pid) - cpu_before, on_s + time.monotonic() - began
     watch.send_signal(signal.SIGCONT)
     site.stop_learner(learner)
-    pairs = list(zip(rates[True], rates[False], strict=False))
-    ratios = np.array([a / b for a, b in pairs])
+    around = [statistics.mean(pair) for pair in zip(rates[::2], rates[2::2], strict=False)]
+    ratios = np.array(rates[1::2]) / np.array(around)
     error = ratios.std(ddof=1) / len(ratios) ** 0.5
-    on, off = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    on, off = statistics.median(rates[1::2]), statistics.median(around)
     return {
         **_row("updates/s of a learner beside the page, and while its process is stopped", [on], "updates/s", None, ""),
         "reference": round(off, 1),
         "ratio": round(float(np.median(ratios)), 4),
-        "runs": len(pairs),
+        "runs": len(ratios),
         "spread": round(float(np.ptp(ratios)), 3),
-        "explain": f"MLP 256x2, batch 128; turns of {TURN_S:g} s, each after the other; one page open, read and not "
-        f"drawn; what the page missed it takes in when it goes on; mean of the ratios {ratios.mean():.4f}, standard "
-        f"error {error:.4f}",
+        "explain": f"MLP 256x2, batch 128; turns of {TURN_S:g} s, each beside the mean of those around it; one page "
+        f"open, read and not drawn; what it missed it takes in when it goes on, with {100 * cpu_s / on_s:.1f} % of "
+        f"a core of {os.cpu_count()}; mean of the ratios {ratios.mean():.4f}, standard error {error:.4f}",
     }
 
 
