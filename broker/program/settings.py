@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import math
 import os
 import sys
-import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -142,6 +140,8 @@ def _fields(classes: Iterable[type[Any]]) -> dict[str, tuple[Any, dataclasses.Fi
 def _file(path: Path | None) -> list[Table]:
     if path is None:
         return []
+    import tomllib
+
     try:
         with open(path, "rb") as file:
             return [(str(path), tomllib.load(file))]
@@ -167,6 +167,8 @@ def _flags(fields: Mapping[str, Any], args: argparse.Namespace) -> list[Table]:
 
 
 def _suggest(key: str, fields: Iterable[str]) -> str:
+    import difflib  # here: only for mistakes, and a running actor has no memory to spare
+
     close = difflib.get_close_matches(key, list(fields), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

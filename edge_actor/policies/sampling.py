@@ -223,9 +223,9 @@ class _SquashedGaussian:
             keep(kept())
             add(multiply(tanh(spread, std), slope, std), middle, std)
             multiply(exp(std, std), next(noise), std)
-            add(minimum(maximum(mean, least, u), most, u), std, u)
+            add(minimum(maximum(mean, least, out=u), most, out=u), std, u)
             add(multiply(tanh(u, u), half, u), centre, u)
-            return minimum(maximum(u, low, u), high)  # rounding may pass the bounds
+            return minimum(maximum(u, low, out=u), high)  # rounding may pass the bounds
 
         return act, noise
 
