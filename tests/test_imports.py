@@ -110,7 +110,7 @@ NOT_IN_A_RUNNING_ACTOR = {
     "broker.fleet.certificates",
     "edge_actor.run.check",
 }
-"""What only makes certificates, explains mistakes or reads settings files: memory of every board."""
+"""What only makes certificates or reads settings files: memory of every board."""
 
 
 def test_a_running_actor_holds_nothing_that_it_has_no_use_for() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import math
 import os
@@ -140,7 +141,7 @@ def _fields(classes: Iterable[type[Any]]) -> dict[str, tuple[Any, dataclasses.Fi
 def _file(path: Path | None) -> list[Table]:
     if path is None:
         return []
-    import tomllib
+    import tomllib  # here: most actors read no file, and boards have no memory to spare
 
     try:
         with open(path, "rb") as file:
@@ -167,8 +168,6 @@ def _flags(fields: Mapping[str, Any], args: argparse.Namespace) -> list[Table]:
 
 
 def _suggest(key: str, fields: Iterable[str]) -> str:
-    import difflib  # here: only for mistakes, and a running actor has no memory to spare
-
     close = difflib.get_close_matches(key, list(fields), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

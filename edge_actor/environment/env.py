@@ -23,6 +23,7 @@ Gymnasium's SyncVectorEnv, told to reset on the next step.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -271,8 +272,6 @@ def _unknown(name: str, error: Exception) -> errors.EnvironmentFailure:
     env_id = name.rpartition(":")[2]
     todo = "" if ":" in name else packages.registering(env_id)
     if not todo:
-        import difflib
-
         close = difflib.get_close_matches(env_id, gymnasium.registry, n=3, cutoff=0.5)
         todo = (
             f"did you mean {' or '.join(close)}? " if close else ""
