@@ -103,14 +103,8 @@ def test_actor_never_loads_tensorflow_or_the_learner() -> None:
     assert not set(answer["loaded"]) & (ML_FRAMEWORKS | {"learner"})
 
 
-NOT_IN_A_RUNNING_ACTOR = {
-    "cryptography.x509",
-    "difflib",
-    "tomllib",
-    "broker.fleet.certificates",
-    "edge_actor.run.check",
-}
-"""What only makes certificates or reads settings files: memory of every board."""
+NOT_IN_A_RUNNING_ACTOR = {"cryptography.x509", "tomllib", "broker.fleet.certificates", "edge_actor.run.check"}
+"""What only makes certificates, reads settings files or checks a machine: memory of every board."""
 
 
 def test_a_running_actor_holds_nothing_that_it_has_no_use_for() -> None:
