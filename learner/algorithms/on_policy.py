@@ -123,7 +123,8 @@ class OnPolicy(compiled.Compiled):
         """
         steps, chosen = Steps.of(batch), batch.minibatches
         if len(chosen) == 1:
-            return self._told(*self._at_once(*steps))
+            # As tensors: to find out what an array is takes a compiled function as long as the copy
+            return self._told(*self._at_once(*map(tf.convert_to_tensor, steps)))
         found = [array.numpy() for array in self._estimated(*steps)]
         return self._take_steps(*(array[chosen] for array in (steps.observation, steps.action, steps.log_mu, *found)))
 

@@ -119,10 +119,9 @@ class Acting:
         acting = policy.Policy(self.model, agent.head, spec, 1)
         draw = rng.gumbel if agent.head == "categorical" else rng.normal
         noise = draw(size=(n, 1, spec.action.size))
-        said: list[Any] = []
-        act = acting.sampler(iter(noise.astype(np.float32)), said.append)
-        self.action = np.array([act(row[None]) for row in self.seen])
-        self.log_prob = np.concatenate(said)
+        samples = acting.sampler(noise.astype(np.float32))
+        self.action = np.array([samples.act(row[None]) for row in self.seen])
+        self.log_prob = samples.log_probs(self.action[:, None])[:, 0]
 
 
 def steep(agent: on_policy.OnPolicy, kind: str) -> None:

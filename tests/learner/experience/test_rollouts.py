@@ -208,3 +208,22 @@ def test_stacks_of_frames_are_what_the_policy_saw() -> None:
     assert phase.observation[phase.at + 1].tolist() == seen[1:]
     assert drawn.tolist() == seen[:-1]
     assert phase.is_last.tolist() == [False] * 8 + [True], "the second message goes on with the first"
+
+
+def test_what_left_the_store_before_anybody_asked_is_neither_held_nor_given_out() -> None:
+    """Messages that wait are listed apart; one that has no room any more must leave that list too."""
+    arrived = [message(0, EPISODE, seq, over=True) for seq in range(1, 8)]
+    memory = store(*arrived, capacity=3 * EPISODE)
+    assert len(memory) == memory.usable(NEWEST) == 3 * EPISODE
+    assert memory.steps_stale == 4 * EPISODE
+    assert [held.message.seq for held in memory._fresh] == [5, 6, 7]
+    assert taken(memory, EPISODE + 2).ids.tolist() == list(range(4 * EPISODE, 5 * EPISODE + 2))
+    memory.drop(6 * EPISODE, 7 * EPISODE)
+    assert memory.usable(NEWEST) == EPISODE - 2
+    memory.insert(message(0, EPISODE, 8, over=True))
+    assert taken(memory, 2 * EPISODE - 2).ids.tolist() == [
+        *range(5 * EPISODE + 2, 6 * EPISODE),
+        *range(7 * EPISODE, 8 * EPISODE),
+    ]
+    assert memory.usable(NEWEST) == len(memory) == len(memory._fresh) == 0
+    assert memory.has_observations, "they are kept to find ranges by"
