@@ -186,7 +186,7 @@ def _hour() -> dict[str, Any]:
                 state = messages.ActorState(True, "s", 1, beats, birth, vitals)
                 view.hear_actor(f"actor-{index:04}", state, retained=False)
             view.tick()
-            changes.take(now_s)
+            changes.drain(now_s)
         resident.append(_load.rss_mb(os.getpid()))
     explain = f"{HOUR_S * (ACTORS + REAL):,} heartbeats in {HOUR_S} s that are not waited for, one page; before it an "
     explain += f"hour with a heartbeat in {history.PERIOD_S:g} s, after which {resident[0]:.1f} MB are resident"
