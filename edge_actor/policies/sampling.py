@@ -208,7 +208,8 @@ class _SquashedGaussian:
             np.full(self._shape, value, np.float32) for value in (self._slope, self._middle, *ends)
         ]
         self._filled += [
-            np.broadcast_to(bound.astype(np.float32).reshape(action.shape), self._shape).copy() for bound in (self._half, *self._bounds)
+            np.broadcast_to(bound.astype(np.float32).reshape(action.shape), self._shape).copy()
+            for bound in (self._half, *self._bounds)
         ]
 
     def start(self, rows: FloatArray, keep: Callable[[bytes], None]) -> tuple[Act, Iterator[Any]]:
