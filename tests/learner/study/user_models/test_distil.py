@@ -56,6 +56,8 @@ def test_a_student_ships_where_rounding_does_not(teacher: Path, capfd: pytest.Ca
     told = report["distil"]
     assert told["rounds"] >= 1 and told["judged"] in (1, 2) and told["unseen"] == ""
     assert told["wall_s"] > 0 and told["cpu_s"] > 0
+    took = report["seconds"]
+    assert took["distil"] == told["wall_s"] and told["judged_s"] < took["episodes"] < took["total"] - took["distil"]
     assert f"distil, round {told['rounds']}" in said.err and "return" in said.err  # progress
     places = template.locate(teacher.with_name("out.tflite").read_bytes(), 3, per_channel=True).layers
     assert all(len(np.unique(np.abs(place.weights[:, :4]))) == 2 for place in places)

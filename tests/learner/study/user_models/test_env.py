@@ -48,6 +48,8 @@ def test_an_agent_is_calibrated_judged_and_written(tmp_path: Path, capfd: pytest
     assert report["returns"]["fp32"] == 500 and report["returns"]["low"] >= -0.05 * 500
     assert report["returns"]["random"] < 50 and report["returns"]["episodes"] == 10
     assert report["candidates"]["recipe"]["agreement"] > 0.9
+    took = report["seconds"]
+    assert 0 < took["episodes"] < took["total"] and took["distil"] == 0
 
 
 def test_a_policy_that_loses_is_inferior_and_more_episodes_are_not_asked_for(tmp_path: Path) -> None:
