@@ -47,7 +47,7 @@ class Request:
     calibration_episodes: int = 20
     seed: int = 0
     steps: int = 400
-    distil_rounds: int = 3
+    distil_rounds: int = 2
 
     @property
     def columns(self) -> tuple[str, ...]:

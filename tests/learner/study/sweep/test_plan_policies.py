@@ -29,7 +29,7 @@ def test_flags_become_a_request(tmp_path: Path) -> None:
     assert (found.bits, found.aware_bits, found.precisions) == ((2, 3, 4), (), ("int8-plain",))
     assert found.columns == ("random", "fp32", "int8-plain", "w2", "w3", "w4")
     assert asked("--bits", "8,4,4").bits == (4, 8)
-    assert asked("--distil-rounds", "2").distil_rounds == 2
+    assert asked("--distil-rounds", "5").distil_rounds == 5
     assert plan.bits_of("w4-aware") == (4, True) and plan.bits_of("w2") == (2, False) and plan.bits_of("fp16") is None
     assert arguments.given(parsed("--resume", "x")) == {}
     plan.check(found)

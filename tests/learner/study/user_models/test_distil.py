@@ -22,11 +22,16 @@ TEACHER = Path(__file__).with_name("cartpole_dqn.npz")
 """float16 weights of a DQN that `actorq-learner demo` trained, two hidden layers of 32 units."""
 
 
-@pytest.fixture
-def teacher(tmp_path: Path) -> Path:
+def agent(path: Path) -> Path:
+    """That DQN as an agent's file."""
     with np.load(TEACHER) as file:
         tensors: dict[str, NDArray[Any]] = {name: file[name].astype(np.float32) for name in file.files}
-    return agents.save(tmp_path / "agent.zip", tensors, agents.box(np.full(4, -1), np.full(4, 1)), agents.discrete(2))
+    return agents.save(path, tensors, agents.box(np.full(4, -1), np.full(4, 1)), agents.discrete(2))
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    return agent(tmp_path / "agent.zip")
 
 
 def quantize(path: Path, *flags: str) -> int:
