@@ -397,6 +397,8 @@ def _refusal(
         todo = "--aware trains the weights against the fp32 outputs until int8 does as well, --distil a student"
     else:
         todo = "calibrate with more observations, of all that the policy meets; or --precision dynamic or float16"
+    if played is not None and played.is_undecided:
+        todo = f"--episodes {4 * request.episodes} may decide it, since the interval holds that margin; or {todo}"
     if policy.outputs == "actions" and policy.low is None:
         todo += "; if actions are clipped, give --action-low and --action-high"
     return errors.PolicyError(
