@@ -57,7 +57,7 @@ def distil(
     affine = input_scaling.from_ranges(observations) if isinstance(first, layers.Dense) else None
     scaled = input_scaling.compensate(policy, affine) if affine else policy
     x = affine.apply(observations) if affine else observations.astype(np.float32)
-    ranges = _Ranges(len(layers.weighted(policy)))
+    ranges = _Limits(len(layers.weighted(policy)))
 
     def unscaled(weights: Sequence[FloatArray]) -> layers.PolicyLayers:
         trained = layers.with_arrays(scaled, weights)
@@ -90,7 +90,7 @@ def distil(
     return policy if best is original else unscaled(best)
 
 
-class _Ranges:
+class _Limits:
     """The limits of the input and of each layer's output before tanh, as variables, so that tracing happens once."""
 
     def __init__(self, layer_count: int) -> None:
@@ -105,7 +105,7 @@ class _Ranges:
 
 
 def _simulate(
-    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, ranges: _Ranges, weight_bits: int
+    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, ranges: _Limits, weight_bits: int
 ) -> Tensor:
     """Runs `forward.run` with int8 numbers: kernels rounded, and every tensor between two operations."""
 

@@ -30,7 +30,7 @@ BUDGET_S = 120.0
 ROUNDS = 8
 _CHOOSE_ROWS = 8192
 _LOT_BYTES = 1 << 27
-"""Of the observations of one round; of more, every k-th is kept."""
+"""Bytes of the observations of one round; of more, every k-th is kept."""
 _UNITS = {"values": "share of choices, weighted by what they cost", "actions": "mean error / range"}
 _CONVERGED = 0.98
 """Without states of its own a student is done when a round leaves more than this share of its failings."""

@@ -1,4 +1,4 @@
-"""How each column of a study makes its model of a policy."""
+"""Makes each column's model of a policy, for a study."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def _fp16(policy: subject.Subject, means: Means) -> bytes:
 
 
 def _weights(policy: subject.Subject, means: Means) -> bytes:
-    """As QuaRL does: each layer's weights rounded by one scale, and arithmetic in float32."""
+    """Rounds each layer's weights by one scale, and computes in float32, as QuaRL does."""
     rounded = bits.rounded_by_layer(_layers(policy), bits.BITS_MAX)
     return convert.convert(rounded, means.calibration, "float32", per_feature=False)
 
 
 def _plain(policy: subject.Subject, means: Means) -> bytes:
-    """As TFLiteConverter does with nothing of ours: one range for the whole input."""
+    """Quantizes as TFLiteConverter does with nothing of ours: one range for the whole input."""
     if not isinstance(policy, recipe.ChainSubject):
         return policy.make(means.calibration, "int8", beyond=0.0).model
     return convert.convert(policy.policy.layers, means.calibration, "int8", per_feature=False)
 
 
 def _recipe(policy: subject.Subject, means: Means) -> bytes:
-    """As the learner's own policies are published."""
+    """Quantizes as the learner's own policies are published."""
     return _chain(policy).make(means.calibration, "int8").model
 
 
@@ -116,7 +116,7 @@ MAKERS: dict[str, Maker] = {
     "int8-aware": _aware,
     "int8-distilled": _distilled,
 }
-"""By name of `plan.PRECISIONS`."""
+"""Functions by name of `plan.PRECISIONS`."""
 
 
 def _bits(policy: subject.Subject, means: Means, weight_bits: int, is_aware: bool) -> bytes:

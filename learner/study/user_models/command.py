@@ -37,7 +37,7 @@ _WIDE = 0.5
 _TRIES = 2
 """Candidates that are played, the second only where the first is inferior."""
 _AGREEMENT_HIGH, _ERROR_SMALL = 0.98, 0.005
-"""From where on a candidate is faithful enough not to be refined (`learner.quantize.refine`)."""
+"""From where on a candidate is faithful enough not to be refined (`learner.quantize.channel_splitting`)."""
 _OTHER_VALUES = ("compressed", "distilled")
 """Candidates whose values are comparable to each other only, not to fp32's."""
 _OUTSIDE_MAX = 0.001
@@ -318,7 +318,7 @@ def _worth_playing(ranked: list[_Candidate]) -> list[_Candidate]:
 
 
 def _is_faithful(candidate: _Candidate) -> bool:
-    """True where there is little to gain by `refine`, which makes a layer wider."""
+    """True where there is little to gain by `split_and_refit`, which makes a layer wider."""
     verdict = candidate.verdict
     if isinstance(verdict, gate.ActionVerdict):
         return verdict.action_error_mean < _ERROR_SMALL

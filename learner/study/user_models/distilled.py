@@ -44,7 +44,7 @@ class Distilled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Playground:
-    """Where students play.
+    """A place where students play.
 
     Attributes:
         task: The environment.

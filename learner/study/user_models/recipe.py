@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner.networks import layers
-from learner.quantize import calibrate, fp32, ptq, refine
+from learner.quantize import calibrate, channel_splitting, fp32, ptq
 from learner.quantize.distil import aware, distillation
 from learner.quantize.tflite import convert, interpreter, quantizer
 from learner.study.user_models import subject
@@ -57,7 +57,7 @@ class ChainSubject(subject.Subject):
         return self._make(trained, calibration, "int8", ptq.BEYOND)
 
     def make_refined(self, calibration: NDArray[Any], *, beyond: float = ptq.BEYOND) -> subject.Made | None:
-        """Makes the int8 model with `refine`; None where no hidden layer could be refined."""
+        """Makes the int8 model with `split_and_refit`; None where no hidden layer could be refined."""
         original = self.policy.layers
         if len(layers.weighted(original)) < 2 or not isinstance(layers.weighted(original)[-1], layers.Dense):
             return None
@@ -73,7 +73,7 @@ class ChainSubject(subject.Subject):
         centred = calibrated.centred(original)
         end = max(map(abs, params.outputs[-1])) if self.outputs == "actions" else np.inf
         try:
-            refined, params = refine.refine(centred, params, sample, run, end=end)
+            refined, params = channel_splitting.split_and_refit(centred, params, sample, run, end=end)
         except (RuntimeError, np.linalg.LinAlgError) as error:  # of a runtime that does not run it, or a dead layer
             _log.info("not refined: %s", str(error).partition("\n")[0])
             return None

@@ -23,7 +23,7 @@ _ROUNDS = (1, 1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a model's returns compare with fp32's.
+    """The comparison of a model's returns with fp32's.
 
     Attributes:
         episodes: Of each policy.
@@ -41,7 +41,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the model is non-inferior; where fp32 is no better than chance, whether it loses nothing at all."""
+        """Returns whether the model is non-inferior; where fp32 is no better than chance, whether it loses nothing."""
         if self.compared.non_inferior is None:
             return self.compared.low >= 0
         return self.compared.non_inferior

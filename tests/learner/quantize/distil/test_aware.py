@@ -26,7 +26,7 @@ def test_fake_quantized_numbers_by_hand() -> None:
 def test_the_simulation_is_what_the_int8_model_does() -> None:
     policy, x = random_policy(3), observations()
     exact = reference.outputs(policy, x)
-    ranges = aware._Ranges(3)
+    ranges = aware._Limits(3)
     affine = input_scaling.from_ranges(x)
     scaled, inputs = input_scaling.compensate(policy, affine), affine.apply(x)
     ranges.measure(scaled, inputs)
