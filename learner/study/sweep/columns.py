@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,11 +14,11 @@ from numpy.typing import NDArray
 from broker.contract import errors
 from learner.networks import layers
 from learner.quantize import bits, ptq
-from learner.quantize.distil import aware
+from learner.quantize.distil import aware, dagger, goals
 from learner.quantize.tflite import convert
 from learner.study import play
 from learner.study.sweep import plan
-from learner.study.user_models import recipe, subject
+from learner.study.user_models import distilled, recipe, subject
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,12 +28,15 @@ class Means:
     Attributes:
         calibration: Observations [N, *shape] of fp32's own episodes.
         task: Where more of them come from.
-        steps, seed: Of training.
+        steps: Of quantization-aware training.
+        rounds: Of distillation.
+        seed: Of both.
     """
 
     calibration: NDArray[Any]
     task: play.Task
     steps: int
+    rounds: int
     seed: int
 
 
@@ -82,6 +88,25 @@ def _aware(policy: subject.Subject, means: Means) -> bytes:
     return policy.make_aware(means.calibration, means.steps, means.seed).model
 
 
+def _distilled(policy: subject.Subject, means: Means) -> bytes:
+    """Trains a student of the same shape, which plays after each round; so many rounds, whatever they come to."""
+    with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
+
+        def explore(model: bytes, number: int) -> NDArray[Any]:
+            return distilled.explored(model, number, policy, means.task, Path(scratch), means.seed)[1]
+
+        student = dagger.distil(
+            distilled.teacher(policy),
+            means.calibration,
+            goals.Goal(),
+            seed=means.seed,
+            budget_s=math.inf,
+            rounds=means.rounds,
+            explore=explore,
+        )
+    return student.model
+
+
 MAKERS: dict[str, Maker] = {
     "fp16": _fp16,
     "int8-weights": _weights,
@@ -89,8 +114,9 @@ MAKERS: dict[str, Maker] = {
     "int8-recipe": _recipe,
     "int8-refined": _refined,
     "int8-aware": _aware,
+    "int8-distilled": _distilled,
 }
-"""Functions by name of `plan.PRECISIONS`: a further one, as of a distilled policy, is a line here, a name there."""
+"""Functions by name of `plan.PRECISIONS`."""
 
 
 def _bits(policy: subject.Subject, means: Means, weight_bits: int, is_aware: bool) -> bytes:

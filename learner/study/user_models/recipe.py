@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from broker.contract import specs
 from learner.networks import layers
 from learner.quantize import calibrate, channel_splitting, fp32, ptq
-from learner.quantize.distil import aware
+from learner.quantize.distil import aware, distillation
 from learner.quantize.tflite import convert, interpreter, quantizer
 from learner.study.user_models import subject
 from learner.study.user_models.formats import chain
@@ -46,7 +46,14 @@ class ChainSubject(subject.Subject):
         return self._make(self.policy.layers, calibration, precision, beyond)
 
     def make_aware(self, calibration: NDArray[Any], steps: int, seed: int) -> subject.Made:
-        trained = aware.distil(self.policy.layers, calibration, steps=steps, seed=seed, outputs=self.outputs)
+        def judge(candidate: layers.PolicyLayers, rows: NDArray[Any], exact: FloatArray) -> FloatArray:
+            model = self._make(candidate, calibration, "int8", ptq.BEYOND).model
+            wanted = np.clip(exact, self.low, self.high) if self.policy.clips else exact
+            return distillation.judge(model, rows, wanted, self.outputs)
+
+        trained = aware.distil(
+            self.policy.layers, calibration, steps=steps, seed=seed, outputs=self.outputs, judge=judge
+        )
         return self._make(trained, calibration, "int8", ptq.BEYOND)
 
     def make_refined(self, calibration: NDArray[Any], *, beyond: float = ptq.BEYOND) -> subject.Made | None:

@@ -90,6 +90,21 @@ def test_a_policy_that_loses_nothing_is_given_back_as_it_is() -> None:
     assert aware.distil(policy, apart, steps=10) is policy
 
 
+def test_weights_are_chosen_by_whoever_ships_them() -> None:
+    policy, x = random_policy(2), observations()
+    asked: list[layers.PolicyLayers] = []
+
+    def judge(candidate: layers.PolicyLayers, rows: FloatArray, exact: FloatArray) -> FloatArray:
+        """Finds everything worse than what was there first."""
+        assert len(rows) == len(exact) == len(x) // 4
+        np.testing.assert_allclose(exact, reference.outputs(policy, rows), atol=1e-4)
+        asked.append(candidate)
+        return np.full(len(rows), len(asked), np.float32)
+
+    assert aware.distil(policy, x, steps=10, weight_bits=2, judge=judge) is policy
+    assert len(asked) == 2 + 5  # as it was, its values levelled, and five times while it was trained
+
+
 def test_continuous_actions_behind_tanh() -> None:
     policy, x = random_policy(1, outputs="tanh"), observations()
     better = aware.distil(policy, x, steps=300, outputs="actions", weight_bits=4)
