@@ -204,12 +204,11 @@ class _SquashedGaussian:
         self._constant = np.float32(action.size * (_HALF_LOG_2PI + 2.0 * math.log(2.0)) + np.log(self._half).sum())
         # Of one shape, since numpy takes longer over numbers and over what it has to broadcast
         ends = -specs.SQUASHED_MEAN_MAX, specs.SQUASHED_MEAN_MAX
-        self._filled: list[FloatArray] = [
+        self._filled: list[NDArray[Any]] = [
             np.full(self._shape, value, np.float32) for value in (self._slope, self._middle, *ends)
         ]
         self._filled += [
-            np.broadcast_to(bound.astype(np.float32).reshape(action.shape), self._shape).copy()
-            for bound in (self._half, *self._bounds)
+            np.broadcast_to(bound.reshape(action.shape), self._shape).copy() for bound in (self._half, *self._bounds)
         ]
 
     def start(self, rows: FloatArray, keep: Callable[[bytes], None]) -> tuple[Act, Iterator[Any]]:
