@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from broker.contract import errors, messages, specs
+from broker.contract import errors, messages, previous, specs
 
 _M = TypeVar("_M")
 MAX_HEADER_BYTES = 64 * 1024
@@ -52,14 +52,20 @@ _HINTS = {
 }
 _PLANS = {
     cls: (
-        {name: hint for name, hint in _HINTS[cls].items() if name not in messages.ARRAYS.get(cls, {})},
+        {
+            name: hint
+            for name, hint in _HINTS[cls].items()
+            if name not in messages.ARRAYS.get(cls, {}) and name != "schema"  # which each header has
+        },
         tuple(messages.ARRAYS.get(cls, {})),
     )
     for cls in _KIND_OF
 }
 """The plain fields of each message with their types, and the names of its arrays, both in declaration order."""
 _SCHEMA = str(messages.SCHEMA_VERSION)
+_PREVIOUS = str(previous.VERSION)
 _OPENINGS = {cls: f'{_START}"message":"{kind}","schema":"{_SCHEMA}"' for cls, kind in _KIND_OF.items()}
+_PREVIOUS_OPENINGS = {cls: f'{_START}"message":"{kind}","schema":"{_PREVIOUS}"' for cls, kind in _KIND_OF.items()}
 _PLAIN = {int: "([0-9]{1,18})", str: r'\\"([0-9A-Za-z]*)\\"'}
 _CANONICAL = {
     cls: re.compile(
@@ -92,23 +98,40 @@ _OR_NONE = frozenset(
 )
 
 
-def encode(message: messages.Message) -> bytes:
-    """Returns the bytes of a message; equal messages give equal bytes."""
-    return b"".join(pieces(message))
+def encode(message: messages.Message, schema: int = messages.SCHEMA_VERSION) -> bytes:
+    """Returns the bytes of a message; equal messages give equal bytes. Arguments as of `pieces`."""
+    return b"".join(pieces(message, schema))
 
 
-def pieces(message: messages.Message) -> list[bytes | memoryview]:
-    """Returns the pieces that `encode` joins: a policy's megabytes need not be copied before they are sealed."""
+def pieces(message: messages.Message, schema: int = messages.SCHEMA_VERSION) -> list[bytes | memoryview]:
+    """Returns the pieces that `encode` joins: a policy's megabytes need not be copied before they are sealed.
+
+    Args:
+        message: What to say.
+        schema: Ours; or `previous.VERSION`, as all that a learner says: then actors of both read it. What that cannot
+            say is said in ours.
+    """
     cls = type(message)
     scalars, names = _PLANS[cls]
-    texts = [_OPENINGS[cls]]
-    for name, hint in scalars.items():
-        texts.append(f',"{name}":{_ENCODER.encode((_kept_dump if hint is _BIRTH else _dump)(getattr(message, name)))}')
+    older = None if schema == messages.SCHEMA_VERSION else _older(message)
+    if older is not None:
+        texts = [_PREVIOUS_OPENINGS[cls], *[f',"{name}":{_ENCODER.encode(text)}' for name, text in older.items()]]
+    else:
+        texts = [_OPENINGS[cls]]
+        for name, hint in scalars.items():
+            dump = _kept_dump if hint is _BIRTH else _dump
+            texts.append(f',"{name}":{_ENCODER.encode(dump(getattr(message, name)))}')
     arrays = [np.ascontiguousarray(getattr(message, name)) for name in names]
     texts += "}", _described(names, tuple([(array.dtype, array.shape) for array in arrays]))
     text = "".join(texts).encode()
     text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
     return [len(text).to_bytes(8, "little"), text, *[array.data.cast("B") for array in arrays if array.size]]
+
+
+def _older(message: messages.Message) -> dict[str, str] | None:
+    """Returns the fields of a message in the schema before ours; None where that cannot say it."""
+    cls = type(message)
+    return previous.written(_KIND_OF[cls], {name: _dump(getattr(message, name)) for name in _PLANS[cls][0]})
 
 
 @functools.lru_cache(256)
@@ -150,6 +173,33 @@ def decode(expected: type[_M], payload: bytes | memoryview) -> _M:
         raise errors.DecodeError(error.what, reason="field") from error
 
 
+def with_oldest(payload: bytes, oldest: int) -> bytes:
+    """Returns the bytes of an Experience with another `oldest`, and in the schema that it was written in.
+
+    A spool has messages of the release before, and after an update that was undone of the one after.
+
+    Raises:
+        DecodeError: It has no such field.
+    """
+    text, start = _header(payload)
+    header = _json(text)
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, dict) or metadata.get("message") != "experience" or "oldest" not in metadata:
+        raise errors.DecodeError("the header is not one of experience", reason="header")
+    metadata["oldest"] = str(oldest)
+    changed = _LAID_OUT.encode(header).encode()
+    changed += b" " * (-len(changed) % 8)
+    return b"".join([len(changed).to_bytes(8, "little"), changed, memoryview(payload)[start:]])
+
+
+def metadata(payload: bytes | memoryview) -> dict[str, str]:
+    """Returns the fields of a message that may be of any schema, as they are written; for those it is not for."""
+    found = _json(_header(payload)[0]).get("__metadata__")
+    if not isinstance(found, dict) or not all(type(value) is str for value in found.values()):
+        raise errors.DecodeError("the header has no metadata", reason="header")
+    return found
+
+
 def _header(payload: bytes | memoryview) -> tuple[str, int]:
     """The header's text, and where the data start."""
     if len(payload) < 8:
@@ -168,15 +218,17 @@ def _parsed(expected: type[Any], text: str) -> tuple[dict[str, Any], str]:
     metadata, described = _whole(text)
     if not isinstance(metadata, dict) or not all(type(value) is str for value in metadata.values()):
         raise errors.DecodeError("the header has no metadata", reason="header")
-    if metadata.get("schema") != _SCHEMA:
+    kind, schema = _KIND_OF[expected], metadata.get("schema")
+    if schema not in (_SCHEMA, _PREVIOUS):
         raise errors.DecodeError(
-            f"schema version {str(metadata.get('schema'))[:20]!r}, expected {_SCHEMA}",
+            f"schema version {str(schema)[:20]!r}, expected {_SCHEMA} or {_PREVIOUS}",
             reason="schema",
-            todo="run the same release of actorq-fleet on learner and actors",
+            todo="update the learner first and then its actors: they may be one schema behind it, and never ahead",
         )
-    kind = _KIND_OF[expected]
     if metadata.get("message") != kind:
         raise errors.DecodeError(f"message {str(metadata.get('message'))[:20]!r}, expected {kind!r}", reason="kind")
+    if schema == _PREVIOUS:
+        metadata = previous.read(kind, metadata)
     if metadata.keys() != _FIELDS[expected]:
         raise errors.DecodeError(f"fields of {kind} are not {tuple(_PLANS[expected][0])}", reason="field")
     values = {
@@ -185,17 +237,25 @@ def _parsed(expected: type[Any], text: str) -> tuple[dict[str, Any], str]:
         )
         for name, hint in _PLANS[expected][0].items()
     }
+    if "schema" in _HINTS[expected]:
+        values["schema"] = int(schema)
     return values, described
 
 
-def _whole(text: str) -> tuple[Any, str]:
-    """Returns metadata, if any, and the rest as text, which is the same in message after message and remembered."""
+def _json(text: str) -> dict[str, Any]:
+    """Returns a header as JSON."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise errors.DecodeError("the header is not JSON", reason="header") from error
     if not isinstance(header, dict):
         raise errors.DecodeError("the header is not an object", reason="header")
+    return header
+
+
+def _whole(text: str) -> tuple[Any, str]:
+    """Returns metadata, if any, and the rest as text, which is the same in message after message and remembered."""
+    header = _json(text)
     return header.pop("__metadata__", None), json.dumps(header) if header else "{}"
 
 

@@ -1,7 +1,7 @@
 """Every message on the wire, as a frozen dataclass. `codec` turns them into bytes, `signing` seals them.
 
 Array fields are numpy arrays whose dtype and rank are fixed in `ARRAYS`; all other fields are JSON scalars,
-dicts, lists or nested dataclasses. Changing anything here changes SCHEMA_VERSION and the golden bytes in
+dicts, lists or nested dataclasses. Changing anything here changes SCHEMA_VERSION, previous.py and the golden bytes in
 tests/broker.
 """
 
@@ -311,7 +311,8 @@ class ActorState:
     """Actor's birth certificate, heartbeat and will. Retained.
 
     `heartbeat` counts up within a boot, over all its connections (edge_actor/fleet/state_sequence.py); a birth counts
-    only while it does, and of two states the one with the higher (boot, heartbeat) is true.
+    only while it does, and of two states the one with the higher (boot, heartbeat) is true. `schema` is that of the
+    message, which its header says: the one that the actor speaks.
     """
 
     online: bool
@@ -320,6 +321,7 @@ class ActorState:
     heartbeat: int
     birth: Birth | None = None
     vitals: Vitals = field(default_factory=Vitals)
+    schema: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,7 @@ class Spool:
         if self._sent > 0 or held.oldest == held.seq:
             return body
         try:
-            return codec.encode(dataclasses.replace(codec.decode(messages.Experience, body), oldest=held.seq))
+            return codec.with_oldest(body, held.seq)
         except errors.DecodeError as error:
             self._lose(held, error.what)
             return None

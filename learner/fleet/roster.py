@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from broker.contract import errors, messages, specs, topics
+from broker.contract import errors, messages, previous, specs, topics
 from broker.program import logs
 from learner import config
 from learner.fleet import actors, budget, energy, names, work
@@ -225,8 +225,7 @@ class Roster:
         """Returns an assignment that grants nothing."""
         zero = {"epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_decay_steps": 1, "epsilon_offset": 0, "seed": 0}
         own = {"session": self._session, "epoch": self.epoch, "boot": boot, "channel": topics.MAIN_CHANNEL}
-        shard = topics.shard_of(actor_id, self._shards)
-        values: dict[str, Any] = {**own, **zero, "slot": 0, "steps_granted": 0, "refused": refused, "shard": shard}
+        values: dict[str, Any] = {**own, **zero, "slot": 0, "steps_granted": 0, "refused": refused}
         return messages.Assignment(**values)
 
     def rejections(self) -> Iterator[tuple[str, messages.Assignment]]:
@@ -293,6 +292,15 @@ class Roster:
             birth.board,
             birth.runtime,
         )
+        if actor.state is not None and actor.state.schema != messages.SCHEMA_VERSION:
+            _log.info(
+                "actor %s is of release %s, which speaks schema %d where this one has %d: it works on as it is; "
+                "update it (`actorq-learner fleet update`) before the next release",
+                actor.actor_id,
+                birth.release or "unknown",
+                actor.state.schema,
+                messages.SCHEMA_VERSION,
+            )
 
     def expire(self, now_s: float) -> None:
         """Marks actors that fell silent as not live. They speak as often as they were told to, or are to be."""
@@ -496,6 +504,8 @@ class Roster:
                 refused=actor.refused,
                 shard=topics.shard_of(actor.actor_id, self._shards),
             )
+            if actor.state is not None:
+                new = previous.fitted(new, actor.state.schema)
         else:
             changes: dict[str, Any] = {
                 "channel": self._channel_of(actor),

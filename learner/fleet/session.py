@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from broker.contract import address, codec, errors, messages, signing, topics
+from broker.contract import address, codec, errors, messages, previous, signing, topics
 from broker.fleet import identity
 from broker.program import logs, stopwatch
 from learner import config
@@ -358,12 +358,34 @@ class Session:
                 return Arrival(actor_id, topic, payload, retained)
             body = self._enrolment.mac(actor_id).open(topic, payload)
             if leaf == "state":
-                return Arrival(actor_id, topic, codec.decode(messages.ActorState, body), retained)
+                return Arrival(actor_id, topic, self._state_of(actor_id, topic, body), retained)
             return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
         except errors.MessageError as error:
             self.refused[f"{leaf}.{error.reason}"] += 1
             self._inbox.note_outcome(topic, len(payload), None)
             return None
+
+    def _state_of(self, actor_id: str, topic: str, body: bytes | memoryview) -> messages.ActorState:
+        """Decodes an actor's state. One of another schema is named, and told if it can be: if it is the newer side."""
+        try:
+            return codec.decode(messages.ActorState, body)
+        except errors.DecodeError as error:
+            if error.reason == "schema":
+                told = f"{error.what}; {error.todo}"
+                _log.warning("actor %s is refused: %s", actor_id, told, extra=logs.once(("schema", actor_id)))
+                if self._claimed:
+                    self._refuse(actor_id, codec.metadata(body).get("boot", ""), told)
+            raise
+
+    def _refuse(self, actor_id: str, boot: str, told: str) -> None:
+        """Ends an actor whose states we cannot read, if it can read ours."""
+        if not (boot.isascii() and boot.isdigit() and len(boot) < 19):
+            return
+        zero = {"slot": 0, "epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_decay_steps": 1, "epsilon_offset": 0}
+        own = {"session": self.id, "epoch": self.epoch, "boot": int(boot), "channel": topics.MAIN_CHANNEL}
+        values: dict[str, Any] = {**own, **zero, "seed": 0, "steps_granted": 0, "refused": told}
+        topic = self.topics.assignment(actor_id)
+        self.brokers.publish(topic, self.fleet.sealer.seal(topic, codec.encode(messages.Assignment(**values))))
 
     def _learner(self, topic: str, payload: bytes) -> messages.LearnerState:
         return codec.decode(messages.LearnerState, self._verifier.open(topic, payload))
@@ -426,4 +448,4 @@ class Session:
 
     def _sealed(self, topic: str, message: messages.Message) -> bytes:
         with self.times.time("sign"):
-            return self.fleet.sealer.seal(topic, *codec.pieces(message))
+            return self.fleet.sealer.seal(topic, *codec.pieces(message, previous.VERSION))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from broker.contract import codec, errors, messages, topics
+from broker.contract import codec, errors, messages, previous, topics
 from broker.fleet import identity
 from learner.fleet import brokers, enrolment
 from learner.operate.orders import order_book
@@ -93,7 +93,9 @@ class Courier:
         waiting, outgoing = self._book.waiting(time.time()), []
         for name in actors:
             topic, orders = self._topics.orders(name), waiting.get(name)
-            outgoing.append((topic, self._fleet.sealer.seal(topic, codec.encode(orders)) if orders else b""))
+            outgoing.append(
+                (topic, self._fleet.sealer.seal(topic, codec.encode(orders, previous.VERSION)) if orders else b"")
+            )
         self._brokers.retain_all(outgoing)
 
     def leave(self, retained: Sequence[tuple[str, bytes]]) -> None:

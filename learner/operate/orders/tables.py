@@ -24,6 +24,7 @@ def actor_row(
         row["state"] = "silent" if not heard.is_live else "paused" if vitals.paused else "here"
     if birth is not None:
         about = {"env": birth.env_id, "envs": birth.n_envs, "rate_hz": birth.rate_hz, "board": birth.board}
+        about |= {"release": birth.release, "schema": state.schema}
         row |= about | {"runtime": birth.runtime, "set": dict(pair.partition("=")[::2] for pair in birth.ordered)}
         row |= {"policy": f"{vitals.policy_epoch}.{vitals.policy_version}", "steps": vitals.steps}
     return row

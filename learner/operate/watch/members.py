@@ -106,6 +106,7 @@ class Member:
         return row | {
             "kernels": vitals.delegate or (state.birth.delegate if state.birth else ""),
             "policy": f"{vitals.policy_epoch}.{vitals.policy_version}",
+            "schema": state.schema,
             "throttled": vitals.throttled,
             "power_source": vitals.power_source,
             "power_modelled": vitals.power_modelled,

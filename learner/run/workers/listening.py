@@ -11,7 +11,7 @@ import ssl
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from broker.contract import address, codec, errors, messages, signing, topics
+from broker.contract import address, codec, errors, messages, previous, signing, topics
 from broker.fleet import identity
 from learner import config
 from learner.fleet import brokers, enrolment, floods, inbox
@@ -62,12 +62,13 @@ class Listening:
         for topic in self._of("+"):
             handle(topic, self._put)
 
-    def _of(self, actor_id: str) -> tuple[str, str, str]:
+    def _of(self, actor_id: str) -> tuple[str, ...]:
         """Returns an actor's topics that are heard here, in order: what was granted comes before what uses it."""
         return (
             self.topics.actor_state(actor_id),
             self.topics.assignment(actor_id),
             self.topics.ingest(self._shard, actor_id),
+            *previous.experience(self.topics, actor_id),
         )
 
     def start(self) -> None:
@@ -115,7 +116,9 @@ class Listening:
 
     def retain_all(self, tell: Iterable[tuple[str, messages.Message]]) -> None:
         """Signs messages and retains them, each at its topic."""
-        sealed = [(topic, self._fleet.sealer.seal(topic, *codec.pieces(message))) for topic, message in tell]
+        sealed = [
+            (topic, self._fleet.sealer.seal(topic, *codec.pieces(message, previous.VERSION))) for topic, message in tell
+        ]
         if sealed:
             self.brokers.retain_all(sealed)
 

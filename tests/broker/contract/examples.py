@@ -1,10 +1,13 @@
-"""One message of every kind, and its bytes as committed in golden/.
+"""One message of every kind, and its bytes: in golden/ as committed, in golden_previous/ of the schema before.
 
-`python -m tests.broker.contract.examples` writes golden/ anew: only together with a new SCHEMA_VERSION.
+`python -m tests.broker.contract.examples` writes golden/ anew: only together with a new SCHEMA_VERSION. Then it first
+moves what is there to golden_previous/. Schema 11 is as the commit before the change wrote it:
+`git show 68c8c0d^:tests/broker/contract/golden/KIND.hex`.
 """
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from broker.contract import codec, messages, signing, specs
 
 GOLDEN = Path(__file__).parent / "golden"
+PREVIOUS = Path(__file__).parent / "golden_previous"
 TOPIC = "actorq/lab/actor/pi-kitchen/receipt"
 LEARNER = signing.LearnerSealer(ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 ACTOR = signing.ActorMac(bytes(range(32, 64)))
@@ -134,12 +138,15 @@ def rendered() -> dict[str, bytes]:
     return encoded | sealed
 
 
-def golden(name: str) -> bytes:
+def golden(name: str, directory: Path = GOLDEN) -> bytes:
     """Committed bytes."""
-    return bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+    return bytes.fromhex((directory / f"{name}.hex").read_text())
 
 
 if __name__ == "__main__":
+    if int(codec.metadata(golden("receipt"))["schema"]) == messages.SCHEMA_VERSION - 1:
+        shutil.rmtree(PREVIOUS)
+        GOLDEN.rename(PREVIOUS)
     GOLDEN.mkdir(exist_ok=True)
     for name, payload in rendered().items():
         (GOLDEN / f"{name}.hex").write_text(textwrap.fill(payload.hex(), 100) + "\n")

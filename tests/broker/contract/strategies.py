@@ -76,7 +76,8 @@ def _arrays(draw: st.DrawFn, dtypes: tuple[str, ...], rank: int | None) -> np.nd
 def message(cls: type[Any]) -> st.SearchStrategy[Any]:
     """Any message of one kind; array elements are any bits, NaN included."""
     arrays = messages.ARRAYS.get(cls, {})
-    fields = {name: hint for name, hint in typing.get_type_hints(cls).items() if name not in arrays}
+    hints = typing.get_type_hints(cls)
+    fields = {name: hint for name, hint in hints.items() if name not in arrays and name != "schema"}
     return st.builds(
         cls,
         **{name: _values(hint) for name, hint in fields.items()},

@@ -148,7 +148,7 @@ def test_missing_and_extra_fields(kind: str) -> None:
     payload = examples.golden(kind)
     arrays = messages.ARRAYS.get(messages.KINDS[kind], {})
     scalars = [f.name for f in dataclasses.fields(messages.KINDS[kind]) if f.name not in arrays]
-    for name in scalars:
+    for name in set(scalars) - {"schema"}:
         refused(kind, repacked(payload, functools.partial(drop, name=name, table="__metadata__")), "field")
     refused(kind, repacked(payload, lambda h: h["__metadata__"].update(extra="1")), "field")
     extra = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}

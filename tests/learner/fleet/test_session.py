@@ -85,6 +85,30 @@ def test_what_a_dead_learner_left_behind_does_not_block(
     found.close()
 
 
+def test_an_actor_of_a_newer_schema_is_named_and_told_to_have_the_learner_updated_first(
+    mosquitto: BrokerProcess, fleet: identity.Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, topic = session.Session.open(settings(mosquitto.address)), TOPICS.actor_state("pi")
+    mac, told = signing.ActorMac(fleet.bundle("pi").mac_key), TOPICS.assignment("pi")
+    ours, newer = (f'"schema":"{messages.SCHEMA_VERSION + more}"'.encode() for more in (0, 1))
+    body = codec.encode(fleet_examples.state(boot=7)).replace(ours, newer)
+    with contextlib.closing(found), plain_client.PlainClient(mosquitto.port, "pi") as client:
+        found.join()
+        client.subscribe(told)
+        client.publish(topic, mac.seal(topic, body.replace(newer, b'"schemb":"13"')))  # it says none
+        client.publish(topic, mac.seal(topic, body.replace(b'"boot":"7"', b'"boot":"x"')))  # nobody can be told
+        client.publish(topic, mac.seal(topic, body))
+        wait_until(lambda: not list(found.drain(0.1)) and found.refused["state.schema"] == 3, "the states have come")
+        sealed = [client.next()[1] for _ in range(2)][1]
+    assert found.refused == {"state.schema": 3}
+    refusal = codec.decode(messages.Assignment, signing.LearnerVerifier(fleet.sealer.public_key).open(told, sealed))
+    assert (refusal.boot, refusal.steps_granted) == (7, 0)
+    assert (
+        f"version '{messages.SCHEMA_VERSION + 1}'" in refusal.refused and "update the learner first" in refusal.refused
+    )
+    assert "actor pi is refused: schema version" in caplog.text
+
+
 def test_hands_on_what_enrolled_actors_say_and_counts_the_rest(mosquitto: BrokerProcess, fleet: identity.Fleet) -> None:
     found = session.Session.open(settings(mosquitto.address))
     found.join()

@@ -19,6 +19,7 @@ from broker.contract import errors
 from learner.files import run_directory
 from learner.run import local_fleet
 from tests import conftest
+from tests.fakes import previous_release
 from tests.system import books
 from tests.system.conftest import QUICK
 
@@ -85,7 +86,9 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
 ) -> None:
     fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
     kept = books.Books(run_root / "books", run)
-    for actor in ACTORS:
+    before = previous_release.PreviousRelease(run_root / "before")
+    before.start_actor(fleet, ACTORS[0], kept.environment(ACTORS[0]))  # it has not heard of shards
+    for actor in ACTORS[1:]:
         fleet.start_actor(actor, kept.environment(actor))
     learner = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", str(len(ACTORS))])
     conftest.wait_until(lambda: said.find(BEGUN), "the workers have begun", 120.0)
@@ -100,15 +103,17 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
     conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
 
     settle(fleet, kept)
+    found = kept.in_ledger()
+    assert len(found[ACTORS[0], 0]) > 0, "of the schema before ours"
     family = psutil.Process(learner.pid).children(recursive=True)
     learner.send_signal(signal.SIGTERM)
     output, _ = learner.communicate(timeout=60.0)
     assert learner.returncode == errors.EXIT_INTERRUPTED
-    summary, found = json.loads(output), totals(run)
+    summary, shards = json.loads(output), totals(run)
     assert summary["updates"] > 0
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["worker_restarts"] == 1
     assert "grant" not in summary["messages_refused"]
-    assert min(steps for steps, _ in found) > 0 and summary["env_steps"] == sum(steps for steps, _ in found)
+    assert min(steps for steps, _ in shards) > 0 and summary["env_steps"] == sum(steps for steps, _ in shards)
     _, alive = psutil.wait_procs(family, 10.0)
     assert not alive, "nothing of Ray outlives the learner"
 
