@@ -1,4 +1,4 @@
-"""Two ingest workers on Ray take in what four actors send; one is killed, and nothing is lost or there twice."""
+"""Two ingest workers on Ray take in what four actors send; one is killed, or all: nothing is lost or there twice."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,7 @@ ACTORS = ["pi-0", "pi-1", "pi-3", "pi-4"]
 """Two of either shard."""
 BEGUN = r"2 ingest workers have begun \(pid (\d+), pid (\d+)\)"
 BACK_S = 60.0
-"""Far more than it takes, on a machine with other work."""
+"""Far more than the 10 s that are wanted, on a machine with other work; what it took is printed."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,13 @@ def totals(run: Path) -> list[tuple[int, int]]:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as book:
             found.append(book.execute("SELECT steps, refused FROM totals").fetchone())
     return found
+
+
+def rows_of(run: Path, shard: int) -> int:
+    """Messages in the ledger of a shard."""
+    with contextlib.closing(sqlite3.connect(f"file:{run_directory.ledgers(run)[shard]}?mode=ro", uri=True)) as book:
+        count: int = book.execute("SELECT count(*) FROM messages").fetchone()[0]
+        return count
 
 
 def listening(pid: int) -> set[str]:
@@ -91,13 +99,22 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
     conftest.wait_until(lambda: said.find(BEGUN), "the workers have begun", 120.0)
     conftest.wait_until(lambda: (run / "policies").is_dir() and list((run / "policies").iterdir()), "a policy", 60.0)
     assert listening(learner.pid) == {"127.0.0.1"}, "Ray listens to this machine alone"
+    began, at_began = time.monotonic(), rows_of(run, 1)
     kept.await_rows(50)
 
+    own, others, killed = rows_of(run, 0), rows_of(run, 1), time.monotonic()
     os.kill(int(said.find(BEGUN)[0][0]), signal.SIGKILL)
-    rows = kept.rows()
-    back = r"ingest worker 0 is back \(pid \d+\) after ([\d.]+) s"
+    back = r"ingest worker 0 is back \(pid \d+\)"
     conftest.wait_until(lambda: said.find(back), "the worker is back", BACK_S)
-    conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
+    conftest.wait_until(lambda: rows_of(run, 0) > own + 25, "its shard takes in again", BACK_S)
+    back_s, meanwhile = time.monotonic() - killed, rows_of(run, 1) - others
+    assert meanwhile > 0, "the other one goes on"
+    before_per_s = (others - at_began) / (killed - began)
+    with capfd.disabled():
+        print(
+            f"a killed worker's shard took in again after {back_s:.1f} s; the other one took in "
+            f"{meanwhile / back_s:.1f} messages/s meanwhile, {before_per_s:.1f} before"
+        )
 
     settle(fleet, kept)
     family = psutil.Process(learner.pid).children(recursive=True)
@@ -114,7 +131,7 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
 
 
 @pytest.mark.slow
-def test_a_killed_learner_takes_its_workers_along_and_its_run_goes_on_with_nothing_lost_or_twice(
+def test_with_a_worker_the_learner_and_the_broker_killed_the_run_goes_on_with_nothing_lost_or_twice(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
@@ -128,6 +145,9 @@ def test_a_killed_learner_takes_its_workers_along_and_its_run_goes_on_with_nothi
     workers = [one for one in family if str(one.pid) in said.find(BEGUN)[0]]
     assert len(workers) == 2
 
+    killed = time.monotonic()
+    workers[0].kill()
+    fleet.kill_broker(0)
     learner.send_signal(signal.SIGKILL)
     learner.wait()
     _, alive = psutil.wait_procs(workers, 30.0)
@@ -136,9 +156,12 @@ def test_a_killed_learner_takes_its_workers_along_and_its_run_goes_on_with_nothi
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
     rows = kept.rows()
+    fleet.start_broker(0)
     again = fleet.start_learner(["--resume", str(run), "--json"])
     conftest.wait_until(lambda: len(said.find(BEGUN)) == 2, "the workers have begun again", 120.0)
     conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
+    with capfd.disabled():
+        print(f"all killed, and experience was committed again {time.monotonic() - killed:.1f} s later")
 
     settle(fleet, kept)
     again.send_signal(signal.SIGTERM)
