@@ -30,8 +30,8 @@ REBUILD_S = 3600.0
 """Seconds in which it must have rebuilt its replay: one that is large, from a slow disk, takes minutes."""
 ANSWER_S = 30.0
 """Seconds in which it must answer; one that stands still for longer is ended, and started again."""
-GAP_S = 0.02
-"""Least seconds between two reports of a worker: each call of Ray takes either side most of a millisecond."""
+GAP_S = 0.05
+"""Least seconds between two reports of a worker: each call of Ray takes either side a millisecond or two."""
 _REPORT_S = 0.05
 _DEATHS, _DEATHS_S = 5, 60.0
 """So many deaths of one worker within so long are no accident."""

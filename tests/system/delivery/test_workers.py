@@ -9,8 +9,10 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +23,7 @@ from learner.files import run_directory
 from learner.run import local_fleet
 from tests import conftest
 from tests.system import books
-from tests.system.conftest import QUICK
+from tests.system.conftest import QUICK, started
 
 pytestmark = pytest.mark.system
 FLAGS = [*QUICK, "--keep-experience", "--evaluate-episodes", "0", "--message-steps", "100", "--ingest-workers", "2"]
@@ -75,6 +77,19 @@ def listening(pid: int) -> set[str]:
     return {at.laddr.ip.removeprefix("::ffff:") for at in found}
 
 
+@contextlib.contextmanager
+def with_a_wrong_token(pid: int) -> Iterator[subprocess.Popen[str]]:
+    """A learner's way to the cluster of another process, with a token that is not that cluster's."""
+    (head,) = (one for one in psutil.Process(pid).children(recursive=True) if one.name() == "gcs_server")
+    (port,) = {at.laddr.port for at in head.net_connections("tcp") if at.status == psutil.CONN_LISTEN}
+    code = "import sys\nfrom broker.program import cli\nfrom learner.run.workers import cluster\n"
+    code += "sys.exit(cli.run(lambda words: 0 * bool(cluster.RayCluster.open(*words, 2)), sys.argv[1:]))"
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong" * 8}
+    words = [sys.executable, "-c", code, f"127.0.0.1:{port}"]
+    with started(words, stderr=subprocess.PIPE, env=environment) as child:
+        yield child
+
+
 def settle(fleet: local_fleet.LocalFleet, kept: books.Books) -> None:
     """Ends the actors' first lives, and waits for all that these accepted: none lost, none twice."""
     for actor in ACTORS:
@@ -116,7 +131,12 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
             f"{meanwhile / back_s:.1f} messages/s meanwhile, {before_per_s:.1f} before"
         )
 
-    settle(fleet, kept)
+    with with_a_wrong_token(learner.pid) as stranger:
+        settle(fleet, kept)
+        _, words = stranger.communicate(timeout=90.0)
+    assert stranger.returncode == errors.RuntimeMissing.exit_code
+    assert "Ray does not let us in" in words and "address and token" in words
+
     family = psutil.Process(learner.pid).children(recursive=True)
     learner.send_signal(signal.SIGTERM)
     output, _ = learner.communicate(timeout=60.0)

@@ -83,9 +83,9 @@ def test_of_two_standbys_one_goes_on_where_the_killed_learner_was_under_fifty_ac
         fleet.start_actor(actor, kept.environment(actor, "AsSimulated"))
     with simulated(fleet, ACTORS - len(actors)) as swarm:
         live = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", str(ACTORS)])
-        conftest.wait_until(lambda: list(run.glob("checkpoints/*.npz")), "the live learner has saved", 60.0)
+        conftest.wait_until(lambda: list(run.glob("checkpoints/*.npz")), "the live learner has saved", 120.0)
         standbys = [fleet.start_learner(["--resume", str(run), "--standby"], f"learner-{name}") for name in "ab"]
-        conftest.wait_until(lambda: said.count("standing by for the run") == 2, "both stand by", 30.0)
+        conftest.wait_until(lambda: said.count("standing by for the run") == 2, "both stand by", 60.0)
         kept.await_rows(50)
         assert said.count("takes over") == 0
         conftest.wait_until(lambda: epoch_of_newest_policy(run) > 0, "a policy is published", 60.0)
@@ -109,7 +109,7 @@ def test_of_two_standbys_one_goes_on_where_the_killed_learner_was_under_fifty_ac
             assert fleet.children[actor].wait(20.0) == errors.EXIT_OK
             fleet.start_actor(actor, kept.environment(actor, "AsSimulated"))  # which sends what the life before left
         lives = [(actor, 0) for actor in actors]
-        conftest.wait_until(lambda: not kept.missing(kept.accepted(*lives)), "all that was accepted arrives", 20.0)
+        conftest.wait_until(lambda: not kept.missing(kept.accepted(*lives)), "all that was accepted arrives", 60.0)
         balance = kept.balance(*lives)
         assert balance.holds and balance.dropped == 0, balance
 
