@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,10 +97,8 @@ class Pattern:
             "reward": reward[:steps],
         }
 
-    def message(
-        self, seq: int, oldest: int, step: int, epoch: int, created_ms: int | None = None
-    ) -> list[bytes | memoryview]:
-        """Returns the encoded message number `seq`, after `step` steps, in pieces; made now if not said otherwise."""
+    def message(self, seq: int, oldest: int, step: int, epoch: int) -> list[bytes | memoryview]:
+        """Returns the encoded message number `seq`, after `step` steps, in pieces."""
         return codec.pieces(
             messages.Experience(
                 boot=BOOT,
@@ -112,7 +110,7 @@ class Pattern:
                 epoch=0,
                 version=0,
                 draw=0,
-                created_ms=int(1e3 * time.time()) if created_ms is None else created_ms,
+                created_ms=int(1e3 * time.time()),
                 **self._arrays,
             )
         )
@@ -147,17 +145,6 @@ class Policies:
         return newest.manifest.version if newest is not None else 0
 
 
-class Held(NamedTuple):
-    """A message without a receipt: all that tells it from others, so that it is the same when it is sent again."""
-
-    seq: int
-    steps: int
-    sent_s: float
-    step: int
-    epoch: int
-    created_ms: int
-
-
 class SimulatedActor:
     """An actor on one connection at a time. Everything runs on the swarm's thread."""
 
@@ -170,10 +157,9 @@ class SimulatedActor:
         self._mac = signing.ActorMac(bundle.mac_key)
         self._verifier = signing.LearnerVerifier(bundle.learner_key)
         self._assignment: messages.Assignment | None = None
-        self._held: collections.deque[Held] = collections.deque()
+        self._held: collections.deque[tuple[int, int, float, int]] = collections.deque()  # seq, steps, sent, step
         self._told = False
         self._made = self._recorded = self._beats = 0
-        self._before = 0  # steps recorded before this learner's session
         self._orders = self._follow_orders(bundle, state) if state else None
         self._tls, self._password, self._is_new = bundle.tls(), bundle.password, True
         self.tries = attempts.Attempts([address.Address.parse(where) for where in bundle.brokers], self._tls)
@@ -265,29 +251,26 @@ class SimulatedActor:
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
-        return min(self.full_steps, self._granted(wanted))
-
-    def _granted(self, wanted: messages.Assignment) -> int:
-        return wanted.steps_granted - (self._recorded - self._before)
+        return min(self.full_steps, wanted.steps_granted - self._recorded)
 
     def send(self) -> bool:
         """Sends the next message; returns false if window, grant or plan forbid it."""
         wanted, steps = self._assignment, self.message_steps
         if self._orders is not None and self._orders.paused:
             return False
-        if self._is_new or wanted is None or not 0 < steps <= self._granted(wanted):
+        if self._is_new or wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
             return False
         if 0 < self._load.messages <= self._made:
             return False
         if len(self._held) >= self._load.window:
             return False
         self._made += 1
-        oldest = self._held[0].seq if self._held else self._made
-        topic, created_ms = self._topics.experience(self._id), int(1e3 * time.time())
-        body = _pattern(steps).message(self._made, oldest, self._recorded, wanted.epoch, created_ms)
+        oldest = self._held[0][0] if self._held else self._made
+        topic = self._topics.experience(self._id)
+        body = _pattern(steps).message(self._made, oldest, self._recorded, wanted.epoch)
         payload = self._mac.seal(topic, *body)
         now = time.monotonic()
-        self._held.append(Held(self._made, steps, now, self._recorded, wanted.epoch, created_ms))
+        self._held.append((self._made, steps, now, self._recorded))
         self._recorded += steps
         self._tally.first_sent_s = self._tally.first_sent_s or now
         self._tally.sent += 1
@@ -332,19 +315,18 @@ class SimulatedActor:
             else:
                 assignment = codec.decode(messages.Assignment, body)
                 if assignment.boot == BOOT:
-                    old, self._assignment = self._assignment, assignment
-                    if old is not None and old.epoch != assignment.epoch:  # a learner that may lack what is on its way
-                        self._before = self._recorded
-                        self._send_again()
+                    self._assignment = assignment
         if self._is_new and self.connection.subscribed:
             self._is_new = False
             self.beat()
             self._send_again()
 
     def _send_again(self) -> None:
-        topic = self._topics.experience(self._id)
-        for one in self._held:
-            body = _pattern(one.steps).message(one.seq, self._held[0].seq, one.step, one.epoch, one.created_ms)
+        oldest = self._held[0][0] if self._held else 0
+        for seq, steps, _, step in self._held:
+            assert self._assignment is not None
+            topic = self._topics.experience(self._id)
+            body = _pattern(steps).message(seq, oldest, step, self._assignment.epoch)
             self.connection.publish(topic, self._mac.seal(topic, *body))
 
     def _follow_orders(self, bundle: identity.Bundle, state: Path) -> runner.OrderRunner:
@@ -358,8 +340,8 @@ class SimulatedActor:
 
     def _acknowledge(self, receipt: messages.Receipt) -> None:
         now = time.monotonic()
-        while self._held and receipt.boot == BOOT and self._held[0].seq <= receipt.seq:
-            _, steps, sent_s, *_ = self._held.popleft()
+        while self._held and receipt.boot == BOOT and self._held[0][0] <= receipt.seq:
+            _, steps, sent_s, _ = self._held.popleft()
             if sent_s >= self._tally.warm_until_s:
                 self._tally.receipt_s.append(now - sent_s)
             self._tally.receipted += 1

@@ -86,13 +86,3 @@ class Wide(Counting):
 
     def _observe(self) -> np.ndarray[Any, Any]:
         return np.resize(super()._observe(), 1000)
-
-
-class AsSimulated(Counting):
-    """Counting, with the spec of simulated actors (tests/fakes/simulated_actor.py), for a fleet of both."""
-
-    observation_space = gymnasium.spaces.Box(0.0, 2.0**24, (24,), np.float32)
-    action_space = gymnasium.spaces.Discrete(4)
-
-    def _observe(self) -> np.ndarray[Any, Any]:
-        return np.concatenate([super()._observe(), np.zeros(22, np.float32)])

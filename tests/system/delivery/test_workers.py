@@ -1,4 +1,4 @@
-"""Two ingest workers on Ray take in what four actors send; one is killed, or all: nothing is lost or there twice."""
+"""Two ingest workers on Ray take in what four actors send; one is killed, and nothing is lost or there twice."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -23,7 +21,7 @@ from learner.files import run_directory
 from learner.run import local_fleet
 from tests import conftest
 from tests.system import books
-from tests.system.conftest import QUICK, started
+from tests.system.conftest import QUICK
 
 pytestmark = pytest.mark.system
 FLAGS = [*QUICK, "--keep-experience", "--evaluate-episodes", "0", "--message-steps", "100", "--ingest-workers", "2"]
@@ -77,19 +75,6 @@ def listening(pid: int) -> set[str]:
     return {at.laddr.ip.removeprefix("::ffff:") for at in found}
 
 
-@contextlib.contextmanager
-def with_a_wrong_token(pid: int) -> Iterator[subprocess.Popen[str]]:
-    """A learner's way to the cluster of another process, with a token that is not that cluster's."""
-    (head,) = (one for one in psutil.Process(pid).children(recursive=True) if one.name() == "gcs_server")
-    (port,) = {at.laddr.port for at in head.net_connections("tcp") if at.status == psutil.CONN_LISTEN}
-    code = "import sys\nfrom broker.program import cli\nfrom learner.run.workers import cluster\n"
-    code += "sys.exit(cli.run(lambda words: 0 * bool(cluster.RayCluster.open(*words, 2)), sys.argv[1:]))"
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong" * 8}
-    words = [sys.executable, "-c", code, f"127.0.0.1:{port}"]
-    with started(words, stderr=subprocess.PIPE, env=environment) as child:
-        yield child
-
-
 def settle(fleet: local_fleet.LocalFleet, kept: books.Books) -> None:
     """Ends the actors' first lives, and waits for all that these accepted: none lost, none twice."""
     for actor in ACTORS:
@@ -131,12 +116,7 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
             f"{meanwhile / back_s:.1f} messages/s meanwhile, {before_per_s:.1f} before"
         )
 
-    with with_a_wrong_token(learner.pid) as stranger:
-        settle(fleet, kept)
-        _, words = stranger.communicate(timeout=90.0)
-    assert stranger.returncode == errors.RuntimeMissing.exit_code
-    assert "Ray does not let us in" in words and "address and token" in words
-
+    settle(fleet, kept)
     family = psutil.Process(learner.pid).children(recursive=True)
     learner.send_signal(signal.SIGTERM)
     output, _ = learner.communicate(timeout=60.0)
@@ -151,7 +131,7 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost_or_twice(
 
 
 @pytest.mark.slow
-def test_with_a_worker_the_learner_and_the_broker_killed_the_run_goes_on_with_nothing_lost_or_twice(
+def test_a_killed_learner_takes_its_workers_along_and_its_run_goes_on_with_nothing_lost_or_twice(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
@@ -165,9 +145,6 @@ def test_with_a_worker_the_learner_and_the_broker_killed_the_run_goes_on_with_no
     workers = [one for one in family if str(one.pid) in said.find(BEGUN)[0]]
     assert len(workers) == 2
 
-    killed = time.monotonic()
-    workers[0].kill()
-    fleet.kill_broker(0)
     learner.send_signal(signal.SIGKILL)
     learner.wait()
     _, alive = psutil.wait_procs(workers, 30.0)
@@ -176,12 +153,9 @@ def test_with_a_worker_the_learner_and_the_broker_killed_the_run_goes_on_with_no
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
     rows = kept.rows()
-    fleet.start_broker(0)
     again = fleet.start_learner(["--resume", str(run), "--json"])
     conftest.wait_until(lambda: len(said.find(BEGUN)) == 2, "the workers have begun again", 120.0)
     conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
-    with capfd.disabled():
-        print(f"all killed, and experience was committed again {time.monotonic() - killed:.1f} s later")
 
     settle(fleet, kept)
     again.send_signal(signal.SIGTERM)
