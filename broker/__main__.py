@@ -162,7 +162,7 @@ def _up(args: argparse.Namespace) -> int:
 def _up_mosquitto(args: argparse.Namespace) -> None:
     events: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()
     cli.on_stop_signal(lambda: events.put(None))
-    gate = _Gate(args) if args.tls else None
+    gate = _Gate.open(args) if args.tls else None
     with contextlib.ExitStack() as running:
         brokers = [
             running.enter_context(
@@ -236,16 +236,29 @@ def _log_excess(user: str, what: str) -> None:
 
 
 class _Gate:
-    """Knows who may come in, as the fleet's directory says it at any time."""
+    """Knows who may come in, as the fleet's directory says it at any time; made by `open`."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._fleet = _fleet(args)
-        self._hosts = [] if _is_wildcard(args.bind) else [args.bind]
+    admission: access.Admission
+
+    def __init__(self, fleet: identity.Fleet, hosts: list[str]) -> None:
+        self._fleet = fleet
+        self._hosts = hosts
         self._shut_out: set[tuple[str, str]] = set()
         self._enrolled = enrolled.Enrolled(self._fleet, lambda bundle: bundle.password)
         self._is_readable = True
-        self._enrolled.follow()
-        self.admission = self._admission()
+
+    @classmethod
+    def open(cls, args: argparse.Namespace) -> _Gate:
+        """Opens the fleet, and reads who is enrolled.
+
+        Raises:
+            IdentityError: The fleet cannot be read, or its broker's certificate would name no address.
+            OSError: Its directory cannot be read.
+        """
+        made = cls(_fleet(args), [] if _is_wildcard(args.bind) else [args.bind])
+        made._enrolled.follow()
+        made.admission = made._admission()
+        return made
 
     def changed(self) -> bool:
         """Looks again; returns true if `admission` is another one now."""

@@ -161,16 +161,20 @@ def test_who_is_late_counts_with_the_limit() -> None:
     matched, zoo = duel.theirs
 
     def results(*seconds: float) -> dict[int, dict[str, object]]:
-        return {seed: {"solved": s < 100.0, "seconds": s, "env_steps": 1000} for seed, s in enumerate(seconds)}
+        return {
+            seed: {"solved": s < 100.0, "seconds": s, "training_s": s / 2, "env_steps": 1000}
+            for seed, s in enumerate(seconds)
+        }
 
     found = {
         duel.ours.name: results(10.0, 12.0, 20.0),
         matched.name: results(60.0, 130.0, 100.4),
         zoo.name: results(24.0),
     }
-    first, second = bench_peers.duel_rows(duel, found, 100.0)
+    first, alone, second, _ = bench_peers.duel_rows(duel, found, 100.0)
     assert (first["value"], first["reference"], first["ratio"], first["runs"]) == (12.0, 100.0, 0.12, 3)
     assert "2 not within it" in first["explain"] and "so the ratio is a bound" in first["explain"]
+    assert (alone["value"], alone["reference"]) == (6.0, 100.0) and "training alone" in alone["case"]
     assert (second["value"], second["reference"], second["runs"]) == (10.0, 24.0, 1)
     assert "bound" not in second["explain"]
     assert all(key in first for key in benchmarks.KEYS)

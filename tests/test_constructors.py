@@ -20,20 +20,23 @@ WORK = {
 
 def work(source: str) -> Iterator[str]:
     """Yields each call in a constructor of `source` that does work."""
-    for kind in ast.walk(ast.parse(source)):
+    module = ast.parse(source)
+    functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
+    for kind in ast.walk(module):
         if not isinstance(kind, ast.ClassDef):
             continue
         methods = {one.name: one for one in kind.body if isinstance(one, ast.FunctionDef)}
-        reached: list[str] = [name for name in ("__init__", "__post_init__") if name in methods]
-        for name in reached:  # grows: what a constructor calls of its own object is part of it
-            for call in ast.walk(methods[name]):
+        reached = [methods[name] for name in ("__init__", "__post_init__") if name in methods]
+        for body in reached:  # grows: what a constructor calls of its own object or module is part of it
+            for call in ast.walk(body):
                 if not isinstance(call, ast.Call):
                     continue
                 if (called := _name(call.func)) in WORK:
                     yield f"{kind.name}, line {call.lineno}: {ast.unparse(call)[:80]}"
                 is_own = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
-                if is_own and called in methods and called not in reached:
-                    reached.append(called)
+                near = methods if is_own else functions if isinstance(call.func, ast.Name) else {}
+                if called in near and near[called] not in reached:
+                    reached.append(near[called])
 
 
 def _name(called: ast.expr) -> str:
@@ -50,3 +53,4 @@ def test_work_is_found() -> None:
     assert [*work("class A:\n    def __init__(self, path):\n        self.file = open(path)")]
     assert not [*work("class A:\n    def __init__(self):\n        pass\n    def go(self):\n        open(1)")]
     assert [*work("class A:\n    def __init__(self):\n        self.go()\n    def go(self):\n        open(1)")]
+    assert [*work("def go():\n    open(1)\n\nclass A:\n    def __init__(self):\n        self.file = go()")]

@@ -103,6 +103,21 @@ def test_actor_never_loads_tensorflow_or_the_learner() -> None:
     assert not set(answer["loaded"]) & (ML_FRAMEWORKS | {"learner"})
 
 
+NOT_IN_A_RUNNING_ACTOR = {"cryptography.x509", "tomllib", "broker.fleet.certificates", "edge_actor.run.check"}
+"""What only makes certificates, reads settings files or checks a machine: memory of every board."""
+
+
+def test_a_running_actor_holds_nothing_that_it_has_no_use_for() -> None:
+    program = "import json, sys, edge_actor.__main__, edge_actor.run.service; print(json.dumps(sorted(sys.modules)))"
+    finished = run_python("-c", program)
+    assert finished.returncode == 0, finished.stderr
+    loaded = set(json.loads(finished.stdout.splitlines()[-1]))
+    assert "edge_actor.run.acting_loop" in loaded
+    assert not loaded & NOT_IN_A_RUNNING_ACTOR
+    bench = {name for name in loaded if name.startswith("edge_actor.bench.")}
+    assert bench == {"edge_actor.bench.config"}
+
+
 def test_broker_loads_neither_side_nor_any_framework() -> None:
     answer = import_all("broker")
     assert "broker.__main__" in answer["imported"]

@@ -11,7 +11,12 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 BARE = "from broker.serve.mosquitto import process\nprocess.find = lambda: None\n"
-SOME = ["tests/pi/test_flash.py", "tests/broker/serve/test_mosquitto.py", "-k", "flash or port or end or readable"]
+SOME = [
+    "tests/pi/test_flash.py",
+    "tests/broker/serve/mosquitto/test_mosquitto.py",
+    "-k",
+    "flash or port or end or readable",
+]
 
 
 def run_bare(tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:

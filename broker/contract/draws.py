@@ -9,6 +9,7 @@ PCG64; Gumbel noise goes through the machine's own logarithm, and may differ by 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -87,10 +88,17 @@ def sampling(
     seed: int, slot: int, block: int, action: specs.ActionSpec, n_envs: int, head: specs.Head
 ) -> NDArray[np.float32]:
     """Returns the noise [BLOCK, n_envs, size] that a stochastic head samples with: Gumbel noise, or normal."""
+    return next(sampling_parts(seed, slot, block, action, n_envs, head, BLOCK))
+
+
+def sampling_parts(
+    seed: int, slot: int, block: int, action: specs.ActionSpec, n_envs: int, head: specs.Head, rows: int
+) -> Iterator[NDArray[np.float32]]:
+    """Yields what `sampling` returns in parts of `rows` rows, each drawn when it is asked for; `rows` divides BLOCK."""
     random = _generator(seed, slot, block, _NOISE)
     draw = random.gumbel if head == "categorical" else random.standard_normal
-    drawn: NDArray[np.float32] = draw(size=(BLOCK, n_envs, action.size)).astype(np.float32)
-    return drawn
+    for _ in range(BLOCK // rows):
+        yield draw(size=(rows, n_envs, action.size)).astype(np.float32)
 
 
 def _generator(seed: int, slot: int, block: int, purpose: int) -> np.random.Generator:

@@ -27,7 +27,7 @@ PIECE_BYTES = 1 << 20
 """Each has a topic: of 128 MB so few that no broker of ours takes their reader for one that floods it (watch.py)."""
 MAX_LIST_BYTES = 1 << 16
 MAX_BYTES = 128 << 20
-"""Of all wheels; brokers hold them in memory while a release goes out."""
+"""Size of all wheels together; brokers hold them in memory while a release goes out."""
 MAX_UNPACKED_BYTES = 512 << 20
 MAX_PIECES = MAX_BYTES // PIECE_BYTES
 MAX_FILES = 20_000

@@ -22,8 +22,6 @@ _ED25519 = b"AQ\x02\x01"
 _HMAC = b"AQ\x02\x02"
 _ED25519_BYTES = 64
 _HMAC_BYTES = 32
-OVERHEAD_BYTES = len(_ED25519) + _ED25519_BYTES
-"""The most that an envelope adds to a body."""
 Piece = bytes | memoryview
 
 

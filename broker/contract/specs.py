@@ -134,7 +134,7 @@ class ActionSpec:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """How many choices each element of a `multi_discrete` action has; empty for other kinds."""
+        """The number of choices of each element of a `multi_discrete` action; empty for other kinds."""
         return tuple(int(last) + 1 for last in self.high) if self.kind == "multi_discrete" else ()
 
     @property
@@ -146,7 +146,7 @@ class ActionSpec:
 
     @property
     def elements(self) -> int:
-        """How many numbers one action is."""
+        """The number of numbers in one action."""
         return math.prod(self.shape)
 
     @property

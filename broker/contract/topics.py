@@ -65,6 +65,10 @@ class Topics:
         """The newest policies of a channel in pieces, as they are made."""
         return f"{ROOT}/{self.fleet}/policy/{channel}/piece"
 
+    def policies(self, channel: str) -> tuple[str, ...]:
+        """Returns all topics by which policies of a channel come."""
+        return self.policy(channel), self.policy_piece(channel), self.policy_patch(channel)
+
     def actor(self, actor_id: str, leaf: str) -> str:
         return f"{ROOT}/{self.fleet}/actor/{actor_id}/{leaf}"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import ssl
 from collections.abc import Iterable
 
 from cryptography import x509
@@ -17,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from broker.contract import errors
-from broker.program import storage
 
 NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 """The date from which every certificate is good. A Pi without a clock starts at the date of its image, and may not
@@ -113,34 +111,6 @@ def signed_by(pem: bytes, authority: bytes) -> bool:
     except Exception:  # whatever is wrong with it, it is not
         return False
     return True
-
-
-def client_context(authority: bytes, credential: bytes) -> ssl.SSLContext:
-    """Returns the TLS settings of a client: it trusts this fleet alone, checks the host, and shows its certificate.
-
-    Args:
-        authority: PEM of the authority's certificate.
-        credential: PEM of the client's key and certificate.
-
-    Raises:
-        IdentityError: They cannot be used.
-        StorageError: The temporary file that this takes cannot be written.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_verify_locations(cadata=authority.decode())
-        with storage.scratch() as (file, path):  # 0600, or ours alone; the ssl module reads keys from files alone
-            file.write(credential)
-            file.flush()
-            context.load_cert_chain(path)
-    except (ssl.SSLError, ValueError) as error:
-        raise errors.IdentityError(f"the TLS certificate cannot be used: {error}", todo="enrol again") from error
-    except OSError as error:  # a full disk says nothing about the certificate
-        if storage.of_disk(error):
-            raise storage.explained(error) from error
-        raise errors.ActorqError(f"the TLS certificate cannot be handed to OpenSSL: {error}") from error
-    return context
 
 
 def _builder(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:

@@ -19,13 +19,17 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from broker.contract import address, errors, signing, topics
-from broker.fleet import certificates, counters, release_key
+from broker.fleet import client_tls, counters, release_key
 from broker.program import storage
+
+if TYPE_CHECKING:
+    from broker.fleet import certificates
 
 DEFAULT_FLEET = "default"
 LEARNER_USER = "learner"
@@ -116,7 +120,7 @@ class Bundle:
         Raises:
             IdentityError: They cannot be used.
         """
-        return certificates.client_context(self.authority.encode(), self.credential.encode())
+        return client_tls.client_context(self.authority.encode(), self.credential.encode())
 
 
 class Fleet:
@@ -141,6 +145,8 @@ class Fleet:
         Raises:
             IdentityError: It does not exist and `create` is false, or its key cannot be read.
         """
+        from broker.fleet import certificates  # here: it takes a megabyte, and an actor makes none
+
         topics.check_name(name, "fleet")
         directory = directory or home() / "fleets" / name
         key_file, password_file = directory / "learner.pem", directory / "mqtt_password"
@@ -212,6 +218,8 @@ class Fleet:
         topics.check_name(actor_id, "actor")
         if actor_id == LEARNER_USER:
             raise errors.ConfigError(f"an actor cannot be named {LEARNER_USER!r}", todo="choose another name")
+        from broker.fleet import certificates
+
         bundle = Bundle(
             fleet=self.name,
             actor_id=actor_id,
@@ -337,6 +345,8 @@ class Fleet:
             hosts: Further names and addresses.
             renew: Make it anew in any case.
         """
+        from broker.fleet import certificates
+
         known = [address.Address.parse(text).host for text in self.brokers]
         file = self.directory / "tls" / "broker.pem"
         return self._server_credential(file, [*known, *hosts, *certificates.LOCAL_HOSTS], renew=renew)
@@ -351,19 +361,23 @@ class Fleet:
 
     def page_credential(self, hosts: Sequence[str]) -> Path:
         """Returns the file with key and certificate of a page that is served as `hosts`; made anew only if need be."""
+        from broker.fleet import certificates
+
         file = self.directory / "tls" / "page.pem"
         self._server_credential(file, [*hosts, *certificates.LOCAL_HOSTS], renew=False)
         return file
 
     def tls(self) -> ssl.SSLContext:
         """Returns the TLS settings of the learner: its certificate, and the authority that a broker must have."""
-        return certificates.client_context(self.authority.certificate, self.learner_credential())
+        return client_tls.client_context(self.authority.certificate, self.learner_credential())
 
     def watch_tls(self) -> ssl.SSLContext:
         """Returns the same for those who only look."""
-        return certificates.client_context(self.authority.certificate, self.watch_credential())
+        return client_tls.client_context(self.authority.certificate, self.watch_credential())
 
     def _client_credential(self, name: str, user: str, *, renew: bool) -> bytes:
+        from broker.fleet import certificates
+
         file = self.directory / "tls" / name
         with storage.locked(file):
             pem = file.read_bytes() if file.exists() else b""
@@ -373,6 +387,8 @@ class Fleet:
             return pem
 
     def _server_credential(self, file: Path, hosts: Sequence[str], *, renew: bool) -> bytes:
+        from broker.fleet import certificates
+
         wanted = list(dict.fromkeys(hosts))
         with storage.locked(file):
             pem = file.read_bytes() if file.exists() else b""
@@ -383,6 +399,8 @@ class Fleet:
 
     def _holds(self, pem: bytes) -> bool:
         """Returns whether a certificate of this fleet is there and will be good for a while."""
+        from broker.fleet import certificates
+
         return bool(pem) and certificates.signed_by(pem, self.authority.certificate) and not certificates.ends_soon(pem)
 
     def _actor_file(self, actor_id: str) -> Path:

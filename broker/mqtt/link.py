@@ -2,7 +2,7 @@
 
 A network thread (network_thread.py) owns connecting, reading, keep-alive and reconnecting; a lock makes `publish` safe
 from any other thread. `publish` writes to the socket inline, and nothing in it waits for the network. A loop that
-computes all the time may serve the socket itself (`turn`), because a network thread beside it costs more than the
+computes all the time may serve the socket itself (`poll`), because a network thread beside it costs more than the
 network.
 
 On each connect: subscribe, wait for every SUBACK, then send all that is retained, the will's topic last: that one is

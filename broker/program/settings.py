@@ -13,7 +13,6 @@ import json
 import math
 import os
 import sys
-import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -142,6 +141,8 @@ def _fields(classes: Iterable[type[Any]]) -> dict[str, tuple[Any, dataclasses.Fi
 def _file(path: Path | None) -> list[Table]:
     if path is None:
         return []
+    import tomllib  # here: most actors read no file, and boards have no memory to spare
+
     try:
         with open(path, "rb") as file:
             return [(str(path), tomllib.load(file))]

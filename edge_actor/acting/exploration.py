@@ -14,7 +14,7 @@ draw it again from the row's number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from broker.contract import draws, messages, specs
 
 BLOCK = draws.BLOCK
 """Rows drawn at once, and therefore the longest burst."""
+_PART = 1 << 15
+"""Numbers of noise for stochastic heads that are drawn at once, unless one row takes more: a millisecond's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,12 @@ class Explorer:
         self._chosen: list[Any] = []
         self._actions: list[Any] = []
         self._noise: NDArray[np.float32] | None = None
+        # Of what stochastic heads sample with: what is left of the block, the newest part, and the row behind it
+        self._parts: Iterator[NDArray[np.float32]] | None = None
+        self._part, self._part_end = np.zeros((0, n_envs, 0), np.float32), 0
+        self._part_rows = BLOCK
+        while self._part_rows > 1 and self._part_rows * n_envs * action.size > _PART:
+            self._part_rows //= 2
         self._reseed(seed, 0)
 
     def assign(self, assignment: messages.Assignment) -> None:
@@ -125,12 +133,21 @@ class Explorer:
         noise = self._noise[window]
         return drawn, [noise[i] for i, action in enumerate(drawn) if action is None]
 
+    @property
+    def noise_left(self) -> int:
+        """Rows until the next part of noise is drawn: the most of it that may be drawn at once."""
+        start: int = self._window(0).start
+        return self._part_rows - start % self._part_rows
+
     def draw_noise(self, rows: int, head: specs.Head) -> NDArray[np.float32]:
-        """Returns noise [rows, n_envs, size] of the kind that a stochastic head samples with. At most `left` rows."""
+        """Returns noise [rows, n_envs, size] of the kind that a stochastic head samples with. At most `noise_left`."""
         window = self._window(rows)
-        if self._noise is None:
-            self._noise = draws.sampling(*self._place, self._action, self._n_envs, head)
-        return self._noise[window]
+        if self._parts is None:
+            self._parts = draws.sampling_parts(*self._place, self._action, self._n_envs, head, self._part_rows)
+        while window.start >= self._part_end:
+            self._part, self._part_end = next(self._parts), self._part_end + self._part_rows
+        first = window.start - self._part_end + self._part_rows
+        return self._part[first : first + rows]
 
     def give_back(self, rows: int) -> None:
         """Takes back the last `rows` that were drawn and not used: the next ones drawn are these again."""
@@ -152,6 +169,7 @@ class Explorer:
 
     def _draw_block(self) -> None:
         self._block, self._next, self._noise = self._block + 1, 0, None
+        self._parts, self._part_end = None, 0
         chances, actions = draws.exploring(*self._place, self._action, self._n_envs)
         steps = self._recorded() + self._n_envs * np.arange(BLOCK, dtype=np.int64)
         self._actions = self._listed(actions)

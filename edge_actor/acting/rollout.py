@@ -48,6 +48,8 @@ def burst(
     """
     began, times = clock(), times or step_times.StepTimes()
     rows = min(rows, record.free, explorer.left)
+    if acting is not None and acting.stochastic:
+        rows = min(rows, explorer.noise_left)
     if not record.used:
         record.draw = explorer.row
     goal = record.used + rows
@@ -92,21 +94,12 @@ def _sampled(
     times: step_times.StepTimes,
     until_end: bool,
 ) -> None:
-    first = record.used
-    noise = iter(explorer.draw_noise(rows, acting.head))
-    log_probs: list[Any] = []
-    unused = np.zeros(record.n_envs, np.float32)
-
-    def skip() -> None:
-        next(noise)  # a row of noise belongs to a step, also to one that only resets
-        log_probs.append(unused)
-
-    act = acting.sampler(noise, log_probs.append)
+    first, samples = record.used, acting.sampler(explorer.draw_noise(rows, acting.head))
     try:
-        _loop(environment)(environment, act, [None] * rows, record, skip, times, until_end)
+        _loop(environment)(environment, samples.act, [None] * rows, record, samples.skip, times, until_end)
     finally:
-        done = record.used - first
-        record.log_prob[first : record.used] = np.reshape(log_probs[:done], (done, record.n_envs))
+        done = slice(first, record.used)
+        record.log_prob[done] = samples.log_probs(record.action[done])
         record.sampled = True
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from broker.contract import errors
-from edge_actor.bench import latency, page, rows, windows
+from edge_actor.bench import latency, page, records, windows
 from edge_actor.bench.config import BenchConfig
 from edge_actor.board import energy_meter
 
@@ -48,11 +48,11 @@ class Progress:
             print(file=self._to)
 
 
-def run(settings: BenchConfig, emit: rows.Sink, progress: Progress) -> None:
+def run(settings: BenchConfig, emit: records.Sink, progress: Progress) -> None:
     """Measures; every row goes to `emit` as soon as it is known, with the board's facts."""
-    fixed = rows.conditions()
+    fixed = records.conditions()
 
-    def complete(row: rows.Row) -> None:
+    def complete(row: records.Row) -> None:
         emit({**row, **fixed})
 
     with tempfile.TemporaryDirectory(prefix="actorq-bench-") as directory:
@@ -71,7 +71,7 @@ def run(settings: BenchConfig, emit: rows.Sink, progress: Progress) -> None:
 
 
 def _windows(
-    settings: BenchConfig, scratch: Path, measures: energy_meter.Gauge | None, emit: rows.Sink, progress: Progress
+    settings: BenchConfig, scratch: Path, measures: energy_meter.Gauge | None, emit: records.Sink, progress: Progress
 ) -> None:
     measurement = windows.Measurement(settings, scratch, measures, emit, progress, threading.Event().wait)
     if "energy" in settings.parts and measures is not None:
@@ -80,7 +80,7 @@ def _windows(
         measurement.control()
 
 
-def read(files: Iterable[Path]) -> list[rows.Row]:
+def read(files: Iterable[Path]) -> list[records.Row]:
     """Reads the rows of earlier benchmarks.
 
     Raises:
@@ -97,13 +97,13 @@ def read(files: Iterable[Path]) -> list[rows.Row]:
     return found
 
 
-def write_page(found: list[rows.Row], file: Path) -> None:
+def write_page(found: list[records.Row], file: Path) -> None:
     """Draws the rows."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(page.render(found), encoding="utf-8")
 
 
-def to_directory(settings: BenchConfig, directory: Path, echo: TextIO | None) -> tuple[list[rows.Row], bool]:
+def to_directory(settings: BenchConfig, directory: Path, echo: TextIO | None) -> tuple[list[records.Row], bool]:
     """Measures into `directory`: rows.jsonl as it goes, page.html at the end, after Ctrl-C too.
 
     Args:
@@ -115,13 +115,13 @@ def to_directory(settings: BenchConfig, directory: Path, echo: TextIO | None) ->
         All rows, and whether it was interrupted.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    found: list[rows.Row] = []
+    found: list[records.Row] = []
     progress = Progress(sys.stderr)
     signal.signal(signal.SIGTERM, _interrupt)
     interrupted = False
     with open(directory / ROWS, "w", encoding="utf-8") as file:
 
-        def emit(row: rows.Row) -> None:
+        def emit(row: records.Row) -> None:
             found.append(row)
             for to in (file, echo) if echo else (file,):
                 print(json.dumps(row), file=to, flush=True)

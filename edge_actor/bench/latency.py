@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.contract import errors, messages
-from edge_actor.bench import child, models, rows
+from edge_actor.bench import child, models, records
 from edge_actor.bench.config import BenchConfig
 from edge_actor.board import board
 
@@ -44,7 +44,7 @@ def cells(settings: BenchConfig) -> list[Cell]:
     return found
 
 
-def run(settings: BenchConfig, scratch: Path, emit: rows.Sink, progress: Callable[[str], None]) -> None:
+def run(settings: BenchConfig, scratch: Path, emit: records.Sink, progress: Callable[[str], None]) -> None:
     """Measures all; each row goes to `emit` when its shape is done.
 
     Args:
@@ -64,7 +64,7 @@ def run(settings: BenchConfig, scratch: Path, emit: rows.Sink, progress: Callabl
             files[precision] = scratch / f"{shape.name}-{precision}.tflite"
             files[precision].write_bytes(models.tflite(policy, precision))
         del policy
-        measured: dict[tuple[Cell, int], list[rows.Row]] = {}
+        measured: dict[tuple[Cell, int], list[records.Row]] = {}
         skipped: dict[Cell, str] = {}
         for repeat, (number, cell) in itertools.product(range(settings.repeats), enumerate(cells(settings))):
             if cell in skipped:
@@ -80,14 +80,16 @@ def run(settings: BenchConfig, scratch: Path, emit: rows.Sink, progress: Callabl
                 skipped[cell] = error.what
         for (cell, _), repeats in measured.items():
             if cell not in skipped:
-                emit(rows.median(repeats, spread=("invoke_us_p50", "observation_to_action_us_p50")))
+                emit(records.median(repeats, spread=("invoke_us_p50", "observation_to_action_us_p50")))
         for cell, why in skipped.items():
             emit({"kind": "skipped", **_labels(shape, cell), "why": why})
         for file in files.values():
             file.unlink()
 
 
-def _measure(settings: BenchConfig, shape: models.Shape, cell: Cell, file: Path, scratch: Path) -> Iterator[rows.Row]:
+def _measure(
+    settings: BenchConfig, shape: models.Shape, cell: Cell, file: Path, scratch: Path
+) -> Iterator[records.Row]:
     if why := _too_large(4 * file.stat().st_size):  # the file, the runtime's packed copy, and as much while packing
         raise errors.PolicyError(why)
     with child.Child.start(
@@ -112,7 +114,7 @@ def _measure(settings: BenchConfig, shape: models.Shape, cell: Cell, file: Path,
                 "model_bytes": len(model),
                 "sha256": hashlib.sha256(model).hexdigest() if model else "",
                 "publishable": len(model) <= messages.MAX_POLICY_BYTES,
-                **rows.moment(),
+                **records.moment(),
             }
 
 
@@ -124,7 +126,7 @@ def _too_large(needed_bytes: int) -> str:
     return f"takes about {needed_bytes / 1e6:.0f} MB, and {available / 1e6:.0f} are available"
 
 
-def _labels(shape: models.Shape, cell: Cell) -> rows.Row:
+def _labels(shape: models.Shape, cell: Cell) -> records.Row:
     return {
         "policy": shape.name,
         "width": shape.width,

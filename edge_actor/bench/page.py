@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edge_actor.bench import chart, verdict
-from edge_actor.bench.rows import Row
+from edge_actor.bench.records import Row
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1300px; margin: 2em auto; padding: 0 1em; color: #222 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edge_actor.bench.rows import Row
+from edge_actor.bench.records import Row
 
 Key = tuple[str, str]
 """Precision and kernels."""
@@ -84,7 +84,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """So many significant digits, without an exponent; a dash for None."""
+    """Returns so many significant digits, without an exponent; a dash for None."""
     if value is None:
         return "-"
     if abs(value) >= 10**digits:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_actor.bench import child, models, rows
+from edge_actor.bench import child, models, records
 from edge_actor.bench.config import BenchConfig
 from edge_actor.board import board, energy_meter
 
@@ -28,14 +28,14 @@ Wait = Callable[[float], object]
 class Window:
     """The record of one window of time."""
 
-    row: rows.Row
+    row: records.Row
     start: energy_meter.Mark | None
     end: energy_meter.Mark | None
     seconds: float
     held_s: float
     throttled: tuple[int | None, int | None]
 
-    def measured(self, measures: energy_meter.Gauge | None) -> rows.Row:
+    def measured(self, measures: energy_meter.Gauge | None) -> records.Row:
         """Returns its row, with joules, or why there are none."""
         joules = measures.joules(self.start, self.end) if measures and self.start and self.end else None
         changed = self.throttled[0] != self.throttled[1]
@@ -67,7 +67,7 @@ class Measurement:
         settings: BenchConfig,
         scratch: Path,
         measures: energy_meter.Gauge | None,
-        emit: rows.Sink,
+        emit: records.Sink,
         progress: Callable[[str], None],
         wait: Wait,
     ) -> None:
@@ -135,7 +135,7 @@ class Measurement:
         return loaded
 
     def _window(self, process: child.Child | None, who: Any, rate_hz: float, seconds: float) -> Window:
-        row: rows.Row = {"policy": IDLE, "precision": "", "kernels": "", "rate_hz": rate_hz}
+        row: records.Row = {"policy": IDLE, "precision": "", "kernels": "", "rate_hz": rate_hz}
         if process is not None:
             row |= {"policy": who[0], "precision": who[1], "kernels": process.facts["delegate"]}
             row["runtime"] = process.facts["runtime"]
@@ -147,25 +147,29 @@ class Measurement:
             row |= process.ask({"hold_s": seconds, "rate_hz": rate_hz})
         end, after = self._gauge.mark() if self._gauge else None, board.throttled()
         held_s = end.unix_s - start.unix_s if start and end else seconds
-        return Window(row | rows.moment(), start, end, seconds, held_s, (before, after))
+        return Window(row | records.moment(), start, end, seconds, held_s, (before, after))
 
 
-def summarize(windows: list[rows.Row]) -> Iterator[rows.Row]:
+def summarize(windows: list[records.Row]) -> Iterator[records.Row]:
     """Yields per policy, precision and rate the median over its windows, with the lowest and the highest."""
     kept = [row for row in windows if not row["dropped"]]
-    idle = rows.median([{"w": row["joules"] / row["held_s"]} for row in kept if row["policy"] == IDLE] or [{"w": None}])
+    idle = records.median(
+        [{"w": row["joules"] / row["held_s"]} for row in kept if row["policy"] == IDLE] or [{"w": None}]
+    )
 
-    def key(row: rows.Row) -> tuple[Any, ...]:
+    def key(row: records.Row) -> tuple[Any, ...]:
         return row["policy"], row["precision"], row["rate_hz"]
 
     for which in dict.fromkeys(key(row) for row in windows if row["policy"] != IDLE):
         of_it = [row for row in windows if key(row) == which]
         figures = [_figures(row, idle["w"]) for row in of_it if not row["dropped"]]
-        merged = rows.median(figures, spread=("gross_uj", "net_uj")) if figures else {"gross_uj": None, "net_uj": None}
+        merged = (
+            records.median(figures, spread=("gross_uj", "net_uj")) if figures else {"gross_uj": None, "net_uj": None}
+        )
         yield {
             "kind": "energy",
             **{name: of_it[-1][name] for name in ("policy", "precision", "kernels", "runtime", "rate_hz", "window_s")},
-            **rows.moment(),
+            **records.moment(),
             **merged,
             "idle_w": idle["w"],
             "windows": len(figures),
@@ -173,7 +177,7 @@ def summarize(windows: list[rows.Row]) -> Iterator[rows.Row]:
         }
 
 
-def _figures(row: rows.Row, idle_w: float | None) -> rows.Row:
+def _figures(row: records.Row, idle_w: float | None) -> records.Row:
     """Returns microjoules per inference, with all and without what the idle board draws."""
     joules, inferences, seconds = row["joules"], row["inferences"], row["held_s"]
     return {

@@ -66,6 +66,7 @@ class Journal:
         directory: Where they lie.
         limit_bytes: What the files shall hold at most; the caller keeps it, by releasing records.
         lock: A descriptor of the directory that holds its lock.
+        synced: Whether each write is synced to a disk.
 
     Attributes:
         records: What was found at the start, by boot and seq.
@@ -73,14 +74,14 @@ class Journal:
         damaged: Records that were found unreadable at the start, or files of them.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int, lock: int) -> None:
+    def __init__(self, directory: Path, limit_bytes: int, lock: int, *, synced: bool) -> None:
         self._directory = directory
         self._lock = lock
         self.limit_bytes = limit_bytes
         self._segment_bytes = limit_bytes // _SEGMENTS
         self._segments: list[_Segment] = []
         self._current: _Segment | None = None
-        self._synced = not in_memory(directory)
+        self._synced = synced
         self.records: list[Record] = []
         self.size_bytes = self.damaged = 0
 
@@ -96,7 +97,7 @@ class Journal:
             ConfigError: The directory cannot be written, or another process uses it.
         """
         try:
-            made = cls(directory, limit_bytes, _locked(directory))
+            made = cls(directory, limit_bytes, _locked(directory), synced=not in_memory(directory))
         except BlockingIOError:
             raise errors.ConfigError(
                 "another process is using the spool",

@@ -80,19 +80,23 @@ class Load:
     """Processor, memory, temperature and power. Asked in quick succession it looks once: that takes half a millisecond.
 
     Args:
-        energy: Of the board.
+        energy: The board's.
         steps: Returns this boot's steps, for the energy of one.
+        process: This one.
 
     Attributes:
         cpu_percent: Of one core, by this process, between the last two looks.
     """
 
-    def __init__(self, energy: Energy, steps: Callable[[], int]) -> None:
+    def __init__(self, energy: Energy, steps: Callable[[], int], process: psutil.Process) -> None:
         self.energy = energy
         self._steps = steps
-        self._process = psutil.Process()
-        self._process.cpu_percent()
-        self._look()
+        self._process = process
+        self._looked_at = -math.inf
+        self.cpu_percent = 0.0
+        self.rss_bytes = self.memory_available_bytes = 0
+        self.temperature_c: float | None = None
+        self.throttled: int | None = None
 
     def vitals(self) -> dict[str, Any]:
         """Looks if that is due, and returns what was seen, by fields of `messages.Vitals`."""
@@ -120,7 +124,11 @@ class Load:
     def of_board(cls, period_s: float, steps: Callable[[], int]) -> Load:
         """Finds out what measures this board, which will be asked every `period_s`."""
         source = power.find(period_s=period_s).source
-        return cls(Energy(power.Meter.of_board(source, period_s) if source else None), steps)
+        process = psutil.Process()
+        process.cpu_percent()  # the first call begins what the next one tells
+        made = cls(Energy(power.Meter.of_board(source, period_s) if source else None), steps, process)
+        made._look()
+        return made
 
     def close(self) -> None:
         """Closes the meter of its energy."""

@@ -67,7 +67,7 @@ class OrderLog:
             _log.warning("%s is passed over: %s; all orders until now count as done", made._path, error)
             made.damaged, made.number = True, int(time.time() * 1000)
             return made
-        made._settle()
+        made._resolve_taken()
         return made
 
     @property
@@ -189,7 +189,7 @@ class OrderLog:
             self._write()
         _log.warning("the ordered settings are undone: %s", why)
 
-    def _settle(self) -> None:
+    def _resolve_taken(self) -> None:
         """Says of orders that were taken what this process's start means for them."""
         if self.trial is not None and self._begun:
             self.undo("the actor ended before it had proved them good")

@@ -73,8 +73,8 @@ class ReleaseTrial:
 
     def poll(self, acts: Callable[[], bool | None], has_receipt: Callable[[], bool | None]) -> list[messages.Answer]:
         """Returns what there is to answer; see `OrderRunner.poll`."""
-        result = self._updater.take_result()
-        answers = [self._settle(result)] if result is not None else []
+        result = self._updater.pop_result()
+        answers = [self._record(result)] if result is not None else []
         if self._trial and self._is_proved(acts(), has_receipt()) and (answer := self._keep()) is not None:
             answers.append(answer)
         return answers
@@ -83,7 +83,7 @@ class ReleaseTrial:
         """Ends what is under way."""
         self._updater.close()
 
-    def _settle(self, result: updater.Result) -> messages.Answer:
+    def _record(self, result: updater.Result) -> messages.Answer:
         """Writes down what came of taking a release, and so that it is to be tried."""
         wanted, directory = result.wanted, self._updater.directory
         is_good = result.outcome in ("ready", "done")
@@ -120,7 +120,7 @@ class ReleaseTrial:
             if not directory.confirm():
                 return None  # it was given up a moment ago, and the launcher ends this process
             answer = _noted(self._log, number, "done", f"acts as release {directory.running}")
-            directory.settled()
+            directory.forget_trial()
         except (OSError, ValueError, errors.ReleaseError) as error:
             self._judge_again_s = time.monotonic() + 1.0
             _log.warning("the release on trial cannot be kept: %s", error, extra=logs.once())
@@ -130,7 +130,7 @@ class ReleaseTrial:
         return answer
 
 
-def settle(log: order_log.OrderLog, directory: release_directory.ReleaseDirectory | None) -> int:
+def resume(log: order_log.OrderLog, directory: release_directory.ReleaseDirectory | None) -> int:
     """Says of orders that were taken what this process's start means for them; of failed trials why they failed.
 
     Returns:
@@ -148,7 +148,7 @@ def settle(log: order_log.OrderLog, directory: release_directory.ReleaseDirector
             else:
                 _noted(log, number, order_log.FAILED, "the actor ended while it took the release: order it again")
         if directory is not None and not trial:
-            directory.settled()
+            directory.forget_trial()
     except OSError as error:  # it stays unanswered until the next start
         _log.warning("what became of a release cannot be written down: %s", error)
     return trial

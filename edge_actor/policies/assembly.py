@@ -80,7 +80,7 @@ class Assembly:
             return self._add_patch(message, sealed, now_s)
         return self._add_piece(message, now_s)
 
-    def take_waiting(self) -> tuple[messages.PolicyPatch, bytes] | None:
+    def pop_waiting(self) -> tuple[messages.PolicyPatch, bytes] | None:
         """Returns the patch that lacked its base, once, when that is here; `add` it again."""
         waiting = self._waiting
         if waiting is None or self._base_of(waiting[0]) is None:

@@ -16,7 +16,6 @@ arrays with one entry each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, factored, messages, specs
-from edge_actor.policies import runtimes
+from edge_actor.policies import runtimes, sampling
 
 Row = NDArray[Any]
 """Observations [batch, *shape] of one step."""
@@ -32,7 +31,6 @@ Action = Any
 """Batch 1: an int, or float32 [*shape]. Larger batches: intp [batch], or float32 [batch, *shape]. Of several choices at
 once intp [D], or [batch, D]."""
 Act = Callable[[Row], Action]
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _MEAN_ENDS = np.float32(-specs.SQUASHED_MEAN_MAX), np.float32(specs.SQUASHED_MEAN_MAX)
 _UNPUBLISHED = messages.Order(0, 0)
 
@@ -81,6 +79,7 @@ class Policy:
                 reason="spec",
                 todo="use a policy that was trained for this environment",
             )
+        self._distribution = sampling.of(self.interpreter, self.head, spec.action) if self.stochastic else None
         if self.head == "squashed_gaussian":
             self.act = self._squashed()
         elif spec.action.kind == "multi_discrete":
@@ -94,41 +93,15 @@ class Policy:
         """The kernels that it really runs on."""
         return self.interpreter.delegate
 
-    def sampler(self, noise: Iterator[NDArray[np.float32]], log_prob: Callable[[Any], None]) -> Act:
-        """Returns what to act with for stochastic heads: it samples an action, and gives its log-probability.
+    def sampler(self, noise: NDArray[np.float32]) -> sampling.Sampler:
+        """Returns what to act with for stochastic heads, for as many steps as there is noise.
 
         Args:
-            noise: Per action, Gumbel noise [batch, outputs] (categorical) or normal noise [batch, size] (gaussian,
-                squashed_gaussian).
-            log_prob: Called per action with float32 [batch]: of the density in the action's units, from the outputs as
-                they are, so at the model's precision.
+            noise: Per step, Gumbel noise [rows, batch, outputs] (categorical) or normal noise [rows, batch, size]
+                (gaussian, squashed_gaussian).
         """
-        if self.head == "squashed_gaussian":
-            return self._squashed_sampler(noise, log_prob)
-        if self.spec.action.kind == "multi_discrete":
-            return self._factored_sampler(noise, log_prob)
-        x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
-        batch, size, shape = self.batch, self.spec.action.size, self.spec.action.shape
-        each = np.arange(batch)
-
-        def categorical(row: Row) -> Action:
-            x[...] = row
-            invoke()
-            # Gumbel-max: the largest of logits plus Gumbel noise is a sample of the softmax
-            chosen = (y + next(noise)).argmax(1)
-            logits = y - y.max(1, keepdims=True)
-            log_prob(logits[each, chosen] - np.log(np.exp(logits).sum(1)))
-            return int(chosen[0]) if batch == 1 else chosen
-
-        def gaussian(row: Row) -> Action:
-            x[...] = row
-            invoke()
-            normal, log_std = next(noise), y[:, size:]
-            log_prob((-0.5 * normal * normal - log_std - _HALF_LOG_2PI).sum(1))
-            chosen = (y[:, :size] + np.exp(log_std) * normal).reshape(batch, *shape)
-            return chosen[0] if batch == 1 else chosen
-
-        return categorical if self.head == "categorical" else gaussian
+        assert self._distribution is not None
+        return sampling.sampler(self._distribution, self.interpreter, noise)
 
     def perturbed(self, noise: Iterator[NDArray[np.float32]]) -> Act:
         """Returns what to explore with a deterministic head with: its action and noise, clipped to the bounds.
@@ -185,20 +158,6 @@ class Policy:
 
         return act
 
-    def _factored_sampler(self, noise: Iterator[NDArray[np.float32]], log_prob: Callable[[Any], None]) -> Act:
-        """Does what `sampler` does, for each choice of an action; their log-probabilities add up."""
-        x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
-        where, batch = factored.places(self.spec.action.choices), self.batch
-
-        def act(row: Row) -> Action:
-            x[...] = row
-            invoke()
-            chosen = factored.spread(y + next(noise), where).argmax(2)
-            log_prob(factored.log_probs(factored.spread(y, where), chosen))
-            return chosen[0] if batch == 1 else chosen
-
-        return act
-
     def _continuous(self) -> Act:
         x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
         mean = y[:, : self.spec.action.size]
@@ -222,35 +181,6 @@ class Policy:
             x[...] = row
             invoke()
             return to_bounds(tanh(minimum(maximum(mean, least), most)))
-
-        return act
-
-    def _squashed_sampler(self, noise: Iterator[NDArray[np.float32]], log_prob: Callable[[Any], None]) -> Act:
-        """Does what `sampler` does.
-
-        The density of an action is that of u before the tanh, over the slope there: half the range of the bounds times
-        1 - tanh(u)^2, whose log is 2 (log 2 - log(exp(u) + exp(-u))). That is exact where tanh(u) rounds to 1.
-        """
-        x, y, invoke = self.interpreter.input, self.interpreter.output, self.interpreter.invoke
-        size, to_bounds = self.spec.action.size, self._from_tanh()
-        mean, unbounded, (least, most) = y[:, :size], y[:, size:], _MEAN_ENDS
-        low, high = specs.SQUASHED_LOG_STD
-        middle, half = np.float32((low + high) / 2), np.float32((high - low) / 2)
-        low_action, high_action, _ = self._bounds()
-        constant = np.float32(
-            size * (_HALF_LOG_2PI + 2.0 * math.log(2.0)) + np.log((high_action - low_action) / 2.0).sum()
-        )
-        tanh, exp, logaddexp, minimum, maximum, total = (
-            np.tanh, np.exp, np.logaddexp, np.minimum, np.maximum, np.add.reduce,
-        )  # fmt: skip
-
-        def act(row: Row) -> Action:
-            x[...] = row
-            invoke()
-            normal, log_std = next(noise), tanh(unbounded) * half + middle
-            u = minimum(maximum(mean, least), most) + exp(log_std) * normal
-            log_prob(total(2.0 * logaddexp(u, -u) - 0.5 * normal * normal - log_std, 1) - constant)
-            return to_bounds(tanh(u))
 
         return act
 

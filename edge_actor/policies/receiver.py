@@ -146,7 +146,7 @@ class PolicyReceiver:
         """
         channel = self.channel
 
-        def take(message: assembly.Message, sealed: bytes) -> None:
+        def apply(message: assembly.Message, sealed: bytes) -> None:
             if channel == self.channel:  # topics of one that was followed before are still subscribed to
                 with self.times.time("policy_verify"):
                     self.receive(message, sealed)
@@ -154,12 +154,12 @@ class PolicyReceiver:
         def queued(handle: arrivals.Handler) -> arrivals.Handler:
             return self._arrivals.queued(functools.partial(self._open, handle))
 
-        subscribe(names.policy(channel), queued(opener(messages.Policy, take)))
-        subscribe(names.policy_piece(channel), queued(opener(messages.PolicyPiece, take)))
-        subscribe(names.policy_patch(channel), queued(opener(messages.PolicyPatch, take)))
+        subscribe(names.policy(channel), queued(opener(messages.Policy, apply)))
+        subscribe(names.policy_piece(channel), queued(opener(messages.PolicyPiece, apply)))
+        subscribe(names.policy_patch(channel), queued(opener(messages.PolicyPatch, apply)))
 
     def _open(self, handle: arrivals.Handler, topic: str, payload: bytes, retained: bool) -> None:
-        """Has a message opened, and what is in it taken; one at a time."""
+        """Opens a message and applies what is in it; one at a time."""
         taken_s, began = self.times.seconds("policy_verify"), time.perf_counter()
         handle(topic, payload, retained)
         took_s = time.perf_counter() - began
@@ -204,7 +204,7 @@ class PolicyReceiver:
                 self._on_ready()
             elif order == self._active:
                 self._keep(held.newest)
-        if (waiting := held.take_waiting()) is not None:
+        if (waiting := held.pop_waiting()) is not None:
             self.receive(*waiting)
 
     # -- what the acting loop asks ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from broker.contract import messages
 from broker.program import stopwatch
 from edge_actor.acting import exploration, pace, rollout, step_times, supervised_env
 from edge_actor.experience import recorder, spool
@@ -221,7 +222,7 @@ class ActingLoop:
             return 0
         if self._metronome is None and (self._commands.is_measuring or self._spool.is_half_full):
             return 0  # a simulator can wait; a robot acts on, and its spool drops the oldest
-        if wanted.lockstep_version and self.recorder.order < (wanted.epoch, wanted.lockstep_version):
+        if wanted.lockstep_version and self.recorder.order < messages.Order(wanted.epoch, wanted.lockstep_version):
             return 0
         record = self.recorder
         return max(0, -(-self._grant.left(record.recorded) // record.trajectory.n_envs))

@@ -121,5 +121,4 @@ class PolicySwitch:
         if channel not in self._known:
             self._known.add(channel)
             self.receiver.listen(connection.link.route, connection.topics, connection.inbox.opener)
-        names = connection.topics
-        connection.link.follow([names.policy(channel), names.policy_piece(channel), names.policy_patch(channel)])
+        connection.link.follow(connection.topics.policies(channel))

@@ -33,7 +33,7 @@ def run(settings: config.ActorConfig, bundle: identity.Bundle) -> int:
     lines = log_lines.LogLines.attached()
     log = order_log.OrderLog.open(build.state_directory(settings, bundle), bundle.learner_key)
     releases = release_directory.ReleaseDirectory.of_this_process()
-    proving = release_trial.settle(log, releases)
+    proving = release_trial.resume(log, releases)
     # As it was before the watchdog takes systemd's variables out of it: who starts again is supervised too
     again = functools.partial(trial.start_again, dict(os.environ))
     dog, stopped, trying = watchdog.Watchdog.open(), threading.Event(), trial.Trial(log, again)

@@ -40,7 +40,7 @@ class Download:
             made.path.unlink(missing_ok=True)
             made.path.touch(0o600)
         with made.path.open("rb") as file:
-            made.missing = [index for index in made.missing if not made._is_here(file.fileno(), index)]
+            made.missing = [index for index in made.missing if not made._is_intact(file.fileno(), index)]
         return made
 
     @property
@@ -49,7 +49,7 @@ class Download:
         return self._directory / _FILE
 
     @property
-    def here_bytes(self) -> int:
+    def fetched_bytes(self) -> int:
         """Bytes of the pieces that are here."""
         return self._listed.length - sum(map(self._listed.piece_length, self.missing))
 
@@ -67,6 +67,6 @@ class Download:
         self.missing.remove(index)
         return True
 
-    def _is_here(self, descriptor: int, index: int) -> bool:
+    def _is_intact(self, descriptor: int, index: int) -> bool:
         length = self._listed.piece_length(index)
         return self._listed.is_piece(index, os.pread(descriptor, length, index * release.PIECE_BYTES))

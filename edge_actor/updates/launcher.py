@@ -40,9 +40,9 @@ def main() -> int:
     home = Path(os.environ.get("ACTORQ_HOME") or Path.home() / ".actorq")
     root = Path(os.environ.get(ROOT) or home / "releases").absolute()
     try:
-        code = settle_trial(root) if sys.argv[1:2] == ["run"] else None  # all else is a person's, who looks
+        code = try_release(root) if sys.argv[1:2] == ["run"] else None  # all else is a person's, who looks
     except OSError as error:  # a disk that is full or failing must not keep the board from acting
-        say(f"a release on trial has to wait: {error}")
+        warn(f"a release on trial has to wait: {error}")
         code = None
     if code is not None:
         return code
@@ -50,7 +50,7 @@ def main() -> int:
     os.execve(command[0], command, environment)
 
 
-def settle_trial(root: Path) -> int | None:
+def try_release(root: Path) -> int | None:
     """Tries a release, if one is to be; returns the exit code of one that proved itself or was told to stop."""
     for _ in range(STARTS + 1):  # and not for ever, where its note cannot be taken away
         trial = read(root / "trial")
@@ -174,12 +174,16 @@ def give_up(root: Path, why: str) -> None:
             write(root / "failed", trial | {"why": why})
         (root / "trial").unlink()
         sync(root)
-    say(f"release {trial['name']} is given up: {why}")
+    warn(f"release {trial['name']} is given up: {why}")
 
 
-def say(text: str) -> None:
-    """Tells people, by the journal."""
-    print(f"actorq-launch: {text}", file=sys.stderr, flush=True)
+def warn(text: str) -> None:
+    """Tells people on stderr; where that is systemd's journal, as a warning (systemd.exec(5))."""
+    priority = ""
+    with contextlib.suppress(OSError):
+        about = os.fstat(2)
+        priority = "<4>" if os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}" else ""
+    print(f"{priority}actorq-launch: {text}", file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -70,19 +70,19 @@ class ReleaseDirectory:
         """Removes what was needed until a release was unpacked."""
         shutil.rmtree(self.partial(name), ignore_errors=True)
 
-    def check_room(self, listed: release.Release, here_bytes: int, reserve_bytes: int) -> None:
+    def check_room(self, listed: release.Release, fetched_bytes: int, reserve_bytes: int) -> None:
         """Looks whether the disk takes a release, before any of it is asked for.
 
         Args:
             listed: The release.
-            here_bytes: What of its pieces is here already.
+            fetched_bytes: What of its pieces is here already.
             reserve_bytes: What must be left free.
 
         Raises:
             ReleaseError: There is too little room (`release_room`).
         """
         block = max(4096, os.statvfs(self.root).f_frsize)
-        needed = listed.length - here_bytes + listed.unpacked_bytes + listed.files * block + reserve_bytes
+        needed = listed.length - fetched_bytes + listed.unpacked_bytes + listed.files * block + reserve_bytes
         free = shutil.disk_usage(self.root).free
         if free < needed:
             raise errors.ReleaseError(
@@ -180,7 +180,7 @@ class ReleaseDirectory:
             storage.write_atomic(self.root / "serial", str(serial).encode())
         return launcher.confirm(self.root, self.running)
 
-    def settled(self) -> None:
+    def forget_trial(self) -> None:
         """Forgets how the last trial ended: it was told. One that is still on keeps its note."""
         (self.root / "failed").unlink(missing_ok=True)
         if launcher.current(self.root) == self.running or not self.trial:
@@ -188,12 +188,12 @@ class ReleaseDirectory:
 
 
 class _Room:
-    """How many files and bytes may still be unpacked."""
+    """The number of files and bytes that may still be unpacked."""
 
     def __init__(self, files: int, size: int) -> None:
         self.files, self.bytes = files, size
 
-    def take(self, files: int, size: int) -> None:
+    def reserve(self, files: int, size: int) -> None:
         self.files -= files
         self.bytes -= size
         if self.files < 0 or self.bytes < 0:
@@ -230,7 +230,7 @@ def _unpack_wheel(part: _Part, site: Path, room: _Room) -> None:
             path = _place(member)
             if path is None:
                 continue
-            room.take(1, 0)
+            room.reserve(1, 0)
             target = site / path
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             if target.exists():
@@ -258,7 +258,7 @@ def _place(member: zipfile.ZipInfo) -> Path | None:
 
 def _bounded(source: IO[bytes], room: _Room) -> Iterator[bytes]:
     while chunk := source.read(_CHUNK_BYTES):
-        room.take(0, len(chunk))
+        room.reserve(0, len(chunk))
         yield chunk
 
 

@@ -28,7 +28,7 @@ _QUEUED = 4 * _WINDOW
 _ASK_AGAIN_S = 60.0
 """After so long without a piece: one was altered, or too many came at once."""
 _GIVE_UP_S = 300.0
-"""For the pieces that are asked for at once. What is here stays, and the next order goes on with it."""
+"""Seconds until the pieces asked for at once are given up. What is here stays, and the next order goes on with it."""
 _CHECK_S = 180.0
 
 
@@ -84,6 +84,7 @@ class Updater:
         self._follow = follow
         self._version = version
         self._reserve_bytes = reserve_bytes
+        # Not a BoundedQueue: `_arrivals` waits for this one
         self._arrived: queue.Queue[tuple[str, bytes]] = queue.Queue(_QUEUED)
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -111,7 +112,7 @@ class Updater:
         self._thread = threading.Thread(target=self._run, args=(wanted,), name="update", daemon=True)
         self._thread.start()
 
-    def take_result(self) -> Result | None:
+    def pop_result(self) -> Result | None:
         """Returns what came of an order, once."""
         found, self.result = self.result, None
         if found is not None:
@@ -142,7 +143,7 @@ class Updater:
 
     def _run(self, wanted: Wanted) -> None:
         try:
-            result = self._take(wanted)
+            result = self._update(wanted)
         except errors.ReleaseError as error:
             self._count(error.reason)
             result = Result(wanted, "refused", error.what)
@@ -157,7 +158,7 @@ class Updater:
         if not self._stopping.is_set():
             self.result = result
 
-    def _take(self, wanted: Wanted) -> Result:
+    def _update(self, wanted: Wanted) -> Result:
         assert self.directory is not None
         at = self.directory
         at.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -169,7 +170,7 @@ class Updater:
         at.clear(keep=name)
         if not launcher.usable(at.root, name):
             held = download.Download.open(at.partial(name), listed)
-            at.check_room(listed, held.here_bytes, self._reserve_bytes)
+            at.check_room(listed, held.fetched_bytes, self._reserve_bytes)
             self._fetch_pieces(held, len(listed.pieces))
             at.unpack(listed, name, held.path)
         self._try_out(name)

@@ -113,7 +113,7 @@ class OnPolicy(compiled.Compiled):
 
     def normalize(self, observations: NDArray[Any]) -> None:
         """Sets the input normaliser by the first observations [N, *shape]; each phase's are added to them."""
-        self._take_in(tf.convert_to_tensor(observations))
+        self._update_normalizer(tf.convert_to_tensor(observations))
 
     def update(self, batch: rollouts.Phase) -> algorithms.Update:
         """Takes the gradient steps of a phase.
@@ -123,7 +123,8 @@ class OnPolicy(compiled.Compiled):
         """
         steps, chosen = Steps.of(batch), batch.minibatches
         if len(chosen) == 1:
-            return self._told(*self._at_once(*steps))
+            # As tensors: to find out what an array is takes a compiled function as long as the copy
+            return self._told(*self._at_once(*map(tf.convert_to_tensor, steps)))
         found = [array.numpy() for array in self._estimated(*steps)]
         return self._take_steps(*(array[chosen] for array in (steps.observation, steps.action, steps.log_mu, *found)))
 
@@ -138,7 +139,7 @@ class OnPolicy(compiled.Compiled):
         Takes the steps into the normaliser and into the unit of values.
         """
         steps, settings = Steps(*arrays), self._settings
-        self._take_in(steps.observation)
+        self._update_normalizer(steps.observation)
         x, behind = self._normalized(steps.observation), self._normalized(steps.bootstrap)
         policy, value = self._network.split([w.read_value() for w in self._groups["weights"]])
         log_pi, _ = self._network.log_prob_and_entropy(policy, x, steps.action)
@@ -217,7 +218,7 @@ class OnPolicy(compiled.Compiled):
         batch = Minibatch(*arrays)
         return batch._replace(observation=self._normalized(batch.observation))
 
-    def _take_in(self, observations: Tensor) -> None:
+    def _update_normalizer(self, observations: Tensor) -> None:
         """Takes observations [N, *shape] into the normaliser; frames of bytes are as they are."""
         if self._spec.observation.dtype == "uint8":
             return

@@ -1,1 +1,1 @@
-"""Whether actors act as they were told: steps are computed again, what cannot be true is held back; and who drifts."""
+"""Checks whether actors act as they were told: computes steps again, holds back what cannot be true, finds drift."""

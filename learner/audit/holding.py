@@ -19,7 +19,7 @@ from typing import Any
 from broker.contract import errors, messages
 from broker.program import storage
 from learner.audit import auditor
-from learner.experience import intake
+from learner.experience import ingestion
 from learner.files import records
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Holding:
     def __init__(
         self,
         checks: auditor.Auditor,
-        source: intake.Intake,
+        source: ingestion.Ingestion,
         path: Path,
         commit: Callable[[], None],
         on_release: Callable[[messages.Experience], None],

@@ -45,7 +45,7 @@ class Acting(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How many steps of a message were computed again, how many cannot be true, and what explains those."""
+    """The steps of a message that were computed again, those of them that cannot be true, and what explains these."""
 
     steps: int
     wrong: int
@@ -156,15 +156,15 @@ def _drawn(
     perturbed = head == "deterministic" and assignment.noise_std > 0
     noise = np.zeros((len(chosen), action.size), np.float32) if perturbed or head in specs.SAMPLED_HEADS else None
     for block in np.unique(row // draws.BLOCK).tolist():
-        here = row // draws.BLOCK == block
-        at, place = row[here] % draws.BLOCK, (assignment.seed, assignment.slot, block)
+        in_block = row // draws.BLOCK == block
+        at, place = row[in_block] % draws.BLOCK, (assignment.seed, assignment.slot, block)
         block_chances, block_actions = draws.exploring(*place, action, n_envs)
-        chances[here], actions[here] = block_chances[at], block_actions[at, env[here]]
+        chances[in_block], actions[in_block] = block_chances[at], block_actions[at, env[in_block]]
         if noise is not None and perturbed:
             std, correlation = assignment.noise_std, assignment.noise_correlation_steps
-            noise[here] = draws.perturbations(*place, action, n_envs, std, correlation)[at, env[here]]
+            noise[in_block] = draws.perturbations(*place, action, n_envs, std, correlation)[at, env[in_block]]
         elif noise is not None:
-            noise[here] = draws.sampling(*place, action, n_envs, head)[at, env[here]]
+            noise[in_block] = draws.sampling(*place, action, n_envs, head)[at, env[in_block]]
     if head in specs.SAMPLED_HEADS:
         chances[:] = 1.0  # they explore by sampling alone
     return _Draws(chances, actions, noise)

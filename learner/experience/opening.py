@@ -56,16 +56,16 @@ class Opener:
         self._under_way.append((Arrived(actor_id, topic, payload, job.result), job))
         job.add_done_callback(lambda job: self._wake())
 
-    def take_first(self) -> Arrived:
+    def pop(self) -> Arrived:
         """Returns the one at the front, when it is open; there must be one."""
         arrived, job = self._under_way.popleft()
         futures.wait([job])
         return arrived
 
-    def take(self, *, wait: bool) -> Iterator[Arrived]:
+    def opened(self, *, wait: bool) -> Iterator[Arrived]:
         """Yields those at the front that are open; with `wait`, all of them, when they are."""
         while self._under_way and (wait or self._under_way[0][1].done()):
-            yield self.take_first()
+            yield self.pop()
 
     def drop(self) -> None:
         """Forgets what is under way: it has no receipt, and comes again."""

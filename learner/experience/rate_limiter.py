@@ -54,6 +54,10 @@ class RateLimiter:
         self._sampled_buffer = max(self._error_buffer, seconds * inserted_per_s * self.samples_per_insert)
         self._inserted_buffer = max(self._error_buffer, seconds * self._samples_per_s)
 
+    def set_inserted(self, transitions: int) -> None:
+        """Takes over the count of transitions that entered replay so far."""
+        self.inserted = transitions
+
     def insert(self, transitions: int) -> None:
         """Counts transitions that entered replay."""
         self.inserted += transitions

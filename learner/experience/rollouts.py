@@ -67,7 +67,7 @@ class _Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it reaches the end of its segment."""
+        """Returns whether it reaches the end of its segment."""
         return self.end == int(self.held.ends[self.segment])
 
     @property
@@ -157,6 +157,8 @@ class Rollouts:
         self.steps_stale = self.steps_unsampled = 0
         self._gamma, self._max_lag = gamma, max_lag
         self._held: collections.deque[_Held] = collections.deque()
+        # Those that may have steps left to learn from: far fewer than are kept, and gone through in every pass
+        self._fresh: collections.deque[_Held] = collections.deque()
         self._kept = self._waiting = 0
 
     def __len__(self) -> int:
@@ -178,6 +180,7 @@ class Rollouts:
         for message in arrived:
             held = _Held(message, self.inserted, self._stack)
             self._held.append(held)
+            self._fresh.append(held)
             self.inserted += held.steps
             self._kept += held.steps
             self._waiting += held.steps
@@ -185,6 +188,8 @@ class Rollouts:
             left = self._held.popleft()
             self._kept -= left.steps
             self.steps_stale += self._pass_over(left)
+            if self._fresh and self._fresh[0] is left:
+                self._fresh.popleft()
         return self.inserted - before
 
     def drop(self, first: int, end: int) -> None:
@@ -217,7 +222,9 @@ class Rollouts:
     def usable(self, newest: messages.Order) -> int:
         """Returns how many of the steps that wait may be learned from by now; passes over what may not."""
         usable = 0
-        for held in self._held:
+        while self._fresh and not self._fresh[0].waiting:
+            self._fresh.popleft()
+        for held in self._fresh:
             if not held.waiting:
                 continue
             message = held.message
@@ -229,7 +236,7 @@ class Rollouts:
                 usable += held.waiting
         return usable
 
-    def take(self, steps: int, epochs: int, batch_size: int, newest: messages.Order, rng: np.random.Generator) -> Phase:
+    def draw(self, steps: int, epochs: int, batch_size: int, newest: messages.Order, rng: np.random.Generator) -> Phase:
         """Gives out the oldest steps that may be learned from, in minibatches; each step once in its life.
 
         Args:
@@ -245,7 +252,9 @@ class Rollouts:
         if self.usable(newest) < steps:
             raise IndexError(f"fewer than {steps} steps wait")
         left, pieces = steps, list[_Piece]()
-        for held in self._held:
+        for held in self._fresh:
+            if not left:
+                break
             some = min(left, held.waiting)
             pieces += held.pieces(some)
             left -= some

@@ -436,7 +436,7 @@ def checked(
     terminated, truncated = experience.terminated.tolist(), experience.truncated.tolist()
     row = experience.row.tolist()
     per_segment = (env_index, row, terminated, truncated, episode_return, experience.episode_length)
-    if not length or any(len(values) != len(length) for values in per_segment):
+    if not length or set(map(len, per_segment)) != {len(length)}:
         raise errors.DecodeError("arrays of segments differ in length", reason="shape")
     if min(length) < 1 or sum(length) != steps:
         raise errors.DecodeError("segment lengths do not add up to the steps", reason="shape")

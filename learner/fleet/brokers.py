@@ -74,6 +74,10 @@ class Brokers:
     def bytes_received(self) -> int:
         return sum(one.bytes_received for one in self._all)
 
+    @property
+    def handler_errors(self) -> int:
+        return sum(one.handler_errors for one in self._all)
+
     def subscribe(self, topic_filter: str, handler: link.Handler) -> None:
         """Subscribes at every broker (see Link.subscribe); the handler is called on several threads."""
         for one in self._all:
@@ -163,7 +167,7 @@ class Brokers:
 
 
 class Echoes:
-    """How long what we say takes through each broker and back to us: what waits there, in either direction.
+    """The time that what we say takes through each broker and back to us: what waits there, in either direction.
 
     It is said on one thread, and heard on others.
     """

@@ -23,7 +23,7 @@ MOST_PER_S = 2000.0
 WANTED_PERIOD_S = 6.25
 """Seconds between two messages of an actor, up to which its fleet needs no more: 500 actors have MESSAGES_PER_S."""
 WINDOW_S = 2.0
-"""Of one measurement; two in a row must say that a limit is exceeded."""
+"""Seconds of one measurement; two in a row must say that a limit is exceeded."""
 RISE = 1.25
 SETTLE_PERIODS = 3
 SETTLE_MAX_S = 30.0
@@ -47,9 +47,9 @@ class Band(NamedTuple):
 
 
 SPARE = Band(0.1, 0.15)
-"""For messages beyond MESSAGES_PER_S: a tenth of what the loop could take in if it did nothing else."""
+"""Share for messages beyond MESSAGES_PER_S: a tenth of what the loop could take in if it did nothing else."""
 NEEDED = Band(0.4, 0.5)
-"""For those up to it."""
+"""Share for those up to it."""
 
 
 class Seen(NamedTuple):

@@ -57,25 +57,25 @@ def gather(
             if isinstance(arrival.message, messages.ActorState):
                 joining.compare_epochs(arrival.actor_id, arrival.message.vitals.policy_epoch)
                 actors.observe(arrival.actor_id, arrival.message, retained=arrival.retained, now_s=time.monotonic())
-        here = len(actors.working())
-        if actors.decided and here >= settings.actors:
+        working = len(actors.working())
+        if actors.decided and working >= settings.actors:
             return
         if stop.is_set():
             raise Stopped
         if time.monotonic() > deadline:
             raise errors.EnvironmentFailure(
-                f"{here} of {settings.actors} actors came within {settings.wait_s:g} s",
+                f"{working} of {settings.actors} actors came within {settings.wait_s:g} s",
                 where=f"fleet {settings.fleet!r} at {joining.brokers.address}{actors.refusals}",
                 todo="start actors with `actorq-actor run`, and look at what they say",
             )
         if time.monotonic() > until_s:
             raise errors.NothingLearned(
-                f"nothing was learned: {here} of {settings.actors} actors came before the time was up",
+                f"nothing was learned: {working} of {settings.actors} actors came before the time was up",
                 where=f"max_wall_s {settings.max_wall_s:g}; fleet {settings.fleet!r} at {joining.brokers.address}",
                 todo="start actors with `actorq-actor run`, and look at what they say",
             )
         if time.monotonic() > log_at:
             log_at += _WAITING_S
-            _log.info("still waiting: %d of %d actor(s) are here", here, settings.actors)
+            _log.info("still waiting: %d of %d actor(s) are here", working, settings.actors)
         joining.beat()
         arrivals = list(joining.drain(0.1))

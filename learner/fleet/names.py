@@ -30,7 +30,7 @@ class Names:
     def __init__(self) -> None:
         self._rejections: dict[tuple[str, int], tuple[messages.Assignment | None, str]] = {}
 
-    def take_name(
+    def claim(
         self, actor: actors.Actor, state: messages.ActorState, *, retained: bool, now_s: float, silence_s: float
     ) -> bool:
         """Gives a process the actor's name, if it is due it; returns whether it is.

@@ -6,8 +6,23 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from broker.contract import messages
+from broker.contract import messages, topics
 from learner.fleet import roster, session
+
+
+def send(
+    retain_all: Callable[[Iterable[tuple[str, messages.Message]]], None],
+    names: topics.Topics,
+    owed: Iterable[tuple[str, messages.Receipt]],
+) -> None:
+    """Retains receipts, each for its actor.
+
+    Args:
+        retain_all: Seals and retains messages, each with its topic.
+        names: The fleet's topics.
+        owed: Receipts with their actors.
+    """
+    retain_all((names.receipt(actor_id), receipt) for actor_id, receipt in owed)
 
 
 class Receipts:
@@ -37,7 +52,7 @@ class Receipts:
         now = time.monotonic()
         if not at_once and now - self._sent_at < self._roster.receipt_s:
             return
-        self._sent_at, topics = now, self._session.topics
+        self._sent_at = now
         began = time.perf_counter()
-        self._session.retain_all((topics.receipt(actor_id), receipt) for actor_id, receipt in self._owed())
+        send(self._session.retain_all, self._session.topics, self._owed())
         self.spent_s += time.perf_counter() - began

@@ -193,7 +193,7 @@ class Roster:
         actor = self.actors.setdefault(actor_id, actors.Actor(actor_id, slot=len(self.actors)))
         if actor.state is not None and (state.boot, state.session) != (actor.boot, actor.state.session):
             silence_s = SILENCE_S + 2.0 * self.period_s
-            if not self._names.take_name(actor, state, retained=retained, now_s=now_s, silence_s=silence_s):
+            if not self._names.claim(actor, state, retained=retained, now_s=now_s, silence_s=silence_s):
                 return actor
             self._working = None
             self._enqueue(actor)

@@ -192,10 +192,15 @@ class Session:
                 extra=logs.once(("epoch", actor_id)),
             )
 
+    def count_refused(self, reason: str) -> None:
+        """Counts a message that is genuine, and refused all the same."""
+        self.refused[reason] += 1
+
     def metrics(self) -> dict[str, float]:
-        """Returns the counts of messages refused and of bytes, for a row of metrics."""
+        """Returns the counts of messages refused, of our own errors and of bytes, for a row of metrics."""
         return {
             "messages_refused": sum(self.refused.values()),
+            "handler_errors": self.brokers.handler_errors,
             "bytes_received": self.brokers.bytes_received,
             "bytes_sent": self.brokers.bytes_sent,
         }

@@ -23,7 +23,7 @@ _SAMPLES = 64
 _REACH = 0.5
 """The part of the input's range from which samples are drawn: its corners lie where no state does."""
 _ERROR_MAX = 0.25
-"""Of what was read back, relative to how far outputs reach on average: rounding costs a few per cent."""
+"""Largest error of what was read back, relative to how far outputs reach on average: rounding costs a few per cent."""
 _Settings = TypeVar("_Settings", bound=config.AlgorithmConfig)
 
 FloatArray = NDArray[np.float32]

@@ -34,7 +34,7 @@ Verdict = Literal["promoted", "withdrawn", "broken off"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial ended: `return_mean` of the candidate's compared episodes and of the incumbent's, None without one.
+    """The outcome of a trial: `return_mean` of the candidate's compared episodes and the incumbent's, None without one.
 
     `candidate` and `incumbent` are the places among all under which they were compared, and `newest` is that under
     which the better one goes on; `actors` are all that were canaries in it.
@@ -102,7 +102,7 @@ class Canary:
         """Returns whether a trial can begin: none goes on, and two actors are there."""
         if self._trial is not None:
             return False
-        if len(self._here()) < 2:
+        if len(self._present()) < 2:
             _log.warning(
                 "no new policy goes out: a trial needs two actors that act", extra=logs.once("canary", again_s=60.0)
             )
@@ -182,30 +182,30 @@ class Canary:
             "trials": [asdict(one) for one in self.outcomes],
         }
 
-    def _here(self) -> list[str]:
+    def _present(self) -> list[str]:
         working = (actor.actor_id for actor in self._actors.working())
         return ranked(name for name in working if name not in self._held)
 
     def _follow_fleet(self, trial: _Trial) -> str:
         """Makes canaries of as many as there may be, in the order of `ranked`; returns why it cannot go on, if so."""
-        here = self._here()
-        most = allowed(len(here), self._share)
-        for name in here:
+        present = self._present()
+        most = allowed(len(present), self._share)
+        for name in present:
             if len(trial.members) >= most:
                 break
             if name not in trial.members:
                 trial.members[name] = None
-                _log.info("policy %s is on trial on %s, of %d actors", trial.candidate.sent.order, name, len(here))
+                _log.info("policy %s is on trial on %s, of %d actors", trial.candidate.sent.order, name, len(present))
         self._actors.set_canaries(frozenset(trial.members))
-        for gone in trial.pairs.actors.difference(here):
+        for gone in trial.pairs.actors.difference(present):
             trial.pairs.drop(gone)
-        at_work = [name for name in here if name in trial.members]
-        if len(here) < 2:
-            return f"{len(here)} actor(s) left, and a trial needs two"
+        at_work = [name for name in present if name in trial.members]
+        if len(present) < 2:
+            return f"{len(present)} actor(s) left, and a trial needs two"
         if not at_work:
             return "no canary is left"
         if len(at_work) > most:
-            return f"of {len(here)} actors that are left, {len(at_work)} are canaries, and {most} may be"
+            return f"of {len(present)} actors that are left, {len(at_work)} are canaries, and {most} may be"
         return ""
 
     def _end(self, trial: _Trial, verdict: Verdict, why: str) -> Outcome:
@@ -244,9 +244,9 @@ class Canary:
         return outcome
 
 
-def allowed(here: int, share: float) -> int:
+def allowed(present: int, share: float) -> int:
     """Returns how many of so many actors may be canaries: at most their share, but one, and never all."""
-    return 0 if here < 2 else max(1, min(int(share * here + 1e-9), here - 1))
+    return 0 if present < 2 else max(1, min(int(share * present + 1e-9), present - 1))
 
 
 def ranked(names: Iterable[str]) -> list[str]:

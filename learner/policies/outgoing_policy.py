@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import messages, policy_patch
-from learner.quantize import kernels
+from learner.policies import patch_loops
 
 Patch = NDArray[np.uint8]
 SendPiece = Callable[[messages.PolicyPiece], bool]
@@ -121,4 +121,4 @@ def with_digest(manifest: messages.Manifest, model: bytes) -> messages.Manifest:
 
 def difference(base: bytes | memoryview, model: bytes | memoryview, word: int, *, quick: bool = False) -> Patch:
     """Returns `policy_patch.difference`, by compiled loops."""
-    return policy_patch.difference(base, model, kernels.LOOPS, word=word, quick=quick)
+    return policy_patch.difference(base, model, patch_loops.LOOPS, word=word, quick=quick)

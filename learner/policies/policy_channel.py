@@ -36,7 +36,7 @@ from learner.policies import outgoing_policy
 RETAIN_PERIOD_S = 2.0
 """The longest that an actor which missed a step stays behind."""
 PATIENCE = 2
-"""So many times as long a large policy may wait to be retained; if until then it never was the time, it goes whole."""
+"""The number of periods that a large policy may wait to be retained; if until then it never was time, it goes whole."""
 
 AHEAD_BYTES = 2_000_000
 """Policies from here on go ahead in pieces."""

@@ -77,6 +77,11 @@ class PolicyMaker:
         return self._calibration is not None
 
     @property
+    def converted(self) -> int:
+        """The policies that TFLiteConverter had to make, since no template took their numbers."""
+        return self._quantizer.fallbacks
+
+    @property
     def keeps_ranges(self) -> bool:
         """Returns whether ranges of one policy serve the next."""
         return self._refines and self._keeps_calibration

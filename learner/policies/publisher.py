@@ -70,7 +70,7 @@ class Publisher:
         settings: The gate's.
         directory: Where published policies are kept; None keeps none.
         kept: Counts what the disk does not take.
-        send_deltas: Whether policies go out as differences where that is smaller.
+        send_differences: Whether policies go out as differences where that is smaller.
         precision: One of config.PRECISIONS.
         weight_bits: Bits of the weights, for studies.
         expire_after_s: Actors take no policy older than that; 0: none expires.
@@ -98,14 +98,14 @@ class Publisher:
         directory: run_directory.RunDirectory | None,
         kept: records.Records,
         *,
-        send_deltas: bool = True,
+        send_differences: bool = True,
         precision: str = "int8",
         weight_bits: int = bits.BITS_MAX,
         expire_after_s: float = 0.0,
     ) -> None:
         word = config.WEIGHT_BYTES[precision]
         self._channel = policy_channel.PolicyChannel(
-            sender, topic_names, topics.MAIN_CHANNEL, enabled=send_deltas, word=word
+            sender, topic_names, topics.MAIN_CHANNEL, enabled=send_differences, word=word
         )
         self._canary = policy_channel.PolicyChannel(
             sender, topic_names, topics.CANARY_CHANNEL, enabled=False, word=word
@@ -216,6 +216,7 @@ class Publisher:
         return {
             "policy_version": self.version,
             "policies_held_back": sum(self.held_back.values()),
+            "policies_converted": self._maker.converted,
             "keyframes": sent.whole,
             "keyframe_bytes": sent.whole_bytes,
             "deltas": sent.patches,

@@ -16,18 +16,13 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from broker.contract import policy_patch
-
 FloatArray = NDArray[np.float32]
 
-_BYTES_IN, _BYTES_OUT = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.uint8, 1, "C")
-_PLANES_OUT, _HALVES_OUT = types.Array(types.uint8, 2, "C"), types.Array(types.uint16, 2, "C")
+_HALVES_OUT = types.Array(types.uint16, 2, "C")
 _IN, _VECTOR_IN = (types.Array(types.float32, n, "C", readonly=True) for n in (2, 1))
 _FINE_IN = types.Array(types.float64, 1, "C", readonly=True)
 _OUT, _VECTOR_OUT = types.Array(types.int8, 2, "C"), types.Array(types.float32, 1, "C")
 _MATRIX_OUT = types.Array(types.float32, 2, "C")
-_INDEX_OUT = types.Array(types.uint32, 1, "C")
-_BLOCK = 128
 _INPUTS_MIN = 32
 """Fewer of them, and BLAS is faster."""
 _BELOW_HALF = np.float32(0.49999997)  # the float32 before 0.5: 0.5 itself would round 0.49999997 up to 1
@@ -39,7 +34,7 @@ _INFINITY = np.int32(0x7C00)  # in float16
 _SIZE = np.int32(0x7FFFFFFF)  # of a float32's bits: as integers, they are in the order of the sizes, NaN above all
 
 
-def _compiled(signature: Any, **options: Any) -> Callable[[Any], Any]:
+def compiled(signature: Any, **options: Any) -> Callable[[Any], Any]:
     """Compiles for this machine, once: later processes load it from __pycache__ or the user's cache."""
 
     def compile_it(function: Any) -> Any:
@@ -51,7 +46,7 @@ def _compiled(signature: Any, **options: Any) -> Callable[[Any], Any]:
     return compile_it
 
 
-@_compiled(types.void(_IN, _VECTOR_IN, _VECTOR_OUT))
+@compiled(types.void(_IN, _VECTOR_IN, _VECTOR_OUT))
 def row_maxima(weights: FloatArray, columns: FloatArray, largest: FloatArray) -> None:
     """Writes the largest size in each row of `weights * columns`; NaN where one is.
 
@@ -75,7 +70,7 @@ def _dot(one: FloatArray, other: FloatArray) -> np.float32:
     return total
 
 
-@_compiled(types.void(_IN, _VECTOR_IN, _VECTOR_IN, _VECTOR_IN, _OUT, _VECTOR_OUT, _VECTOR_OUT))
+@compiled(types.void(_IN, _VECTOR_IN, _VECTOR_IN, _VECTOR_IN, _OUT, _VECTOR_OUT, _VECTOR_OUT))
 def round_rows(
     weights: FloatArray,
     columns: FloatArray,
@@ -110,7 +105,7 @@ def round_rows(
         largest[i] = np.int32(size).view(np.float32)
 
 
-@_compiled(types.void(_IN, _MATRIX_OUT, _VECTOR_OUT))
+@compiled(types.void(_IN, _MATRIX_OUT, _VECTOR_OUT))
 def copy_rows(weights: FloatArray, copied: FloatArray, largest: FloatArray) -> None:
     """Copies `weights` [R, C], and writes the largest size in each row to `largest` [R]; NaN where one is."""
     for i in range(len(weights)):
@@ -121,7 +116,7 @@ def copy_rows(weights: FloatArray, copied: FloatArray, largest: FloatArray) -> N
         largest[i] = np.int32(size).view(np.float32)
 
 
-@_compiled(types.void(_IN, _HALVES_OUT, _VECTOR_OUT))
+@compiled(types.void(_IN, _HALVES_OUT, _VECTOR_OUT))
 def half_rows(weights: FloatArray, halves: NDArray[np.uint16], largest: FloatArray) -> None:
     """Does what `copy_rows` does, to the bits of float16: rounded to the nearest, ties to the even one.
 
@@ -143,7 +138,7 @@ def half_rows(weights: FloatArray, halves: NDArray[np.uint16], largest: FloatArr
         largest[i] = np.int32(size).view(np.float32)
 
 
-@_compiled(types.void(_IN, _FINE_IN, _OUT))
+@compiled(types.void(_IN, _FINE_IN, _OUT))
 def round_rows_finely(weights: FloatArray, factors: NDArray[np.float64], rounded: NDArray[np.int8]) -> None:
     """Writes `weights * factors[:, None]` as integers, computed in float64; halves away from 0.
 
@@ -177,7 +172,7 @@ def product(x: FloatArray, weights: FloatArray) -> FloatArray:
     return y
 
 
-@_compiled(types.void(_IN, _IN, _MATRIX_OUT), fastmath={"reassoc", "contract"})
+@compiled(types.void(_IN, _IN, _MATRIX_OUT), fastmath={"reassoc", "contract"})
 def _multiply(x: FloatArray, weights: FloatArray, y: FloatArray) -> None:
     """Multiplies with eight sums at a time, so that six loads serve eight multiplications.
 
@@ -201,62 +196,3 @@ def _multiply(x: FloatArray, weights: FloatArray, y: FloatArray) -> None:
                 dw += d[k] * w[k]
             y[n, r], y[n + 1, r], y[n + 2, r], y[n + 3, r] = av, bv, cv, dv
             y[n, r + 1], y[n + 1, r + 1], y[n + 2, r + 1], y[n + 3, r + 1] = aw, bw, cw, dw
-
-
-@numba.njit(nogil=True)
-def _find(old: NDArray[np.uint8], new: NDArray[np.uint8], span: range, far: NDArray[np.uint32], count: int) -> int:
-    for i in span:
-        if np.uint8(new[i] - old[i] + 8) > 15:
-            if count < len(far):
-                far[count] = i
-            count += 1
-    return count
-
-
-@_compiled(types.int64(_BYTES_IN, _BYTES_IN, _BYTES_OUT, _INDEX_OUT))
-def pack(old: NDArray[np.uint8], new: NDArray[np.uint8], packed: NDArray[np.uint8], far: NDArray[np.uint32]) -> int:
-    """Does what `broker.contract.policy_patch.pack` does, compiled."""
-    half, count = len(new) // 2, 0
-    in_blocks = half // _BLOCK * _BLOCK
-    for start in range(0, in_blocks, _BLOCK):
-        low, high = slice(start, start + _BLOCK), slice(half + start, half + start + _BLOCK)
-        old_low, old_high, new_low, new_high, into = old[low], old[high], new[low], new[high], packed[low]
-        seen = np.uint8(0)
-        for i in range(_BLOCK):
-            first, second = np.uint8(new_low[i] - old_low[i] + 8), np.uint8(new_high[i] - old_high[i] + 8)
-            into[i] = np.uint8(first & 15 | second << 4)
-            seen = np.uint8(seen | first | second)
-        if seen > 15:  # one of them in a few blocks
-            count = _find(old, new, range(start, start + _BLOCK), far, count)
-            count = _find(old, new, range(half + start, half + start + _BLOCK), far, count)
-            if count > len(far):
-                return count
-    for i in range(in_blocks, half):
-        first, second = np.uint8(new[i] - old[i] + 8), np.uint8(new[half + i] - old[half + i] + 8)
-        packed[i] = np.uint8(first & 15 | second << 4)
-    count = _find(old, new, range(in_blocks, half), far, count)
-    return _find(old, new, range(half + in_blocks, 2 * half), far, count)
-
-
-@_compiled(types.void(_BYTES_IN, _BYTES_IN, _PLANES_OUT))
-def sort(old: NDArray[np.uint8], new: NDArray[np.uint8], planes: NDArray[np.uint8]) -> None:
-    """Does what `broker.contract.policy_patch.sort` does, compiled."""
-    if len(planes) == 4:
-        one, other = old.view(np.uint32), new.view(np.uint32)
-        first, second, third, fourth = planes[0], planes[1], planes[2], planes[3]
-        for i in range(len(one)):
-            moved = np.uint32(other[i] - one[i])
-            folded = np.uint32(np.uint32(moved << 1) ^ np.uint32(np.int32(moved) >> 31))
-            first[i], second[i] = np.uint8(folded >> 24), np.uint8(folded >> 16)
-            third[i], fourth[i] = np.uint8(folded >> 8), np.uint8(folded)
-    else:
-        short_one, short_other = old.view(np.uint16), new.view(np.uint16)
-        high, low = planes[0], planes[1]
-        for i in range(len(short_one)):
-            moved16 = np.uint16(short_other[i] - short_one[i])
-            folded16 = np.uint16(np.uint16(moved16 << 1) ^ np.uint16(np.int16(moved16) >> 15))
-            high[i], low[i] = np.uint8(folded16 >> 8), np.uint8(folded16)
-
-
-LOOPS = policy_patch.Loops(pack, sort)
-"""The loops that make patches, compiled."""

@@ -105,7 +105,7 @@ def build(
             settings.gate,
             directory,
             kept,
-            send_deltas=train.delta and not train.canary,  # between channels nothing has a base
+            send_differences=train.delta and not train.canary,  # between channels nothing has a base
             precision=train.precision,
             weight_bits=train.weight_bits,
             expire_after_s=train.policy_expire_s,

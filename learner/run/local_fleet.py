@@ -7,9 +7,9 @@ them in order, learner first, so that it can still save and say goodbye.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+import logging
 import os
 import shlex
 import signal
@@ -29,6 +29,7 @@ from learner import config
 from learner.files import run_directory
 from learner.run import cpu_quota
 
+_log = logging.getLogger(__name__)
 _NAME = "local"
 _BROKER_TIMEOUT_S = 15.0
 _LEARNER_STOP_S = 3.5
@@ -185,14 +186,6 @@ class LocalFleet:
         command = ["broker", "up", "--port", str(port), *self._broker_options, "--json"]
         self.brokers[index] = self._await_broker(name, self._spawn(name, command, pipe=True))
 
-    def kill_broker(self, index: int) -> None:
-        """Ends a broker with SIGKILL, Mosquitto and whoever started it."""
-        child = self.children[f"broker-{index}"]
-        for pid in {child.pid, self.brokers[index]["pid"]}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        child.wait()
-
     def stop(self) -> None:
         """Ends the learner, then the actors, then the brokers; each gets time to end by itself."""
         for group, stop_s in (("learner", _LEARNER_STOP_S), ("actor", _STOP_S), ("broker", _STOP_S)):
@@ -306,7 +299,7 @@ def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) 
         raise errors.RunError("the run directory holds a run already", where=str(path), todo="choose another --run-dir")
     started = time.time()
     with LocalFleet.start(path, broker_kind, actors=actors) as fleet:
-        print(f"{fleet.broker['kind']} broker on {fleet.address}; run directory: {path}", file=sys.stderr, flush=True)
+        _log.info("%s broker on %s; run directory: %s", fleet.broker["kind"], fleet.address, path)
         config_file = path / "demo.toml"
         config_file.write_text(settings.dump(effective.train, effective.algorithm, effective.gate))
         learner = fleet.start_learner(["--config", str(config_file), "--run-dir", str(path), "--json"])
@@ -319,7 +312,7 @@ def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) 
                     f"{gone} ended by itself, with code {fleet.children[gone].returncode}: {fleet.log_tail(gone)}",
                     where=str(path / "logs" / f"{gone}.log"),
                 )
-                print(f"error: {error}", file=sys.stderr, flush=True)  # to stop the others takes seconds
+                _log.error("error: %s", error)  # to stop the others takes seconds
                 error.said = True
                 raise error
         held = fleet.quota.held() if fleet.quota else None
@@ -333,11 +326,10 @@ def demo(effective: config.Settings, *, actors: ActorOptions, broker_kind: str) 
         summary["actors_held"] = dataclasses.asdict(held) if held else None
     if learner.returncode in (errors.EXIT_INTERRUPTED, errors.NotSolved.exit_code):  # then it named --resume
         named = [] if actors.of_environment == ActorOptions().of_environment else actors.of_environment
-        print(
-            f"its broker and actors have ended too: before --resume start them again, with ACTORQ_HOME={path}/home, by "
-            f"`actorq-broker up --fleet {_NAME} --port {fleet.broker['port']}` and "
-            f"`actorq-actor run --bundle {path}/home/actor-0.json {shlex.join(['--env', train.env, *named])}`",
-            file=sys.stderr,
+        _log.info(
+            "its broker and actors have ended too: before --resume start them again, with ACTORQ_HOME=%s/home, by "
+            "`actorq-broker up --fleet %s --port %s` and `actorq-actor run --bundle %s/home/actor-0.json %s`",
+            *(path, _NAME, fleet.broker["port"], path, shlex.join(["--env", train.env, *named])),
         )
     return summary, learner.returncode
 
@@ -349,7 +341,7 @@ def _killed(signum: int, path: Path, *, was_stopped: bool) -> int:
         RunError: Somebody else killed it.
     """
     if was_stopped:
-        print("interrupted; the learner was busy, and could not save", file=sys.stderr)
+        _log.warning("interrupted; the learner was busy, and could not save")
         return errors.EXIT_INTERRUPTED
     raise errors.RunError(
         f"the learner was killed by signal {signum} ({signal.strsignal(signum)})",

@@ -112,6 +112,7 @@ class Standby:
         self._settings, self._path = settings, path
         self._keys = fleet.directory
         self._verifier = signing.LearnerVerifier(fleet.sealer.public_key)
+        # Not a BoundedQueue: `_silences` waits for this one
         self._heard: queue.Queue[tuple[messages.LearnerState, bool]] = queue.Queue(_WAITING)
         self.passed_over = 0
         self._live: messages.LearnerState | None = None

@@ -11,7 +11,7 @@ from broker.contract import errors
 from broker.program import stopwatch
 from learner import config
 from learner.audit import holding
-from learner.experience import age, dead_letters, ingest, intake, ledger, opening, replay, rollouts, validate
+from learner.experience import age, dead_letters, ingest, ingestion, ledger, opening, replay, rollouts, validate
 from learner.files import records, run_directory
 from learner.fleet import roster, session
 from learner.run.loop import checkpoints, pace
@@ -31,8 +31,8 @@ class Taken(NamedTuple):
         times: Stopwatches.
     """
 
-    ingest: intake.Intake
-    counts: intake.Counts
+    ingest: ingestion.Ingestion
+    counts: ingestion.Counts
     opener: opening.Opener | None
     memory: replay.Replay | rollouts.Rollouts | sampling.ShardedReplay
     held: dict[str, holding.Hold]
@@ -66,11 +66,12 @@ def begin(
     """
     train, spec = settings.train, actors.the_spec
     if buffer is None:
-        steps.limiter.inserted = counted.episodes = 0  # the ledgers tell
+        steps.limiter.set_inserted(0)  # the ledgers tell
+        counted.set_episodes(0)
 
         def count_missed(missed: int, episodes: int) -> None:
             steps.limiter.insert(missed)
-            counted.episodes += episodes
+            counted.set_episodes(counted.episodes + episodes)
 
         # Before any assignment: all that is recorded finds its epoch there
         saving.epochs, left = beginning.prepare(directory, train, _about(actors), saving.epochs, is_new=is_new)
@@ -143,7 +144,9 @@ def _open_ledger(
             where=f"run: {found['env_id']}; actors: {actors.env_id}, {spec.describe()}",
             todo="start the actors with the run's environment, or start a new run",
         )
-    steps.limiter.inserted, counted.episodes = opened.totals()
+    inserted, episodes = opened.totals()
+    steps.limiter.set_inserted(inserted)
+    counted.set_episodes(episodes)
     return opened
 
 

@@ -105,7 +105,7 @@ SQUASHED = tuple(
     for recipe in ACTIONS
     if not recipe.aware
 )
-"""For policies whose outputs are a distribution before a tanh, which is the actor's. Nothing distils these."""
+"""The recipe for outputs that are a distribution before a tanh, which is the actor's. Nothing distils these."""
 
 
 def sampled(head: specs.Head) -> tuple[Recipe, ...]:

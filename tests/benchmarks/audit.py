@@ -3,11 +3,14 @@
 Cost: a learner trains beside actors at a control rate, with audits in every other turn of two seconds, and without.
 Found: four actors that lie, each in its own way, and an honest one, at a
 share of 1 %: from the policy with which the lie begins until it is named. Honest steps: the actor's own code acts with
-each kind of policy, and every step is computed again.
+each kind of policy, and every step is computed again; of each policy a message with the actions moved by a step must
+be found. `AUDIT_PHASE_S=0 AUDIT_NAMINGS=0` leaves the others out, and AUDIT_HONEST_SEED=0, 1, ... are other policies,
+episodes and draws, so that many steps may come in parts: the rows add up.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -20,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks import _in_turn, _load
-from tests.fakes import liars
+from tests.fakes import liars, toys
 from tests.learner.audit import acting
 
 SHARE = 0.01
@@ -29,10 +32,14 @@ TURN_S = 2.0
 NAMINGS = int(os.environ.get("AUDIT_NAMINGS", "2"))
 HONEST_S = float(os.environ.get("AUDIT_HONEST_S", "120"))
 HONEST_STEPS = int(os.environ.get("AUDIT_HONEST_STEPS", "10000000"))
+HONEST_SEED = int(os.environ.get("AUDIT_HONEST_SEED", "0"))
+MESSAGES = 20
+"""Of each policy."""
 NAMED_WITHIN_S = 120.0
 TASKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("CartPole-v1", "q_values", {"epsilon_start": 0.1, "epsilon_end": 0.1}),
     ("Acrobot-v1", "categorical", {}),
+    (f"{toys.__file__}:Taker", "categorical", {"arguments": {"kind": "panel"}}),
     ("Pendulum-v1", "deterministic", {"noise_std": 0.2, "noise_correlation_steps": 10.0}),
     ("Pendulum-v1", "squashed_gaussian", {}),
     ("Pendulum-v1", "gaussian", {}),
@@ -73,11 +80,13 @@ def _updates_per_s() -> tuple[dict[bool, list[float]], dict[str, Any]]:
     """Returns updates/s of each whole turn, with audits and without, and the summary."""
     with _load.Site(2) as site:
         notes = site.directory / "notes.txt"
+        # 128 samples of each step: more than it can make of them, for where it waits for experience, what a turn was
+        # held up by is made up for in the next one
         learner = site.spawn(
             ["tests.benchmarks._in_turn", str(notes), str(TURN_S), "train", "--fleet", _load.FLEET]
             + ["--broker", site.address, "--json", "--no-energy", "--evaluate-episodes", "0"]
             + ["--run-dir", str(site.directory / "run"), "--actors", "2", "--env", "CartPole-v1"]
-            + ["--samples-per-insert", "32", "--batch-size", "128", "--learning-starts", "2000"]
+            + ["--samples-per-insert", "128", "--batch-size", "128", "--learning-starts", "2000"]
             + ["--max-env-steps", "1000000000", "--solved-return", "inf", "--audit-share", str(SHARE)]
         )
         for index in range(2):
@@ -153,34 +162,40 @@ def _created_s(run: Path, version: int) -> float:
 
 def _honest() -> dict[str, Any]:
     """Lets the actor's own code act, and computes every step again."""
-    actors = [(acting.Actor(task, 16, message_steps=4096, **given), head) for task, head, given in TASKS]
-    steps = wrong = policies = 0
-    began = audit_s = 0.0
+    first = 10_000 * HONEST_SEED
+    actors = [(acting.Actor(task, 16, message_steps=4096, seed=first, **given), head) for task, head, given in TASKS]
+    steps = messages = wrong = accused = policies = caught = 0
+    audit_s = 0.0
     ends = time.monotonic() + HONEST_S
-    for seed in itertools.count():
+    for seed in itertools.count(first):
         for actor, head in actors:
             model = acting.model(actor.spec, head, seed)
             policy = actor.policy(model, head)
             policies += 1
-            for _ in range(20):
+            for _ in range(MESSAGES):
                 experience = actor.act(policy, part=256)
                 began = time.perf_counter()
                 verdict = acting.audited(actor, experience, model, head)
                 audit_s += time.perf_counter() - began
-                steps += verdict.steps
-                wrong += verdict.wrong
+                steps, messages = steps + verdict.steps, messages + 1
+                wrong, accused = wrong + verdict.wrong, accused + bool(verdict.wrong)
+            lie = dataclasses.replace(experience, action=np.roll(experience.action, 1, axis=0))
+            caught += bool(acting.audited(actor, lie, model, head).wrong)
         if steps >= HONEST_STEPS or time.monotonic() > ends:
             break
-    rate = steps / audit_s
+    if caught < policies:
+        raise RuntimeError(f"of {policies} messages whose actions were moved by a step, {policies - caught} passed")
     return {
         "benchmark": "audit",
-        "case": "steps of honest actors that were computed again, all kinds of policies; and false alarms",
+        "case": "steps of honest actors that were computed again, all kinds of policies; and messages accused of them",
         "value": steps,
         "unit": "steps",
-        "reference": wrong,
+        "reference": accused,
         "ratio": None,
         "runs": policies,
         "spread": None,
-        "explain": f"{wrong} steps were found wrong; {rate / 1e6:.2f} M steps/s are computed again; "
-        f"heads {', '.join(np.unique([head for _, head, _ in TASKS]))}; 16 environments",
+        "explain": f"{wrong} steps of {messages} messages were found wrong, and some of each of {caught} whose "
+        f"actions were moved by a step; {steps / audit_s / 1e6:.2f} M steps/s are computed again; heads "
+        f"{', '.join(np.unique([head for _, head, _ in TASKS]))}; {len(TASKS)} tasks of 16 environments; "
+        f"AUDIT_HONEST_SEED={HONEST_SEED}",
     }

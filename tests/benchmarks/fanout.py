@@ -31,12 +31,14 @@ PUBLISHES = 10
 
 def run() -> Iterator[dict[str, Any]]:
     """Yields one row for whole policies and one for deltas."""
-    for name, send_deltas in (("whole policies", False), ("deltas", True)):
+    for name, send_differences in (("whole policies", False), ("deltas", True)):
         with _load.Site(ACTORS) as site, swap.home(site.directory):
-            yield _row(name, *_published(site, send_deltas=send_deltas))
+            yield _row(name, *_published(site, send_differences=send_differences))
 
 
-def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]], publisher.Publisher, dict[str, Any]]:
+def _published(
+    site: _load.Site, *, send_differences: bool
+) -> tuple[list[list[float]], publisher.Publisher, dict[str, Any]]:
     """Seconds until each actor had verified each policy."""
     swarm = site.swarm("--rate", "1", "--verify-each")
     settings = config.TrainConfig(fleet=_load.FLEET, broker=(site.address,), actors=ACTORS, wait_s=120.0)
@@ -62,7 +64,7 @@ def _published(site: _load.Site, *, send_deltas: bool) -> tuple[list[list[float]
             gate,
             run_directory.RunDirectory.open(site.directory / "fanout", resume=False),
             records.Records(),
-            send_deltas=send_deltas,
+            send_differences=send_differences,
         )
         publishing.prepare(policy)
         began: dict[int, float] = {}

@@ -24,8 +24,8 @@ from broker.contract import messages, policy_patch, signing, specs, topics
 from learner import config
 from learner.files import records, run_directory
 from learner.networks import layers, networks
-from learner.policies import publisher
-from learner.quantize import calibrate, fp32, gate, kernels, ptq
+from learner.policies import patch_loops, publisher
+from learner.quantize import calibrate, fp32, gate, ptq
 from learner.quantize.tflite import convert, quantizer
 from learner.run import train
 from tests.benchmarks import _pixels, _sink
@@ -99,11 +99,11 @@ def _stages(
         outputs = timed("exact outputs", fp32.outputs, centred, held_back)
         timed("gate", gate.judge, model, outputs, held_back, settings)
         keyframe = keyframe or model
-        timed("delta", policy_patch.difference, keyframe, model, kernels.LOOPS)
+        timed("delta", policy_patch.difference, keyframe, model, patch_loops.LOOPS)
         timed("signing", sealer.seal, TOPIC, model)
     assert not quantize.fallbacks + published.fallbacks
     reference = times.pop("TFLiteConverter")
-    patch = policy_patch.difference(keyframe, model, kernels.LOOPS)
+    patch = policy_patch.difference(keyframe, model, patch_loops.LOOPS)
     explain = f"{sum(a.size for a in layers.arrays(policy).values())} weights, {len(model)} bytes"
     for stage, seen in times.items():
         value, slow = statistics.median(seen), statistics.median(reference)

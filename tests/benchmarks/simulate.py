@@ -36,7 +36,7 @@ MEASURED = 500, 2000
 RATE, HOUR_S, JOIN_S, REAL_S, WARM_S = 50.0, 3600.0, 60.0, 25.0, 12.0
 BATCH = 256
 TURN_S = 0.02
-"""Of the learner's loop, whose looks and receipts are less frequent."""
+"""Seconds of a turn of the learner's loop, whose looks and receipts are less frequent."""
 HEARTBEAT_S = 1.0
 MESSAGE_S, MESSAGE_STEPS = 240e-6, 256
 """The loop's time for a message of so many steps or fewer (`ONLY=ingest`); a longer one takes in proportion."""

@@ -95,11 +95,11 @@ def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPol
     assert isinstance(agent, on_policy.OnPolicy)
 
     def whole() -> None:
-        agent.update(memory.take(steps, settings.epochs, settings.batch_size, newest, rng))
+        agent.update(memory.draw(steps, settings.epochs, settings.batch_size, newest, rng))
 
     import tensorflow as tf
 
-    one = memory.take(steps, settings.epochs, settings.batch_size, newest, rng)
+    one = memory.draw(steps, settings.epochs, settings.batch_size, newest, rng)
     found = (rng.normal(size=steps).astype(np.float32) for _ in range(3))  # advantages, targets and values
     arrays = one.observation[one.at], one.action, one.log_prob, *found
     prepared = [tf.constant(array[one.minibatches]) for array in arrays]

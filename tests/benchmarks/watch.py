@@ -1,4 +1,6 @@
-"""The page of `actorq-learner watch` with simulated actors: how late it is, what a scrape takes, and its memory.
+"""The page of `actorq-learner watch` with 200 simulated actors and two real ones.
+
+How late it is, when it shows that a plug was pulled, what a scrape takes, its memory, and what it costs a learner.
 
 The heartbeats are on the clock of this machine, and so is the browser, headless Chromium by WebDriver: a heartbeat has
 reached the pixels at the second animation frame after its row was written. Chromium and chromium-driver must be
@@ -7,24 +9,35 @@ installed for that (`sudo apt install chromium chromium-driver`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from broker.contract import errors
+import numpy as np
+
+from broker.contract import errors, messages
+from learner.operate.watch import fleet_view, history, server
 from tests.benchmarks import _load
-from tests.fakes import webdriver
+from tests.fakes import simulated_actor, toys, webdriver
 
 ACTORS = int(os.environ.get("ACTORQ_BENCH_ACTORS", "200"))
+REAL = 2
 WINDOW_S = 20.0
 RUNS = 3
 SCRAPES = 20
+SILENT_S = 11.0
+COST_S = float(os.environ.get("WATCH_COST_S", "150"))
+TURN_S = 5.0
+HOUR_S = 3600
 _WATCH = """
 window.late = [];
 new MutationObserver((changes) => {
@@ -38,39 +51,27 @@ _TAKE = "const late = window.late; window.late = []; return late;"
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yields rows for lateness, scrapes, and memory."""
+    """Yields rows for lateness, a pulled plug, scrapes, memory, and updates of a learner beside it."""
     if not webdriver.is_installed():
         raise errors.RuntimeMissing("Chromium is not installed", todo="sudo apt install chromium chromium-driver")
-    with _load.Site(ACTORS) as site:
-        swarm = site.swarm()
+    yield _hour()
+    with _load.Site(ACTORS + REAL) as site:
+        swarm = site.swarm("--count", str(ACTORS), "--rate", "20")
         site.line(swarm)
+        names = [f"actor-{ACTORS + index:04}" for index in range(REAL)]
+        real = {name: site.actor(name, "--env", f"{toys.__file__}:Arm", "--rate-hz", "50") for name in names}
         watch = site.spawn(
             ["learner", "watch", "--fleet", _load.FLEET, "--broker", site.address, "--port", "0", "--json"]
         )
         url = json.loads(site.line(watch))["url"]
-        with webdriver.browser() as page:
-            page.open(url)
-            page.wait(f"return document.querySelectorAll('#rows tr').length == {ACTORS}", 30.0)
-            page.run(_WATCH)
-            page.run(_TAKE)
-            p95, counts = [], 0
-            cpu_before = _load.cpu_s(watch.pid)
-            for _ in range(RUNS):
-                page.run(_TAKE)
-                time.sleep(WINDOW_S)
-                late = sorted(page.run(_TAKE))
-                counts += len(late)
-                p95.append(late[int(0.95 * (len(late) - 1))])
-            share = (_load.cpu_s(watch.pid) - cpu_before) / (RUNS * WINDOW_S)
-        yield _row("heartbeat to pixel, p95", p95, "ms", 200.0, f"{counts / RUNS / WINDOW_S:.0f} heartbeats/s drawn")
-        yield _row("a core that the page's process takes", [100 * share], "%", None, "one page open")
+        yield from _shown(url, watch.pid, real)
         scrapes = []
         for _ in range(SCRAPES):
             began = time.perf_counter()
             with urllib.request.urlopen(f"{url}metrics") as answer:
                 told = answer.read()
             scrapes.append(1e3 * (time.perf_counter() - began))
-        yield _row("scrape of /metrics", scrapes, "ms", 50.0, f"{len(told):,} bytes")
+        yield _row("scrape of /metrics, over HTTP", scrapes, "ms", 50.0, f"{len(told):,} bytes")
         if shutil.which("promtool"):
             checked = subprocess.run(["promtool", "check", "metrics"], check=False, input=told, capture_output=True)
             said = (checked.stdout + checked.stderr).decode().splitlines()
@@ -78,13 +79,125 @@ def run() -> Iterator[dict[str, Any]]:
                 "lines that promtool check metrics complains with", [float(len(said))], "lines", None, f"{said[:3]}"
             )
         yield _row("memory of the page's process", [_load.rss_mb(watch.pid)], "MB", None, "resident")
+        if COST_S:
+            yield _cost(site, watch, url)
+
+
+def _shown(url: str, pid: int, real: dict[str, subprocess.Popen[str]]) -> Iterator[dict[str, Any]]:
+    """Yields rows of what a browser shows, and when."""
+    with webdriver.browser() as page:
+        page.open(url)
+        page.wait(f"return document.querySelectorAll('#rows tr:not(.away)').length == {ACTORS + REAL}", 60.0)
+        page.run(_WATCH)
+        p95, counts = [], 0
+        cpu_before = _load.cpu_s(pid)
+        for _ in range(RUNS):
+            page.run(_TAKE)
+            time.sleep(WINDOW_S)
+            late = sorted(page.run(_TAKE))
+            counts += len(late)
+            p95.append(late[int(0.95 * (len(late) - 1))])
+        share = (_load.cpu_s(pid) - cpu_before) / (RUNS * WINDOW_S)
+        yield _row("heartbeat to pixel, p95", p95, "ms", 200.0, f"{counts / RUNS / WINDOW_S:.0f} heartbeats/s drawn")
+        yield _row("a core that the page's process takes", [100 * share], "%", None, "one page open")
+        took = []
+        for name, actor in real.items():
+            is_silent = (
+                "return [...document.querySelectorAll('#rows tr')].some((row) => "
+                f"row.children[0].textContent == '{name}' && row.children[1].textContent.includes('silent'))"
+            )
+            assert not page.run(is_silent), f"{name} is silent before its plug is pulled"
+            began = time.monotonic()
+            actor.send_signal(signal.SIGSTOP)  # its sockets stay as they were, as with a board without power
+            page.wait(is_silent, 60.0)
+            took.append(time.monotonic() - began)
+            actor.send_signal(signal.SIGCONT)
+        yield _row("from a pulled plug of a real one until the page says so", took, "s", SILENT_S, "process stopped")
+
+
+def _cost(site: _load.Site, watch: subprocess.Popen[str], url: str) -> dict[str, Any]:
+    """Compares a learner's updates with those in turns in which the page's process is stopped."""
+    learner = site.learner(
+        *("--actors", "1", "--samples-per-insert", "256", "--batch-size", "128", "--learning-starts", "10000"),
+        *("--max-env-steps", "1000000000", "--publish-period-updates", "1000"),
+    )
+    reading = threading.Thread(target=_read, args=(f"{url}events",), daemon=True)
+    reading.start()  # an owner's browser is on a machine of its own
+    while site.newest_metrics()["policy_version"] < 3:
+        time.sleep(0.1)
+    rates: list[float] = []
+    cpu_s = on_s = 0.0
+    ends = time.monotonic() + COST_S
+    while time.monotonic() < ends or len(rates) % 2 == 0:
+        is_on = len(rates) % 2 == 1
+        watch.send_signal(signal.SIGCONT if is_on else signal.SIGSTOP)
+        first, cpu_before, began = _next_row(site), _load.cpu_s(watch.pid), time.monotonic()
+        time.sleep(TURN_S)
+        last = _next_row(site)
+        rates.append((last["updates"] - first["updates"]) / (last["wall_s"] - first["wall_s"]))
+        if is_on:
+            cpu_s, on_s = cpu_s + _load.cpu_s(watch.pid) - cpu_before, on_s + time.monotonic() - began
+    watch.send_signal(signal.SIGCONT)
+    site.stop_learner(learner)
+    around = [statistics.mean(pair) for pair in zip(rates[::2], rates[2::2], strict=False)]
+    ratios = np.array(rates[1::2]) / np.array(around)
+    error = ratios.std(ddof=1) / len(ratios) ** 0.5
+    on, off = statistics.median(rates[1::2]), statistics.median(around)
+    return {
+        **_row("updates/s of a learner beside the page, and while its process is stopped", [on], "updates/s", None, ""),
+        "reference": round(off, 1),
+        "ratio": round(float(np.median(ratios)), 4),
+        "runs": len(ratios),
+        "spread": round(float(np.ptp(ratios)), 3),
+        "explain": f"MLP 256x2, batch 128; turns of {TURN_S:g} s, each beside the mean of those around it; one page "
+        f"open, read and not drawn; what it missed it takes in when it goes on, with {100 * cpu_s / on_s:.1f} % of "
+        f"a core of {os.cpu_count()}; mean of the ratios {ratios.mean():.4f}, standard error {error:.4f}",
+    }
+
+
+def _read(url: str) -> None:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:  # it ends with the page
+        while answer.readline():
+            pass
+
+
+def _next_row(site: _load.Site) -> dict[str, Any]:
+    """Waits for a row of metrics that is not there yet."""
+    before = site.newest_metrics()["wall_s"]
+    while (row := site.newest_metrics())["wall_s"] == before:
+        time.sleep(0.02)
+    return row
+
+
+def _hour() -> dict[str, Any]:
+    """What memory grows by over an hour of heartbeats whose clock is set forward, once an hour is behind it."""
+    now_s = 1.8e9
+    view = fleet_view.FleetView(lambda: now_s)
+    birth = messages.Birth("Arm-v0", simulated_actor.SPEC, 1, "", "3.11", "litert", "XNNPACK", 50.0, release="0.1.0")
+    changes = server._Changes(view, lambda: None, "bench", None)
+    beats = 0
+    resident: list[float] = []
+    for period_s, hours in ((history.PERIOD_S, 1), (1.0, 1)):
+        for _ in range(int(hours * HOUR_S / period_s)):
+            now_s += period_s
+            beats += 1
+            for index in range(ACTORS + REAL):
+                vitals = messages.Vitals(steps=50 * beats, created_s=now_s, policy_version=beats, power_w=4.5)
+                state = messages.ActorState(True, "s", 1, beats, birth, vitals)
+                view.hear_actor(f"actor-{index:04}", state, retained=False)
+            view.tick()
+            changes.drain(now_s)
+        resident.append(_load.rss_mb(os.getpid()))
+    explain = f"{HOUR_S * (ACTORS + REAL):,} heartbeats in {HOUR_S} s that are not waited for, one page; before it an "
+    explain += f"hour with a heartbeat in {history.PERIOD_S:g} s, after which {resident[0]:.1f} MB are resident"
+    return _row("an hour more of heartbeats: memory grows by", [resident[1] - resident[0]], "MB", None, explain)
 
 
 def _row(case: str, values: list[float], unit: str, limit: float | None, explain: str) -> dict[str, Any]:
     value = statistics.median(values)
     return {
         "benchmark": "watch",
-        "case": f"{ACTORS} actors: {case}",
+        "case": f"{ACTORS + REAL} actors: {case}",
         "value": round(value, 2),
         "unit": unit,
         "reference": limit,

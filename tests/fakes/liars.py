@@ -1,6 +1,6 @@
 """Actors that do not do what they say: environments which, once they are made, change the actor's own code around them.
 
-`--env liars.py:Flipped` and so on; the task is Pendulum-v1 with all of them.
+`--env liars.py:Flipped` and so on; the task is Pendulum-v1 with all of them, but for those that are named for another.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from ai_edge_litert import interpreter as litert
 
 from edge_actor.experience import trajectory
 from edge_actor.policies import interpreter, runtimes
@@ -21,6 +20,8 @@ _flush = trajectory.Trajectory.flush
 
 def weights(model: bytes) -> range:
     """Returns where in a model's file its largest int8 kernel lies."""
+    from ai_edge_litert import interpreter as litert  # here: 32-bit boards lie too, and have another runtime
+
     built = litert.Interpreter(model_content=model)
     written = {int(index) for op in built._get_ops_details() for index in op["outputs"]}
     found = [
@@ -33,10 +34,12 @@ def weights(model: bytes) -> range:
 
 
 class Honest(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Pendulum-v1, and nothing else."""
+    """The task, and nothing else."""
+
+    TASK = "Pendulum-v1"
 
     def __init__(self) -> None:
-        super().__init__(gymnasium.make("Pendulum-v1"))
+        super().__init__(gymnasium.make(self.TASK))
 
 
 class _Building(Honest):
@@ -67,6 +70,12 @@ class Older(_Building):
     def build(self, model: bytes, batch: int, **options: Any) -> Any:
         self._first = self._first or model
         return _build(self._first, batch, **options)
+
+
+class OlderCartPole(Older):
+    """Does so in CartPole-v1."""
+
+    TASK = "CartPole-v1"
 
 
 class OtherKernels(_Building):

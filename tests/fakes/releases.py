@@ -16,6 +16,8 @@ from edge_actor import updates
 ROOT = Path(__file__).parents[2]
 LIBRARY = ("__init__", "launcher", "release_directory", "download")
 """Modules of edge_actor.updates that a tiny release brings along, as a real one would."""
+CRASHES = {"edge_actor/run/service.py": ("    lines = log_lines.LogLines.attached()\n", "    raise SystemExit(10)\n")}
+"""What makes a real release end when it is to act, and not when it looks at the board."""
 
 
 def wheel(directory: Path, files: Mapping[str, str | bytes], version: str = "9.0") -> Path:
@@ -60,8 +62,14 @@ def built(directory: Path) -> Path:
     return directory / done.stdout.splitlines()[-1]
 
 
-def changed(original: Path, directory: Path, version: str, edits: Mapping[str, tuple[str, str]] = {}) -> Path:
-    """Returns a wheel like another one, with another version, and with a text replaced in some of its files."""
+def changed(
+    original: Path,
+    directory: Path,
+    version: str,
+    edits: Mapping[str, tuple[str, str]] = {},
+    more: Mapping[str, bytes] = {},
+) -> Path:
+    """Returns a wheel like another one, with another version, a text replaced in some of its files, and more files."""
     files: dict[str, str | bytes] = {}
     with zipfile.ZipFile(original) as read:
         for name in read.namelist():
@@ -72,7 +80,7 @@ def changed(original: Path, directory: Path, version: str, edits: Mapping[str, t
         text = before if isinstance(before, str) else before.decode()
         assert old in text, f"{name} has no {old!r} any longer"
         files[name] = text.replace(old, new)
-    return wheel(directory, files, version)
+    return wheel(directory, {**files, **more}, version)
 
 
 def environment(*path: Path, **more: str) -> dict[str, str]:

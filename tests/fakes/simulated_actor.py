@@ -137,7 +137,7 @@ class Policies:
         if sealed != self._sealed.get(leaf):
             body = self._verifier.open(topic, sealed)
             self._assembly.add(codec.decode(_POLICY_LEAVES[leaf], body), sealed, 0.0)
-            waiting = self._assembly.take_waiting()
+            waiting = self._assembly.pop_waiting()
             if waiting is not None:
                 self._assembly.add(*waiting, 0.0)
             self._sealed[leaf] = sealed
@@ -192,7 +192,7 @@ class SimulatedActor:
         names, channel = self._topics, topics.MAIN_CHANNEL
         wanted = [names.assignment(self._id), names.receipt(self._id)]
         wanted += [names.orders(self._id)] if self._orders else []
-        wanted += [names.policy(channel), names.policy_patch(channel), names.policy_piece(channel)]
+        wanted += names.policies(channel)
         connection.subscribe(wanted)
         return connection
 

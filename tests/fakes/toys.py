@@ -53,6 +53,25 @@ class Flaky(Countdown):
         return super().step(action)
 
 
+class Arm(gymnasium.Env[Any, Any]):
+    """Has the spec of simulated actors; episodes of 200 steps."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (24,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._now = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._now += 1
+        return self._observe(), float(action), False, self._now == 200, {}
+
+    def _observe(self) -> np.ndarray[Any, Any]:
+        return self.np_random.standard_normal(24).astype(np.float32)
+
+
 class Ragged:
     """Fails at whatever is done with it."""
 

@@ -130,7 +130,8 @@ actor_tests() {
 joins_the_fleet() {
 	# Mosquitto drops root, and wants to reach what lies below.
 	chmod 755 "$WORK"
-	(cd "$WORK/source" && "$PYTHON" -m tests.pi.fleet "$WORK" "$BOARD") || fail "the fleet, with $CORE"
+	mkdir --mode=755 "$WORK/$CORE"
+	(cd "$WORK/source" && "$PYTHON" -m tests.pi.fleet "$WORK/$CORE" "$BOARD") || fail "the fleet, with $CORE"
 	say "joined a fleet on $CORE"
 }
 
@@ -161,5 +162,5 @@ for core in "$@"; do
 	say "$core: testing"
 	actor_tests
 	say "$core: the actor's tests passed"
+	joins_the_fleet
 done
-joins_the_fleet

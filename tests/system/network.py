@@ -50,6 +50,8 @@ class Relay:
 
     Attributes:
         port: Where it listens, on 127.0.0.1.
+        passed_bytes: What the target has sent through it.
+        blocked: Set once `block_after` has cut.
     """
 
     def __init__(self, target_port: int, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
@@ -57,6 +59,9 @@ class Relay:
         self._run = run
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._open = True
+        self.passed_bytes = 0
+        self._block_at: int | None = None
+        self.blocked = threading.Event()
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._server: asyncio.Server = run(asyncio.start_server(self._accept, "127.0.0.1", 0))
@@ -70,6 +75,10 @@ class Relay:
         """Cuts every connection, and turns new ones away until `mend`."""
         self._open = False
         self.cut(far_side_after_s=far_side_after_s)
+
+    def block_after(self, more_bytes: int) -> None:
+        """Cuts as `block` does, once the target has sent so many more bytes; the rest of them is lost on its way."""
+        self._block_at = self.passed_bytes + more_bytes
 
     def stall(self) -> None:
         """Lets nothing pass, and tells neither side, as a pulled cable does."""
@@ -114,7 +123,7 @@ class Relay:
         pair = (near, far)
         if self._open:
             self._pairs.append(pair)
-            back = asyncio.ensure_future(self._pump(answers, near))
+            back = asyncio.ensure_future(self._pump(answers, near, self._count))
             await self._pump(reader, far)
             if pair not in self._pairs:  # it was cut, and `cut` decides when the far side hears of it
                 await back
@@ -125,9 +134,23 @@ class Relay:
         near.transport.abort()
         far.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _count(self, size: int) -> None:
+        self.passed_bytes += size
+        if self._block_at is not None and self.passed_bytes > self._block_at:
+            self._block_at, self._open = None, False
+            await self._cut(0.0)
+            self.blocked.set()
+
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        count: Callable[[int], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 await self._flowing.wait()
+                if count is not None:
+                    await count(len(data))
                 writer.write(data)
                 await writer.drain()

@@ -14,7 +14,7 @@ from typing import Any
 
 from broker.contract import errors, messages, topics
 from broker.fleet import identity, release_files, release_key
-from broker.program import cli
+from broker.program import cli, logs
 from learner.operate.orders import courier, giving, order_book, rollout, tables
 
 _RENEW_S = 40.0
@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     Orders are done at most once. An actor that is away gets them when it is back, unless they have expired. Ends with
     24 if an actor did not answer, with 25 if one refused or failed.
     """
+    logs.configure()
     fleet = identity.Fleet.open(args.fleet, create=False)
     with contextlib.closing(order_book.OrderBook.open(fleet.directory)) as book:
         return _run(args, fleet, book)
@@ -278,12 +279,12 @@ def _update(
     carrier: courier.Courier,
 ) -> int:
     """Rolls a release out to those that are here, in stages."""
-    here = rollout.who_is_here(actors, book, carrier)
+    connected = rollout.connected_actors(actors, book, carrier)
     labels, wanted = book.labels(), _pairs([args.first_label])
-    first = here[: max(0, args.first)]
+    first = connected[: max(0, args.first)]
     if wanted:
-        first = [name for name in here if all(labels.get(name, {}).get(key) == wanted[key] for key in wanted)]
-    if here and wanted and not first:
+        first = [name for name in connected if all(labels.get(name, {}).get(key) == wanted[key] for key in wanted)]
+    if connected and wanted and not first:
         raise errors.ConfigError(
             f"no actor that is here has {args.first_label}, so nobody would begin",
             todo="give the label (`actorq-learner fleet label`), or take --first N",
@@ -292,12 +293,12 @@ def _update(
         shares = [float(share) for share in args.shares.split(",")]
     except ValueError:
         raise errors.ConfigError(f"--shares takes numbers, not {args.shares!r}") from None
-    batches, names = rollout.stages(here, first, shares), topics.Topics(fleet.name)
+    batches, names = rollout.stages(connected, first, shares), topics.Topics(fleet.name)
     with rollout.alone(fleet.directory):
         entries = rollout.roll_out(made, batches, names, book, carrier, trial_s=args.trial_s, wait_s=args.wait_s)
     _print_outcomes(args, entries)
     ordered = {one.actor for one in entries}
-    away, untouched = [one for one in actors if one not in here], [one for one in here if one not in ordered]
+    away, untouched = [one for one in actors if one not in connected], [one for one in connected if one not in ordered]
     for name in (*untouched, *away):
         outcome = "away" if name in away else "untouched"
         print(json.dumps({"actor": name, "outcome": outcome}) if args.json else f"{name}  {outcome}", flush=True)

@@ -66,8 +66,8 @@ def give(
             else:
                 del until[name]
         if now - began > _ROLL_CALL_S:
-            here = taken.keys() | {name for name, heard in carrier.heard.items() if heard.state.online}
-            until = {name: end for name, end in until.items() if end > now and name in here}
+            connected = taken.keys() | {name for name, heard in carrier.heard.items() if heard.state.online}
+            until = {name: end for name, end in until.items() if end > now and name in connected}
         if until and len(actors) > _NAMED and now - said_s > _PROGRESS_S:
             said_s = now
             _log.info("%s: %d of %d have answered", kind, len(actors) - len(until), len(actors))

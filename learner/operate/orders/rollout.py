@@ -57,7 +57,7 @@ def alone(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def who_is_here(actors: Sequence[str], book: order_book.OrderBook, carrier: courier.Courier) -> list[str]:
+def connected_actors(actors: Sequence[str], book: order_book.OrderBook, carrier: courier.Courier) -> list[str]:
     """Returns those that are connected, as brokers know it; they are asked for some seconds at most."""
     until = time.monotonic() + _ROLL_CALL_S
     while time.monotonic() < until and not all(name in carrier.heard for name in actors):

@@ -12,7 +12,7 @@ SPOOL_SHARE = 0.5
 LAG_VERSIONS = 5
 LAG_WINDOW_S = 60.0
 RECENT_S = 60.0
-"""For how long what was counted anew is told."""
+"""Seconds for which what was counted anew is told."""
 _NOW = 0xF  # of get_throttled: the other bits are for any time since the board's start
 _WORDS = ("under-voltage", "frequency capped", "throttled", "soft temperature limit")
 

@@ -174,7 +174,7 @@ class HomeAssistant:
             self._left_over.add(self._heard.popleft())
         self._left_over -= self._configs.keys()
         for name in [one for one in (*self._configs, *self._left_over) if one not in enrolled]:
-            self._take_back(name)
+            self._withdraw(name)
 
     def close(self) -> None:
         """Says that nobody watches any longer, and disconnects; the devices stay, unavailable."""
@@ -193,7 +193,7 @@ class HomeAssistant:
         told["alarm"] = "ON" if row["alarms"] else "OFF"
         self._link.retain(f"{self._base}/{name}/state", json.dumps(told).encode())
 
-    def _take_back(self, name: str) -> None:
+    def _withdraw(self, name: str) -> None:
         for topic in (self._config_topic(name), f"{self._base}/{name}/state"):
             self._link.retain(topic, b"")
         self._left_over.discard(name)

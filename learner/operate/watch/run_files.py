@@ -51,14 +51,6 @@ class RunFiles:
         self._count, self._step = 0, 1
         self._before_s = self._last_s = 0.0
 
-    @property
-    def has_ended(self) -> bool:
-        """Returns whether the run has its summary, and nothing was written after that."""
-        summary, rows = self.path / "summary.json", self.path / "metrics.jsonl"
-        with contextlib.suppress(OSError):
-            return summary.stat().st_mtime >= rows.stat().st_mtime
-        return False
-
     def follow(self) -> None:
         """Reads what was written since, and who drifts."""
         self._follow_rows()

@@ -104,7 +104,7 @@ class Page:
         try:
             changes = _Changes(self._view, self._run, self._title, self._actors)
             while not self.closed:
-                if text := changes.take(asyncio.get_running_loop().time()):
+                if text := changes.drain(asyncio.get_running_loop().time()):
                     yield f"data: {text}\n\n".encode()
                 await asyncio.sleep(PERIOD_S)
         finally:
@@ -127,7 +127,7 @@ class _Changes:
         self._curve: tuple[Any, int] = (None, 0)
         self._fleet_s = -FLEET_PERIOD_S
 
-    def take(self, now_s: float) -> str:
+    def drain(self, now_s: float) -> str:
         """Returns JSON of what is new; empty if nothing is."""
         new: dict[str, Any] = {}
         if self._view.revision != self._revision:

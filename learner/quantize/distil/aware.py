@@ -2,12 +2,13 @@
 
 The forward pass simulates the int8 model: per-feature scaling of the input (`input_scaling`), one scale per output
 channel for weights, one range per activation, measured as the converter does. The result is a plain policy, which then
-goes the normal way, by template or converter.
+goes the normal way, by template or converter. Whoever ships something else than the converter's model gives a `Judge`
+of that: what helps one may harm the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from learner.quantize.tflite import convert
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
+Judge = Callable[[layers.PolicyLayers, NDArray[Any], FloatArray], FloatArray]
+"""Gives the failings [M] of what ships of a policy, for observations [M, *shape] and fp32 outputs [M, n]."""
 
 
 def distil(
@@ -31,6 +34,7 @@ def distil(
     seed: int = 0,
     outputs: distillation.Outputs = "values",
     weight_bits: int = 8,
+    judge: Judge | None = None,
 ) -> layers.PolicyLayers:
     """Trains a policy's weights against its own fp32 outputs, through simulated int8.
 
@@ -41,6 +45,7 @@ def distil(
         seed: Determines the split and the order of observations; the same arguments give the same weights.
         outputs: `values` of actions of which the largest is taken, or continuous `actions`.
         weight_bits: 2 to 8, as it will be converted with (`bits`).
+        judge: Of what ships, by which weights are chosen; None is for the model of `convert`.
 
     Returns:
         The policy whose int8 model does best on that quarter: `policy` itself unless another is clearly better. From
@@ -52,15 +57,19 @@ def distil(
     affine = input_scaling.from_ranges(observations) if isinstance(first, layers.Dense) else None
     scaled = input_scaling.compensate(policy, affine) if affine else policy
     x = affine.apply(observations) if affine else observations.astype(np.float32)
-    ranges = _Ranges(len(layers.weighted(policy)))
+    ranges = _Limits(len(layers.weighted(policy)))
 
     def unscaled(weights: Sequence[FloatArray]) -> layers.PolicyLayers:
         trained = layers.with_arrays(scaled, weights)
         return layers.absorb(trained, affine.gain, affine.offset) if affine else trained
 
-    def judge(weights: Sequence[FloatArray]) -> FloatArray:
-        model = convert.convert(unscaled(weights), observations, "int8", weight_bits=weight_bits)
-        return distillation.judge(model, observations[choose], exact[choose], outputs)
+    def judged(weights: Sequence[FloatArray]) -> FloatArray:
+        of = judge or plain
+        return of(unscaled(weights), observations[choose], exact[choose])
+
+    def plain(candidate: layers.PolicyLayers, rows: NDArray[Any], wanted: FloatArray) -> FloatArray:
+        model = convert.convert(candidate, observations, "int8", weight_bits=weight_bits)
+        return distillation.judge(model, rows, wanted, outputs)
 
     original = list(layers.arrays(scaled).values())
     rewritten = None
@@ -76,12 +85,12 @@ def distil(
         steps=steps,
         seed=seed,
         refresh=lambda weights: ranges.measure(layers.with_arrays(scaled, weights), x),
-        judge=judge,
+        judge=judged,
     )
     return policy if best is original else unscaled(best)
 
 
-class _Ranges:
+class _Limits:
     """The limits of the input and of each layer's output before tanh, as variables, so that tracing happens once."""
 
     def __init__(self, layer_count: int) -> None:
@@ -96,7 +105,7 @@ class _Ranges:
 
 
 def _simulate(
-    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, ranges: _Ranges, weight_bits: int
+    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, ranges: _Limits, weight_bits: int
 ) -> Tensor:
     """Runs `forward.run` with int8 numbers: kernels rounded, and every tensor between two operations."""
 

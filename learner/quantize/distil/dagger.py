@@ -30,7 +30,7 @@ BUDGET_S = 120.0
 ROUNDS = 8
 _CHOOSE_ROWS = 8192
 _LOT_BYTES = 1 << 27
-"""Of the observations of one round; of more, every k-th is kept."""
+"""Bytes of the observations of one round; of more, every k-th is kept."""
 _UNITS = {"values": "share of choices, weighted by what they cost", "actions": "mean error / range"}
 _CONVERGED = 0.98
 """Without states of its own a student is done when a round leaves more than this share of its failings."""
@@ -43,6 +43,7 @@ def distil(
     *,
     seed: int = 0,
     budget_s: float = BUDGET_S,
+    rounds: int | None = None,
     explore: Callable[[bytes, int], NDArray[Any]] | None = None,
     accept: Callable[[students.Student], bool] = lambda student: False,
 ) -> students.Student:
@@ -54,6 +55,7 @@ def distil(
         goal: What it is to be.
         seed: Of all that is drawn. The same arguments give the same student, unless time ran short.
         budget_s: Seconds of training and exploring together; what `accept` takes is not counted.
+        rounds: The most rounds; None is for ROUNDS.
         explore: Plays a model of a round of that number, from 0, and returns what it observed [N, *shape]. None where
             nothing can be played: training then ends when it no longer helps.
         accept: Asked after each round of which exploring tells something; True ends training.
@@ -73,7 +75,7 @@ def distil(
     best: students.Student | None = None
     steps = 0
     ended: students.Ended = "rounds"
-    for number in range(ROUNDS):
+    for number in range(rounds or ROUNDS):
         began = time.monotonic()
         sample = known.sample
         seen = training.Seen(known.rows, known.exact, sample)
@@ -85,9 +87,9 @@ def distil(
         before = known.failing(best.model) if best else math.inf
         best = found if best is None or found.failing < before else best
         _log.info(
-            "distil, round %d: %d steps in %.0f s; off by %.4f (%s) on %d observations held back; %.0f s are left",
+            "distil, round %d: %d steps in %.0f s; off by %.4f (%s) on %d observations held back%s",
             number + 1, taken, time.monotonic() - began, found.failing, _UNITS[teacher.outputs], known.held_back,
-            max(0.0, end - time.monotonic()),
+            f"; {max(0.0, end - time.monotonic()):.0f} s are left" if math.isfinite(end) else "",
         )  # fmt: skip
         if explore is None:
             if not found.failing or found.failing > _CONVERGED * before:

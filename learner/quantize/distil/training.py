@@ -30,7 +30,7 @@ _RATE, _RATE_FREE = 1e-3, 1e-2
 _RATE_LATER = 0.7
 """What each round leaves of the step size."""
 _HURRY_S = 5.0
-"""Where less time than this is left, step sizes fall with it."""
+"""Seconds that are left, below which step sizes fall with them."""
 _FLOAT_SHARE = 0.3
 """Share of the first steps of a student with random weights that nothing is rounded in."""
 

@@ -110,7 +110,7 @@ class _Deployment:
             config.GateConfig(),
             None,
             records.Records(),
-            send_deltas=False,
+            send_differences=False,
             precision=self._file.precision,
         )
         try:
@@ -301,7 +301,7 @@ class _Deployment:
         asking.begin(policy)
         working = self._roster.working()
         limit_s = max(scoring.TIMEOUT_S, 2.0 * asking.limits(working[0])[1]) if working else scoring.TIMEOUT_S
-        asking.end_s = time.monotonic() + limit_s
+        asking.set_end(time.monotonic() + limit_s)
         failures, self._score = asking.failures, None
         while asking.busy and not self._stop.is_set() and time.monotonic() < asking.end_s:
             working = self._roster.working()

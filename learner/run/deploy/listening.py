@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from broker.contract import codec, errors, messages, specs
 from learner.experience import validate
-from learner.fleet import actors, roster, session
+from learner.fleet import actors, receipts, roster, session
 
 _log = logging.getLogger(__name__)
 AHEAD_STEPS = 4096
@@ -84,10 +84,11 @@ class Listener:
 
     def send_receipts(self) -> None:
         """Tells actors what they need not hold any longer."""
-        names, ledger = self._session.topics, f"trial-{self._session.id}"
-        owed, self._owed = self._owed, {}
-        self._session.retain_all(
-            (names.receipt(actor_id), messages.Receipt(ledger, boot, seq)) for (actor_id, boot), seq in owed.items()
+        ledger, owed, self._owed = f"trial-{self._session.id}", self._owed, {}
+        receipts.send(
+            self._session.retain_all,
+            self._session.topics,
+            ((actor_id, messages.Receipt(ledger, boot, seq)) for (actor_id, boot), seq in owed.items()),
         )
 
     def _opened(self, actor_id: str, topic: str, payload: bytes, newest: int) -> messages.Experience:

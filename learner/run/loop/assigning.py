@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from broker.contract import messages
 from learner import config
-from learner.experience import intake
+from learner.experience import ingestion
 from learner.files import run_directory
 from learner.fleet import roster, session
 from learner.run.loop import pace
@@ -34,7 +34,7 @@ class Assigner:
         fleet: session.Session,
         actors: roster.Roster,
         steps: pace.Pace,
-        arriving: intake.Intake,
+        arriving: ingestion.Ingestion,
         rates: progress.Progress,
         directory: run_directory.RunDirectory,
         earlier_steps: float,

@@ -101,8 +101,8 @@ class Checkpoints:
             saved.check(self._spec, self._env_id)
             self._rng.bit_generator.state = meta["rng"]
             limiter.restore(meta["limiter"])
-            self._progress.episodes = int(meta["episodes"])
-            self._pace.lockstep_goal = int(meta["lockstep_goal"])
+            self._progress.set_episodes(int(meta["episodes"]))
+            self._pace.restore(int(meta["lockstep_goal"]))
             # Of a checkpoint without them, all since the first
             self.epochs |= set(meta["epochs"] if "epochs" in meta else range(meta["first_epoch"], self._epoch))
             version = int(meta["version"])

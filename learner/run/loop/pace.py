@@ -80,6 +80,10 @@ class Pace:
             last_s = 0.0
         return time.monotonic() > self.end_s - max(last_s, call_s - FINAL_SCORE_S)
 
+    def restore(self, lockstep_goal: int) -> None:
+        """Goes on in the cycle of lock-step that ends at these steps."""
+        self.lockstep_goal = lockstep_goal
+
     def begin_cycle(self) -> None:
         """Grants the steps of the next cycle of lock-step."""
         if isinstance(self._schedule, config.OnPolicyConfig):

@@ -44,7 +44,7 @@ class PolicyScores:
         state: algorithms.State,
     ) -> None:
         self._settings, self._scoring, self._publisher, self._end_s = settings, asking, publisher, end_s
-        self._scoring.end_s = end_s
+        self._scoring.set_end(end_s)
         self._finishing = False
         self.solved: scoring.Score | None = None
         self.last: scoring.Score | None = None
@@ -110,7 +110,8 @@ class PolicyScores:
         """
         now, asking = time.monotonic(), self._scoring
         limit_s = 2.0 * asking.limits(working[0])[1] if working else scoring.TIMEOUT_S
-        asking.end_s = end_s = min(now + limit_s, self._end_s + pace.FINAL_SCORE_S)
+        end_s = min(now + limit_s, self._end_s + pace.FINAL_SCORE_S)
+        asking.set_end(end_s)
         score_s = pace.SCORES_S * self.took_s
         if end_s - now < limit_s and end_s - now <= score_s:
             takes = f", and a score takes {score_s:.0f} s" if score_s else ""

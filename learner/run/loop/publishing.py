@@ -72,8 +72,10 @@ class Publishing:
     @property
     def is_awaited(self) -> bool:
         """Returns whether updates wait for a policy that the fleet cannot take yet: the next ones learn from it."""
+        if not self._is_on_policy:
+            return False
         is_behind = self._publisher.newest is not None and self._algorithm.updates > self._updates
-        return self._is_on_policy and is_behind and self._scores.solved is None
+        return is_behind and self._scores.solved is None
 
     @property
     def has_observations(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from broker.contract import messages
 from broker.program import stopwatch
 from learner.audit import auditor, drift
-from learner.experience import intake, ledger, opening, rate_limiter, validate
+from learner.experience import ingestion, ledger, opening, rate_limiter, validate
 from learner.fleet import budget, receipts, roster, session
 from learner.policies import canary, publisher
 from learner.run.loop import policy_scores
@@ -47,7 +47,7 @@ class Receiver:
         self,
         fleet: session.Session,
         actors: roster.Roster,
-        ingesting: intake.Intake,
+        ingesting: ingestion.Ingestion,
         owed: receipts.Receipts,
         limiter: rate_limiter.RateLimiter,
         counted: progress.Progress,
@@ -89,12 +89,12 @@ class Receiver:
                     self._receive_experience(arrival.actor_id, arrival.topic, message)
                 else:
                     if self._opener.is_full:
-                        self._receive_experience(*self._opener.take_first())
+                        self._receive_experience(*self._opener.pop())
                     self._opener.add(arrival.actor_id, arrival.topic, message)
                 if self.ingest.is_full:
                     break
         if self._opener is not None:
-            self._take_opened(self._opener, wait=False)
+            self._receive_opened(self._opener, wait=False)
         self.commit(wait=False)
         self._publisher.tidy()
         if starved:
@@ -107,7 +107,7 @@ class Receiver:
             wait: Until all that was received is.
         """
         if wait and self._opener is not None:
-            self._take_opened(self._opener, wait=True)
+            self._receive_opened(self._opener, wait=True)
         for experience in self.ingest.commit(wait=wait):
             self.count(experience)
         self._receipts.send(at_once=wait)
@@ -153,7 +153,7 @@ class Receiver:
         now = time.monotonic()
         actor = self._roster.observe(actor_id, state, retained=retained, now_s=now)
         for name, rejection in self._roster.rejections():
-            self._session.refused["state.second_machine"] += 1
+            self._session.count_refused("state.second_machine")
             self._session.tell(self._session.topics.assignment(name), rejection)
         if not retained:
             self._notices.observe(actor_id, state, now)
@@ -171,9 +171,9 @@ class Receiver:
         if self._session.is_local and 0.0 <= way_s < WAY_MAX_S:
             self.times.add("broker", way_s)
 
-    def _take_opened(self, opener: opening.Opener, *, wait: bool) -> None:
+    def _receive_opened(self, opener: opening.Opener, *, wait: bool) -> None:
         try:
-            for one in opener.take(wait=wait):
+            for one in opener.opened(wait=wait):
                 self._receive_experience(*one)
         except BaseException:
             opener.drop()  # a receipt for what is behind it would cover it, too
@@ -197,5 +197,5 @@ class Receiver:
 
     def _receive_report(self, actor_id: str, report: messages.Report) -> None:
         if not self._scores.receive(actor_id, report):
-            self._session.refused["report.unasked"] += 1
+            self._session.count_refused("report.unasked")
             self._session.note_outcome(self._session.topics.report(actor_id), 0, None)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner import algorithms
-from learner.experience import intake, memory
+from learner.experience import ingestion, memory
 
 _log = logging.getLogger(__name__)
 IN_A_ROW_MAX = 3
@@ -36,7 +36,7 @@ class Recovery:
         steps_quarantined: Steps in messages that were put aside.
     """
 
-    def __init__(self, algorithm: algorithms.Algorithm, good: algorithms.State, source: intake.Intake) -> None:
+    def __init__(self, algorithm: algorithms.Algorithm, good: algorithms.State, source: ingestion.Ingestion) -> None:
         self._algorithm = algorithm
         self._good = good
         self._source = source

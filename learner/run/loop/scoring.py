@@ -108,6 +108,10 @@ class Scoring:
         """Returns whether a policy is being scored."""
         return self._current is not None
 
+    def set_end(self, end_s: float) -> None:
+        """Sets the monotonic time by which every answer must have come."""
+        self.end_s = end_s
+
     def begin(self, policy: publisher.Published, *, confirm: bool = False) -> None:
         """Starts scoring a policy; with `confirm` it skips the screening."""
         self._current = Score(policy)

@@ -21,7 +21,7 @@ import numpy as np
 
 from learner import algorithms, config
 from learner.audit import auditor, drift, holding
-from learner.experience import intake, memory
+from learner.experience import ingestion, memory
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
 from learner.operate.orders import standing
@@ -50,8 +50,8 @@ class Parts:
 
     session: session.Session
     roster: roster.Roster
-    validator: intake.Counts
-    ingest: intake.Intake
+    validator: ingestion.Counts
+    ingest: ingestion.Ingestion
     algorithm: algorithms.Algorithm
     publisher: publisher.Publisher
     publishing: publishing.Publishing

@@ -210,7 +210,7 @@ class PhaseUpdater(Updater[rollouts.Phase]):
         settings, newest = self._settings, self._newest()
         assert newest is not None
         with self.times.time("sample", self._per_call):
-            phase = self._rollouts.take(settings.rollout_steps, settings.epochs, settings.batch_size, newest, self._rng)
+            phase = self._rollouts.draw(settings.rollout_steps, settings.epochs, settings.batch_size, newest, self._rng)
         self._limiter.sample(settings.rollout_steps)
         return phase
 

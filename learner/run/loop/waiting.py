@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from learner import config
-from learner.experience import intake
+from learner.experience import ingestion
 from learner.fleet import actors, roster
 from learner.run.loop import first_steps, pace, policy_scores
 from learner.run.reports import notices
@@ -30,7 +30,7 @@ class Waiting:
         self,
         settings: config.TrainConfig,
         fleet: roster.Roster,
-        validator: intake.Counts,
+        validator: ingestion.Counts,
         steps: pace.Pace,
         gathering: first_steps.FirstSteps,
         scores: policy_scores.PolicyScores,

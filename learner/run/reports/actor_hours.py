@@ -24,7 +24,7 @@ PERIOD_S = history.PERIOD_S
 ROWS_PER_S = 40.0
 """Rows of actors, at most: 400 actors every PERIOD_S."""
 LIMIT_BYTES = 40_000_000
-"""Of the file and the one before it, `.1` behind its name. An hour of ROWS_PER_S is 10 to 19 MB, by what is told."""
+"""Size of the file and the one before it (`.1`). An hour of ROWS_PER_S is 10 to 19 MB, by what is told."""
 _KIND = "rows of actors' last hours"
 
 

@@ -67,6 +67,7 @@ class Breakdown:
         wall_s = time.monotonic() - self._began_s
         return {
             "breakdown": {"learner": _plain(learner), "actors": _plain(actors), "actorq": actorq(actors)},
+            "training_s": wall_s,
             "learner_cpu_s": time.process_time() - self._began_cpu_s,
             "actors_cpu_s": self._actors.cpu_s,
             "learner_idle_share": min(1.0, learner["wait"].seconds / wall_s) if wall_s > 0 else 0.0,

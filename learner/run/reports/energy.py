@@ -126,10 +126,10 @@ def summary(used: Used | None, error: str, fleet: energy.Energy, steps: int) -> 
         fleet: What the actors' boards drew.
         steps: Environment steps of the session.
     """
-    here = machine.identity()
+    own_board = machine.identity()
     drawn, notes = fleet.drawn, []
     learner_j = used.joules if used else None
-    local = [one for one in drawn if here and one.board == here]
+    local = [one for one in drawn if own_board and one.board == own_board]
     counted = drawn
     if local and used and used.whole_machine:
         counted = [one for one in drawn if one not in local]

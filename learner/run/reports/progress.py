@@ -36,6 +36,10 @@ class Progress:
         self._first_s = self._last_s = 0.0  # of experience
         self._first_steps = self._steps = 0
 
+    def set_episodes(self, episodes: int) -> None:
+        """Takes over the count of episodes of the run so far."""
+        self.episodes = episodes
+
     def count(self, experience: messages.Experience, newest: int | None) -> None:
         """Counts what entered replay.
 

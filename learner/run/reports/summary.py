@@ -26,7 +26,7 @@ _KEYS = (
     *("actors_named", "actors_held", "steps_held", "actors_drifting"),
     *("message_budget_per_s", "message_budget_per_s_least", "ingest_capacity_per_s"),
     *("writes_failed", "env_failures", "nothing_learned", "bytes_received", "bytes_sent", "breakdown"),
-    *("learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "session_env_steps"),
+    *("training_s", "learner_cpu_s", "actors_cpu_s", "learner_idle_share", "env_steps_per_s", "session_env_steps"),
     "energy",
 )
 """The keys of a summary, in this order; {} stands for the precision of the policies."""

@@ -15,7 +15,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,17 +100,17 @@ class Process(shard.Shard):
     """A shard in a process of its own: what it logs, its reports tell. Ray would print it, and more, to our stdout."""
 
     def release_name(self) -> str:
-        logs.configure(_Telling(self.say))
+        logs.configure(_Telling(self))
         return super().release_name()
 
 
 class _Telling(logging.Handler):
-    def __init__(self, say: Callable[[int, str], None]) -> None:
+    def __init__(self, to: shard.Shard) -> None:
         super().__init__()
-        self._say = say
+        self._shard = to
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.levelno, self.format(record))
+        self._shard.keep_record(record.levelno, self.format(record))
 
 
 class RayCluster:

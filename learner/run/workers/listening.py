@@ -126,14 +126,15 @@ class Listening:
         """
         return codec.decode(messages.Assignment, self._verifier.open(topic, payload))
 
-    def retain_receipts(self, owed: Iterable[tuple[str, messages.Receipt]]) -> None:
-        """Signs receipts and retains them, each for its actor."""
-        sealed = []
-        for actor_id, receipt in owed:
-            topic = self.topics.receipt(actor_id)
-            sealed.append((topic, self._fleet.sealer.seal(topic, *codec.pieces(receipt))))
+    def retain_all(self, tell: Iterable[tuple[str, messages.Message]]) -> None:
+        """Signs messages and retains them, each at its topic."""
+        sealed = [(topic, self._fleet.sealer.seal(topic, *codec.pieces(message))) for topic, message in tell]
         if sealed:
             self.brokers.retain_all(sealed)
+
+    def count_refused(self, reason: str) -> None:
+        """Counts a message that does not count."""
+        self.refused[reason] += 1
 
     def note_outcome(self, topic: str, size_bytes: int, steps: int | None) -> None:
         """Pays an actor its tokens back, or takes more (see Inbox.note_outcome)."""
@@ -151,7 +152,7 @@ class Listening:
         return topics.shard_of(actor_id, self._shards) == self._shard
 
     def _put(self, topic: str, payload: bytes, retained: bool) -> None:
-        """On a network thread: queues what is of this shard; of the others' states and grants there may be many."""
+        """Queues, on a network thread, what is of this shard; of the others' states and grants there may be many."""
         with contextlib.suppress(errors.MessageError):
             if not self._is_ours(self.topics.actor_id(topic)):
                 return

@@ -31,6 +31,7 @@ from broker.fleet import identity
 from broker.program import stopwatch
 from learner.experience import age, dead_letters, ingest, ledger, replay, validate
 from learner.files import run_directory
+from learner.fleet import receipts
 from learner.run.workers import grants, listening, plan
 
 _log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class Shard:
         """Returns the release that this process runs; before anything else is passed."""
         return plan.release()
 
-    def say(self, level: int, text: str) -> None:
+    def keep_record(self, level: int, text: str) -> None:
         """Has the next report tell what was logged; the first of very many."""
         if len(self._said) < LINES:
             self._said.append((level, text))
@@ -290,11 +291,11 @@ class Shard:
             elif topic == heard.topics.assignment(actor_id):
                 self._grants.hear_assignment(actor_id, heard.assignment(topic, payload))
             else:
-                self._take_experience(actor_id, topic, payload)
+                self._receive_experience(actor_id, topic, payload)
         except errors.MessageError as error:
-            heard.refused[f"{leaf}.{error.reason}"] += 1
+            heard.count_refused(f"{leaf}.{error.reason}")
 
-    def _take_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
+    def _receive_experience(self, actor_id: str, topic: str, payload: bytes) -> None:
         version = max(self._told.version, self._listening.version)
         validated = self._ingest.receive(actor_id, topic, payload, version + AHEAD)
         if validated is None or (experience := validated.experience) is None:
@@ -341,7 +342,7 @@ class Shard:
         now = time.monotonic()
         if wait or now - self._receipts_at >= self._told.receipt_s:
             self._receipts_at = now
-            self._listening.retain_receipts(self._ingest.receipts())
+            receipts.send(self._listening.retain_all, self._listening.topics, self._ingest.receipts())
         if self._inserted or self._received:
             self._news.notify_all()
 

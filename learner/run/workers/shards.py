@@ -34,11 +34,11 @@ GAP_S = 0.05
 """Least seconds between two reports of a worker: each call of Ray takes either side a millisecond or two."""
 _REPORT_S = 0.05
 _DEATHS, _DEATHS_S = 5, 60.0
-"""So many deaths of one worker within so long are no accident."""
+"""Deaths of one worker, and seconds, within which so many are no accident."""
 _SLICE_S = 0.5
 """Seconds after which a wait for an answer has the learner's heartbeat sent."""
 _LIFE_BITS, _SHARD_BITS = 48, 56
-"""Where the life of a place, and its shard, begin in the id of a transition."""
+"""The bits of a transition's id at which the life of a place, and its shard, begin."""
 _NOTHING = np.zeros(0, np.int32)
 _LIVES = 1 << (_SHARD_BITS - _LIFE_BITS)
 
@@ -62,7 +62,6 @@ class _Place:
         self.transitions = self.pending_steps = self.steps_held = self.steps = self.episodes = 0
         self.answer: futures.Future[Any] | None = None  # of the release, of `begin`, or a report
         self.asked_at = 0.0
-        self.began_at = 0.0
         self.stage = ""
         self.died_at: deque[float] = deque(maxlen=_DEATHS)
         self.counts: dict[str, Any] = {}
@@ -72,7 +71,7 @@ class _Place:
 
 
 class Shards:
-    """Takes in experience by workers; an `intake.Intake`.
+    """Takes in experience by workers; an `ingestion.Ingestion`.
 
     Args:
         place: Where they run.
@@ -153,7 +152,7 @@ class Shards:
             sum(one.transitions for one in self.places),
         )
 
-    # -- an Intake --------------------------------------------------------------------------------------------------
+    # -- an Ingestion -----------------------------------------------------------------------------------------------
 
     @property
     def pending_steps(self) -> int:
@@ -198,7 +197,7 @@ class Shards:
         if wait:
             with contextlib.suppress(errors.FleetBusy):  # a checkpoint is saved all the same: the ledgers have the rest
                 for one in self.places:
-                    self._settle(one)
+                    self._finish_report(one)
                     if one.is_live:
                         self._ask(one, "flush")
                         self._note_report(one, self._ask(one, "report", self._tell(), 0.0))
@@ -326,7 +325,7 @@ class Shards:
     # -- each worker, one step after the other ----------------------------------------------------------------------
 
     def _start(self, one: _Place) -> None:
-        one.is_live, one.stage, one.began_at = False, "release", time.monotonic()
+        one.is_live, one.stage = False, "release"
         one.life += 1
         one.transitions = one.pending_steps = 0
         one.worker = self._cluster.start_worker()
@@ -452,7 +451,7 @@ class Shards:
         self.restarts += 1
         self._start(one)
 
-    def _settle(self, one: _Place) -> None:
+    def _finish_report(self, one: _Place) -> None:
         """Takes in the report that is under way: it must not come after one that is asked for later."""
         while one.is_live and one.answer is not None:
             futures.wait([one.answer], _SLICE_S)

@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.contract import errors
 from learner.study import report as page
-from learner.study.compare import directory, figures, fleet_run, headroom, plan, rows
+from learner.study.compare import directory, figures, fleet_run, headroom, plan, ratios
 
 _log = logging.getLogger(__name__)
 _START_S = 12.0
@@ -68,9 +68,9 @@ class Comparison:
             if one.name not in self._done:
                 _log.info("run %d of %d: %s; %s left", index + 1, len(runs), one.name, _duration(self._left_s(runs)))
                 self._do(one)
-        found = list(rows.rows(self._request, list(self._done.values()), self._paces))
+        found = list(ratios.ratios(self._request, list(self._done.values()), self._paces))
         self._directory.write_rows(found)
-        for line in rows.unreached(self._request, list(self._done.values())):
+        for line in ratios.unreached(self._request, list(self._done.values())):
             _log.warning("%s", line)
         failed = [record for record in self._done.values() if record["failed"]]
         if failed:

@@ -42,6 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         ("--calibration-episodes", d.calibration_episodes, "that fp32 plays first"),
         ("--seed", d.seed, "of all that is drawn"),
         ("--steps", d.steps, "of quantization-aware training"),
+        ("--distil-rounds", d.distil_rounds, "of distillation, of 2000 gradient steps and 10 episodes each"),
     ]
     for flag, default, text in numbers:
         parser.add_argument(flag, type=int, metavar="N", help=f"{text} (default: {default})")

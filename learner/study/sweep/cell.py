@@ -57,7 +57,7 @@ def _figures(ready: opening.Opened, column: str, request: plan.Request) -> Recor
         if column == plan.FP32:
             model, found = ready.fp32, _about(ready)
         else:
-            means = columns.Means(ready.calibration, ready.task, request.steps, request.seed)
+            means = columns.Means(ready.calibration, ready.task, request.steps, request.distil_rounds, request.seed)
             model = columns.make(column, ready.policy, means)
         found |= {"bytes": len(model), "sha256": hashlib.sha256(model).hexdigest()}
         found |= _on_states(ready, model)

@@ -1,9 +1,12 @@
-"""How each column of a study makes its model of a policy."""
+"""Makes each column's model of a policy, for a study."""
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,11 +14,11 @@ from numpy.typing import NDArray
 from broker.contract import errors
 from learner.networks import layers
 from learner.quantize import bits, ptq
-from learner.quantize.distil import aware
+from learner.quantize.distil import aware, dagger, goals
 from learner.quantize.tflite import convert
 from learner.study import play
 from learner.study.sweep import plan
-from learner.study.user_models import recipe, subject
+from learner.study.user_models import distilled, recipe, subject
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,12 +28,15 @@ class Means:
     Attributes:
         calibration: Observations [N, *shape] of fp32's own episodes.
         task: Where more of them come from.
-        steps, seed: Of training.
+        steps: Of quantization-aware training.
+        rounds: Of distillation.
+        seed: Of both.
     """
 
     calibration: NDArray[Any]
     task: play.Task
     steps: int
+    rounds: int
     seed: int
 
 
@@ -54,20 +60,20 @@ def _fp16(policy: subject.Subject, means: Means) -> bytes:
 
 
 def _weights(policy: subject.Subject, means: Means) -> bytes:
-    """As QuaRL does: each layer's weights rounded by one scale, and arithmetic in float32."""
+    """Rounds each layer's weights by one scale, and computes in float32, as QuaRL does."""
     rounded = bits.rounded_by_layer(_layers(policy), bits.BITS_MAX)
     return convert.convert(rounded, means.calibration, "float32", per_feature=False)
 
 
 def _plain(policy: subject.Subject, means: Means) -> bytes:
-    """As TFLiteConverter does with nothing of ours: one range for the whole input."""
+    """Quantizes as TFLiteConverter does with nothing of ours: one range for the whole input."""
     if not isinstance(policy, recipe.ChainSubject):
         return policy.make(means.calibration, "int8", beyond=0.0).model
     return convert.convert(policy.policy.layers, means.calibration, "int8", per_feature=False)
 
 
 def _recipe(policy: subject.Subject, means: Means) -> bytes:
-    """As the learner's own policies are published."""
+    """Quantizes as the learner's own policies are published."""
     return _chain(policy).make(means.calibration, "int8").model
 
 
@@ -82,6 +88,25 @@ def _aware(policy: subject.Subject, means: Means) -> bytes:
     return policy.make_aware(means.calibration, means.steps, means.seed).model
 
 
+def _distilled(policy: subject.Subject, means: Means) -> bytes:
+    """Trains a student of the same shape, which plays after each round; so many rounds, whatever they come to."""
+    with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
+
+        def explore(model: bytes, number: int) -> NDArray[Any]:
+            return distilled.explored(model, number, policy, means.task, Path(scratch), means.seed)[1]
+
+        student = dagger.distil(
+            distilled.teacher(policy),
+            means.calibration,
+            goals.Goal(),
+            seed=means.seed,
+            budget_s=math.inf,
+            rounds=means.rounds,
+            explore=explore,
+        )
+    return student.model
+
+
 MAKERS: dict[str, Maker] = {
     "fp16": _fp16,
     "int8-weights": _weights,
@@ -89,8 +114,9 @@ MAKERS: dict[str, Maker] = {
     "int8-recipe": _recipe,
     "int8-refined": _refined,
     "int8-aware": _aware,
+    "int8-distilled": _distilled,
 }
-"""By name of `plan.PRECISIONS`: a further one, such as a distilled policy's, is a line here and its name there."""
+"""Functions by name of `plan.PRECISIONS`."""
 
 
 def _bits(policy: subject.Subject, means: Means, weight_bits: int, is_aware: bool) -> bytes:

@@ -73,7 +73,7 @@ class Study:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every cell is there of every policy that can have some."""
+        """Returns whether every cell is there of every policy that can have some."""
         return not any(entry.name not in self.unusable for entry, _ in self._left(retry_failed=False))
 
     def _left(self, retry_failed: bool) -> list[Job]:
@@ -82,7 +82,7 @@ class Study:
         return [(entry, name) for entry in self._held.entries for name in columns if (entry.name, name) not in done]
 
     def _interrupts(self) -> bool:
-        """Whether what just failed did so because all of it shall end: that is known a moment later."""
+        """Returns whether what just failed did so because all of it shall end: that is known a moment later."""
         return self._stop.wait(_POLL_S)
 
     def _left_s(self, left: Sequence[Job]) -> str:

@@ -13,7 +13,7 @@ from broker.contract import errors
 
 RANDOM, FP32 = "random", "fp32"
 """Columns that are always there: what chance returns, and what everything else is compared with."""
-PRECISIONS = ("fp16", "int8-weights", "int8-plain", "int8-recipe", "int8-refined", "int8-aware")
+PRECISIONS = ("fp16", "int8-weights", "int8-plain", "int8-recipe", "int8-refined", "int8-aware", "int8-distilled")
 """Columns that may be chosen; `columns.MAKERS` says how each is made."""
 _AWARE = "-aware"
 _BITS = range(2, 9)
@@ -33,6 +33,7 @@ class Request:
         calibration_episodes: That fp32 plays first.
         seed: Of all that is drawn.
         steps: Gradient steps of quantization-aware training.
+        distil_rounds: Rounds of distillation, after each of which the student plays.
     """
 
     policies: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ class Request:
     calibration_episodes: int = 20
     seed: int = 0
     steps: int = 400
+    distil_rounds: int = 2
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -100,7 +102,7 @@ def check(request: Request) -> None:
         for found in (*request.bits, *request.aware_bits)
         if found not in _BITS
     ]
-    least = {"episodes": 2, "calibration_episodes": 4, "frame_stack": 1, "steps": 1, "seed": 0}
+    least = {"episodes": 2, "calibration_episodes": 4, "frame_stack": 1, "steps": 1, "distil_rounds": 1, "seed": 0}
     problems += [
         f"--{name.replace('_', '-')} must be at least {low}, not {getattr(request, name)}"
         for name, low in least.items()

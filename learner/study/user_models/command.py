@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ _WIDE = 0.5
 _TRIES = 2
 """Candidates that are played, the second only where the first is inferior."""
 _AGREEMENT_HIGH, _ERROR_SMALL = 0.98, 0.005
-"""From where on a candidate is faithful enough not to be refined (`learner.quantize.refine`)."""
+"""From where on a candidate is faithful enough not to be refined (`learner.quantize.channel_splitting`)."""
 _OTHER_VALUES = ("compressed", "distilled")
 """Candidates whose values are comparable to each other only, not to fp32's."""
 _OUTSIDE_MAX = 0.001
@@ -75,6 +76,7 @@ def run(request: requests.Request) -> dict[str, Any]:
         EnvironmentFailure: The environment cannot be played.
     """
     requests.check(request)
+    began, playing = time.monotonic(), distilled.Clock()
     task = play.Task(request.env, request.env_kwargs, request.frame_stack)
     spec = task.spec() if request.env else None
     policy, said = _read(request, spec)
@@ -88,11 +90,12 @@ def run(request: requests.Request) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
         fp32 = Path(scratch, "fp32.tflite")
         fp32.write_bytes(policy.float32())
-        rows, episodes, wanted = _observed(request, policy, task, fp32)
+        rows, episodes, wanted = _observed(request, policy, task, fp32, playing)
         rows = _fitted(policy, rows, request)
         learn, judge = observations.split(episodes, len(rows), request.seed)
         candidates, outside = _candidates(request, policy, rows[learn], rows[judge])
-        chosen, played = _played(request, policy, task, fp32, sorted(candidates, key=_rank))
+        with playing:
+            chosen, played = _played(request, policy, task, fp32, sorted(candidates, key=_rank))
         learned: distilled.Distilled | None = None
         if request.distil and (chosen is None or not _suffices(chosen, played)):
             learned = distilled.distil(
@@ -135,6 +138,7 @@ def run(request: requests.Request) -> dict[str, Any]:
         "returns": played.measured() if played else None,
         "weight_bits": request.weight_bits,
         "distil": learned.measured if learned else None,
+        "seconds": _seconds(began, playing, learned),
         "runtime": f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}",
         "delegate": interpreter.kernels(model) if chosen.verdict.reason != "unrunnable" else "",
         "operations": [dataclasses.asdict(operation) for operation in operations.list_operations(model)],
@@ -145,15 +149,23 @@ def run(request: requests.Request) -> dict[str, Any]:
     return result
 
 
+def _seconds(began: float, playing: distilled.Clock, learned: distilled.Distilled | None) -> dict[str, float]:
+    """Returns the seconds that it took: total, episodes (of a student that learns aside), distil."""
+    judged, trained = (learned.measured["judged_s"], learned.measured["wall_s"]) if learned else (0.0, 0.0)
+    found = {"total": time.monotonic() - began, "episodes": playing.wall_s + judged, "distil": trained}
+    return {name: round(seconds, 1) for name, seconds in found.items()}
+
+
 def _observed(
-    request: requests.Request, policy: subject.Subject, task: play.Task, fp32: Path
+    request: requests.Request, policy: subject.Subject, task: play.Task, fp32: Path, playing: distilled.Clock
 ) -> tuple[NDArray[Any], NDArray[Any] | None, FloatArray]:
     """Returns observations [N, *shape], the number of the episode of each where it is known, and fp32's returns."""
     if request.calibration is not None:
         return *observations.load(request.calibration), np.zeros(0, np.float32)
     gathered = fp32.with_name("observations.npz")
     _log.info("playing %d episodes of %s to calibrate on", request.calibration_episodes, request.env)
-    played = play.score(fp32, task, request.calibration_episodes, request.seed, policy.head, gathered)
+    with playing:
+        played = play.score(fp32, task, request.calibration_episodes, request.seed, policy.head, gathered)
     return *observations.load(gathered), played.episode_return
 
 
@@ -306,7 +318,7 @@ def _worth_playing(ranked: list[_Candidate]) -> list[_Candidate]:
 
 
 def _is_faithful(candidate: _Candidate) -> bool:
-    """True where there is little to gain by `refine`, which makes a layer wider."""
+    """True where there is little to gain by `split_and_refit`, which makes a layer wider."""
     verdict = candidate.verdict
     if isinstance(verdict, gate.ActionVerdict):
         return verdict.action_error_mean < _ERROR_SMALL
@@ -385,6 +397,8 @@ def _refusal(
         todo = "--aware trains the weights against the fp32 outputs until int8 does as well, --distil a student"
     else:
         todo = "calibrate with more observations, of all that the policy meets; or --precision dynamic or float16"
+    if played is not None and played.is_undecided:
+        todo = f"--episodes {4 * request.episodes} may decide it, since the interval holds that margin; or {todo}"
     if policy.outputs == "actions" and policy.low is None:
         todo += "; if actions are clipped, give --action-low and --action-high"
     return errors.PolicyError(

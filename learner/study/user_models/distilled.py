@@ -44,7 +44,7 @@ class Distilled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Playground:
-    """Where students play.
+    """A place where students play.
 
     Attributes:
         task: The environment.
@@ -111,7 +111,7 @@ def distil(
     """
     judged: list[tuple[bytes, returns.Verdict]] = []
     played: list[NDArray[np.float32]] = []
-    judging = _Clock()
+    judging = Clock()
 
     def ask(model: bytes) -> returns.Verdict:
         assert playground is not None
@@ -121,23 +121,17 @@ def distil(
 
     def explore(model: bytes, number: int) -> NDArray[Any]:
         assert playground is not None
-        file, kept = playground.directory / "student.tflite", playground.directory / "student.npz"
-        file.write_bytes(model)
-        first = seed + _APART * returns.FRESH + number * _EPISODES
-        done = play.score(file, playground.task, _EPISODES, first, policy.head, kept)
-        played.append(done.episode_return)
-        wanted = playground.wanted
-        _log.info("distil, round %d: return %.1f, fp32 %.1f", number + 1, played[-1].mean(), wanted.mean())
-        with np.load(kept) as file_:
-            found: NDArray[Any] = file_["observations"]
-        return found
+        done, met = explored(model, number, policy, playground.task, playground.directory, seed)
+        played.append(done)
+        _log.info("distil, round %d: return %.1f, fp32 %.1f", number + 1, done.mean(), playground.wanted.mean())
+        return met
 
     def accept(student: students.Student) -> bool:
         if playground is None or len(judged) >= _TRIES - 1 or not _is_plausible(played[-1], playground.wanted):
             return False
         return ask(student.model).passed
 
-    whole = _Clock()
+    whole = Clock()
     with whole:
         student = dagger.distil(
             teacher(policy),
@@ -160,11 +154,40 @@ def distil(
         "ended": student.ended,
         "failing": None if math.isnan(student.failing) else student.failing,
         "judged": len(judged),
+        "judged_s": round(judging.wall_s, 1),
         "wall_s": round(wall_s, 1),
         "cpu_s": round(cpu_s, 1),
         "unseen": "" if playground else _UNSEEN,
     }
     return Distilled(student, known, measured)
+
+
+def explored(
+    model: bytes, number: int, policy: subject.Subject, task: play.Task, directory: Path, seed: int
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Plays a student after the round of that number, from 0, in episodes that nothing is judged by.
+
+    Args:
+        model: The student.
+        number: Of the round.
+        policy: The teacher.
+        task: What to play.
+        directory: For files that are not kept.
+        seed: Of all that is drawn.
+
+    Returns:
+        Its returns [episodes], and what it observed [N, *shape].
+
+    Raises:
+        ActorqError: As `play.score`.
+    """
+    file, kept = directory / "student.tflite", directory / "student.npz"
+    file.write_bytes(model)
+    first = seed + _APART * returns.FRESH + number * _EPISODES
+    done = play.score(file, task, _EPISODES, first, policy.head, kept)
+    with np.load(kept) as met:
+        found: NDArray[Any] = met["observations"]
+    return done.episode_return, found
 
 
 def _is_plausible(own: NDArray[np.float32], wanted: NDArray[np.float32]) -> bool:
@@ -173,7 +196,7 @@ def _is_plausible(own: NDArray[np.float32], wanted: NDArray[np.float32]) -> bool
     return float(own.mean()) + 2 * error >= float(wanted.mean())
 
 
-class _Clock:
+class Clock:
     """Adds up wall time and processor time, that of processes which have ended included, while its context lasts."""
 
     def __init__(self) -> None:

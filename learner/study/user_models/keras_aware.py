@@ -47,7 +47,7 @@ def distil(
     """
     learn, choose = distillation.split(len(calibration), seed)
     x = network.scale(calibration)
-    ranges = _Ranges()
+    ranges = _Limits()
     simulated = keras_model.clone(network.model, lambda layer: _Int8(layer, ranges))
     simulated.trainable = True
 
@@ -73,7 +73,7 @@ def distil(
     )
 
 
-class _Ranges:
+class _Limits:
     """Rounds named tensors to the ranges they had when last measured."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class _Ranges:
 class _Int8(keras.layers.Layer):
     """A layer as int8 would run it."""
 
-    def __init__(self, inner: Any, ranges: _Ranges) -> None:
+    def __init__(self, inner: Any, ranges: _Limits) -> None:
         super().__init__(name=f"int8_{inner.name}")
         self.inner = inner
         self._ranges = ranges

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner.networks import layers
-from learner.quantize import calibrate, fp32, ptq, refine
-from learner.quantize.distil import aware
+from learner.quantize import calibrate, channel_splitting, fp32, ptq
+from learner.quantize.distil import aware, distillation
 from learner.quantize.tflite import convert, interpreter, quantizer
 from learner.study.user_models import subject
 from learner.study.user_models.formats import chain
@@ -46,11 +46,18 @@ class ChainSubject(subject.Subject):
         return self._make(self.policy.layers, calibration, precision, beyond)
 
     def make_aware(self, calibration: NDArray[Any], steps: int, seed: int) -> subject.Made:
-        trained = aware.distil(self.policy.layers, calibration, steps=steps, seed=seed, outputs=self.outputs)
+        def judge(candidate: layers.PolicyLayers, rows: NDArray[Any], exact: FloatArray) -> FloatArray:
+            model = self._make(candidate, calibration, "int8", ptq.BEYOND).model
+            wanted = np.clip(exact, self.low, self.high) if self.policy.clips else exact
+            return distillation.judge(model, rows, wanted, self.outputs)
+
+        trained = aware.distil(
+            self.policy.layers, calibration, steps=steps, seed=seed, outputs=self.outputs, judge=judge
+        )
         return self._make(trained, calibration, "int8", ptq.BEYOND)
 
     def make_refined(self, calibration: NDArray[Any], *, beyond: float = ptq.BEYOND) -> subject.Made | None:
-        """Makes the int8 model with `refine`; None where no hidden layer could be refined."""
+        """Makes the int8 model with `split_and_refit`; None where no hidden layer could be refined."""
         original = self.policy.layers
         if len(layers.weighted(original)) < 2 or not isinstance(layers.weighted(original)[-1], layers.Dense):
             return None
@@ -66,7 +73,7 @@ class ChainSubject(subject.Subject):
         centred = calibrated.centred(original)
         end = max(map(abs, params.outputs[-1])) if self.outputs == "actions" else np.inf
         try:
-            refined, params = refine.refine(centred, params, sample, run, end=end)
+            refined, params = channel_splitting.split_and_refit(centred, params, sample, run, end=end)
         except (RuntimeError, np.linalg.LinAlgError) as error:  # of a runtime that does not run it, or a dead layer
             _log.info("not refined: %s", str(error).partition("\n")[0])
             return None

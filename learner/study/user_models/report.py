@@ -61,6 +61,10 @@ def table(report: Mapping[str, Any]) -> str:
         lines.append(f"  written: {report['written']}")
     if report["levelled"]:
         lines.append("  what its outputs have in common is taken out of them, which changes no greedy action")
+    took = report["seconds"]
+    lines.append(
+        f"  {took['total']:.1f} s, {took['episodes']:.1f} of them for episodes, {took['distil']:.1f} for distilling"
+    )
     if not report["passed"]:
         lines.append("  INFERIOR, and written by --force-publish")
     return "\n".join(lines)

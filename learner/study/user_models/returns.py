@@ -23,7 +23,7 @@ _ROUNDS = (1, 1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a model's returns compare with fp32's.
+    """The comparison of a model's returns with fp32's.
 
     Attributes:
         episodes: Of each policy.
@@ -41,10 +41,17 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the model is non-inferior; where fp32 is no better than chance, whether it loses nothing at all."""
+        """Returns whether the model is non-inferior; where fp32 is no better than chance, whether it loses nothing."""
         if self.compared.non_inferior is None:
             return self.compared.low >= 0
         return self.compared.non_inferior
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the margin lies within the interval, so that more episodes may tell."""
+        span = self.fp32 - self.random
+        margin = -compare.MARGIN * span if span > 0 else 0.0
+        return self.compared.low < margin < self.compared.high
 
     def measured(self) -> dict[str, Any]:
         """Returns its part of the report."""
@@ -76,15 +83,11 @@ def judge(fp32: Path, model: Path, task: play.Task, episodes: int, seed: int, he
         _log.info(
             "%d episodes: return %.1f, fp32 %.1f, random %.1f", len(exact), compared.mean, exact.mean(), chance.mean()
         )
-        if not _is_open(compared, float(exact.mean() - chance.mean())):
+        one = played["int8"]
+        means = float(exact.mean()), float(chance.mean())
+        verdict = Verdict(len(exact), *means, compared, one.runtime, one.delegate)
+        if not verdict.is_undecided:
             break
     if not np.isfinite([*exact, *other]).all():
         raise errors.EnvironmentFailure("the environment gave rewards that are not finite", where=task.env_id)
-    one = played["int8"]
-    return Verdict(len(exact), float(exact.mean()), float(chance.mean()), compared, one.runtime, one.delegate)
-
-
-def _is_open(compared: compare.Returns, span: float) -> bool:
-    """True while the margin lies within the interval, so that more episodes may tell."""
-    margin = -compare.MARGIN * span if span > 0 else 0.0
-    return compared.low < margin < compared.high
+    return verdict

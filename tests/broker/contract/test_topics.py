@@ -14,6 +14,7 @@ def test_builders() -> None:
     assert LAB.policy("main") == "actorq/lab/policy/main/whole"
     assert LAB.policy_patch("main") == "actorq/lab/policy/main/patch"
     assert LAB.policy_piece("main") == "actorq/lab/policy/main/piece"
+    assert LAB.policies("main") == (LAB.policy("main"), LAB.policy_piece("main"), LAB.policy_patch("main"))
     assert LAB.actor_state("pi") == "actorq/lab/actor/pi/state"
     assert LAB.assignment("pi") == "actorq/lab/actor/pi/assignment"
     assert LAB.experience("pi") == "actorq/lab/actor/pi/experience"

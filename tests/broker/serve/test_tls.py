@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from broker.contract import errors
-from broker.fleet import certificates, identity
+from broker.fleet import certificates, client_tls, identity
 from broker.mqtt import link
 from broker.serve.mosquitto import access, process
 from tests import conftest
@@ -167,7 +167,7 @@ def test_a_certificate_of_another_fleet(
     meets the closed socket first. Which of them happens first is chance; what is said of both must be right.
     """
     other = identity.Fleet.open("lab", tmp_path / "other").enroll("one")
-    context = certificates.client_context(fleet.authority.certificate, other.credential.encode())
+    context = client_tls.client_context(fleet.authority.certificate, other.credential.encode())
     links.append(
         link.Link(
             [f"mqtts://127.0.0.1:{port}"], "x", username="one", password=fleet.bundle("one").password, tls=context
@@ -298,7 +298,7 @@ def test_what_ends_soon(fleet: identity.Fleet, days: int, soon: bool) -> None:
 
 def test_a_bundle_with_a_broken_certificate(fleet: identity.Fleet) -> None:
     with pytest.raises(errors.IdentityError, match="cannot be used"):
-        certificates.client_context(fleet.authority.certificate, b"nothing")
+        client_tls.client_context(fleet.authority.certificate, b"nothing")
 
 
 @pytest.mark.parametrize("host", ["b\u00fcro", "desk local\u2603"])

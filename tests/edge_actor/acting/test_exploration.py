@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.contract import specs
+from broker.contract import draws, specs
 from edge_actor.acting import exploration
 from tests.fakes import fake_learner
 
@@ -134,3 +134,30 @@ def test_rows_that_explore_anyway_get_no_noise_and_the_others_keep_theirs() -> N
 def test_without_deviation_nothing_is_perturbed() -> None:
     assert not explorer(action=CONTINUOUS, noise_correlation_steps=5.0).perturbs
     assert explorer(action=CONTINUOUS, noise_std=0.1).perturbs
+
+
+@pytest.mark.parametrize(("choices", "n_envs"), [(2, 1), (4096, 1), (64, 16), (4096, 16)])
+@pytest.mark.parametrize("head", ["categorical", "gaussian"])
+def test_noise_is_a_blocks_whatever_part_of_it_is_drawn_at_once(choices: int, n_envs: int, head: Any) -> None:
+    action = specs.ActionSpec("discrete", n=choices)
+    made, rng = exploration.Explorer(action, n_envs, 5, lambda: 0), np.random.default_rng(0)
+    whole = draws.sampling(5, 0, 0, action, n_envs, head)[:64]
+    made.draw_random(3)  # before the first policy
+    seen = [whole[:3]]
+    while sum(map(len, seen)) < 64:
+        rows = min(int(rng.integers(1, 20)), made.left, made.noise_left)
+        drawn = made.draw_noise(rows, head)
+        assert drawn.nbytes <= max(1 << 17, drawn[:1].nbytes), "a burst waits for no more"
+        unused = int(rng.integers(0, rows))
+        made.give_back(unused)
+        seen.append(drawn[: rows - unused].copy())
+    np.testing.assert_array_equal(np.concatenate(seen)[:64], whole)
+
+
+def test_each_block_has_noise_of_its_own() -> None:
+    made, found = exploration.Explorer(DISCRETE, 1, 5, lambda: 0), []
+    for _ in range(2):
+        found.append(made.draw_noise(made.noise_left, "categorical"))
+        assert made.left == exploration.BLOCK
+    for block in range(2):
+        np.testing.assert_array_equal(found[block], draws.sampling(5, 0, block, DISCRETE, 1, "categorical"))

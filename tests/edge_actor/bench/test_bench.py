@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from broker.contract import errors
-from edge_actor.bench import cell, chart, child, command, latency, models, page, rows, verdict, windows
+from edge_actor.bench import cell, chart, child, command, latency, models, page, records, verdict, windows
 from edge_actor.bench.config import BenchConfig
 from edge_actor.board import board, energy_meter
 from tests import conftest, runtimes
@@ -150,7 +150,7 @@ def test_a_row_is_called_by_what_ran_it(tmp_path: Path, monkeypatch: pytest.Monk
         return told | ({"delegate": "built-in"} if told.get("delegate") == "XNNPACK" else {})
 
     monkeypatch.setattr(child.Child, "ask", unseen)  # as in a chroot without /sys
-    found: list[rows.Row] = []
+    found: list[records.Row] = []
     latency.run(settings, tmp_path, found.append, lambda doing: None)
     assert {row["kernels"] for row in found} == {"built-in", "numpy"}
     assert all(row["kernels_wanted"] == row["kernels"] for row in verdict.latency(found)["64x2"].values())
@@ -159,7 +159,7 @@ def test_a_row_is_called_by_what_ran_it(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_does_not_fit_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "memory_available_bytes", lambda: 1_000_000)
     settings = BenchConfig(widths=(64, 256), layers=(2,), cnn=False, repeats=1, seconds=0.01, threads=(1,))
-    found: list[rows.Row] = []
+    found: list[records.Row] = []
     latency.run(settings, tmp_path, found.append, lambda doing: None)
     skipped = [row for row in found if row["kind"] == "skipped"]
     assert [row["policy"] for row in skipped] == ["256x2"] and "are available" in skipped[0]["why"]
@@ -189,7 +189,7 @@ def test_a_late_step_is_late_by_all_it_missed() -> None:
 # -- energy, by hand --------------------------------------------------------------------------------------------------
 
 
-def window(policy: str, joules: float | None, inferences: int, dropped: str = "") -> rows.Row:
+def window(policy: str, joules: float | None, inferences: int, dropped: str = "") -> records.Row:
     precision = "" if policy == windows.IDLE else "int8"
     return {
         "kind": "window", "policy": policy, "precision": precision, "kernels": "XNNPACK", "runtime": "r",
@@ -228,7 +228,7 @@ def test_a_window_whose_throttle_bits_changed_is_dropped() -> None:
 # -- what is drawn ----------------------------------------------------------------------------------------------------
 
 
-def latency_row(policy: str, precision: str, kernels: str, us: float) -> rows.Row:
+def latency_row(policy: str, precision: str, kernels: str, us: float) -> records.Row:
     return {
         "kind": "latency", "host": "pi", "board": "<Pi>", "policy": policy, "width": 64, "layers": 2, "cnn": False,
         "precision": precision, "kernels": kernels, "kernels_wanted": kernels, "batch": 1, "threads": 1,

@@ -39,7 +39,7 @@ class Board:
     def start(self, running: str) -> None:
         self.log = order_log.OrderLog.open(self.directory, KEY)
         directory = release_directory.ReleaseDirectory(self.root, running)
-        trial = release_trial.settle(self.log, directory)
+        trial = release_trial.resume(self.log, directory)
         takes = updater.Updater(
             directory, self.key, topics.Topics("lab"), lambda _: None, version="1.9", reserve_bytes=0
         )

@@ -40,6 +40,13 @@ def with_output(monkeypatch: pytest.MonkeyPatch, head: str, action: specs.Action
     return policy.Policy(b"", head, spec, len(fixed.output))
 
 
+def sampled(made: policy.Policy, noise: Any) -> tuple[Any, Any]:
+    """Actions [T, ...] of as many steps as there is noise, and their log-probabilities [T, batch]."""
+    samples, row = made.sampler(noise), np.zeros((made.batch, 3), np.float32)
+    actions = np.array([samples.act(row) for _ in noise])
+    return actions, samples.log_probs(actions[:, None] if made.batch == 1 else actions)
+
+
 def test_greedy_actions_of_one_and_of_many_are_the_same() -> None:
     one, many = policy.Policy(INT8, "q_values", CARTPOLE, 1), policy.Policy(INT8, "q_values", CARTPOLE, 32)
     rows = np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32)
@@ -67,12 +74,71 @@ def test_categorical_samples_the_softmax(monkeypatch: pytest.MonkeyPatch) -> Non
     probability = np.array([0.7, 0.2, 0.1])
     made = with_output(monkeypatch, "categorical", specs.ActionSpec("discrete", n=3), [np.log(probability) + 5.0])
     noise = np.random.default_rng(0).gumbel(size=(20_000, 1, 3)).astype(np.float32)
-    log_probs: list[Any] = []
-    act = made.sampler(iter(noise), log_probs.append)
-    chosen = [act(np.zeros((1, 3), np.float32)) for _ in noise]
+    chosen, log_probs = sampled(made, noise)
     assert np.bincount(chosen) / len(chosen) == pytest.approx(probability, abs=0.01)
-    assert np.concatenate(log_probs) == pytest.approx(np.log(probability)[chosen], abs=1e-5)
+    assert log_probs.ravel() == pytest.approx(np.log(probability)[chosen], abs=1e-5)
     assert made.act(np.zeros((1, 3), np.float32)) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("choices", [2, 5, 16, 17, 300])
+def test_a_choice_is_the_largest_of_logits_and_noise_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch, choices: int, batch: int
+) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(batch, choices)).astype(np.float32)
+    made = with_output(monkeypatch, "categorical", specs.ActionSpec("discrete", n=choices), logits)
+    noise = rng.gumbel(size=(200, batch, choices)).astype(np.float32)
+    chosen, log_probs = sampled(made, noise)
+    expected = (logits + noise).argmax(2)
+    assert chosen.tolist() == (expected[:, 0] if batch == 1 else expected).tolist()
+    log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    for at in range(batch):
+        assert log_probs[:, at] == pytest.approx(log_softmax[at][expected[:, at]], abs=1e-5)
+
+
+@pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed_gaussian"])
+def test_each_step_has_the_log_probability_of_its_own_outputs_and_noise(
+    monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    """Outputs are those of the step, though all log-probabilities are worked out behind the last one."""
+    action = specs.ActionSpec("discrete", n=4) if head == "categorical" else TORQUES
+    made = with_output(monkeypatch, head, action, [[0.0] * 4])
+    noise = np.random.default_rng(0).normal(size=(5, 1, action.size)).astype(np.float32)
+    outputs = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    samples, row = made.sampler(noise), np.zeros((1, 3), np.float32)
+    actions: list[Any] = []
+    for step, output in enumerate(outputs):
+        made.interpreter.output[0] = output
+        if step == 2:  # it only resets
+            samples.skip()
+            actions.append(np.zeros_like(actions[0]))
+        else:
+            actions.append(samples.act(row))
+    found = samples.log_probs(np.array(actions)[:, None])
+    for step in (0, 1, 3, 4):
+        alone = with_output(monkeypatch, head, action, outputs[step : step + 1])
+        (chosen,), log_prob = sampled(alone, noise[step : step + 1])
+        np.testing.assert_array_equal(chosen, actions[step])
+        np.testing.assert_array_equal(log_prob, found[step : step + 1])
+    assert len(np.unique(found)) == 5
+    assert made.sampler(noise).log_probs(np.array(actions)[:0, None]).shape == (0, 1)
+
+
+@pytest.mark.parametrize("head", ["gaussian", "squashed_gaussian"])
+def test_actions_of_any_shape_are_those_of_one_environment_after_another(
+    monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    action = specs.ActionSpec("continuous", shape=(2, 3), low=tuple(range(-6, 0)), high=tuple(range(1, 7)))
+    rng = np.random.default_rng(0)
+    outputs, noise = rng.normal(size=(4, 12)).astype(np.float32), rng.normal(size=(7, 4, 6)).astype(np.float32)
+    chosen, log_probs = sampled(with_output(monkeypatch, head, action, outputs), noise)
+    assert chosen.shape == (7, 4, 2, 3)
+    for at in range(4):
+        made = with_output(monkeypatch, head, action, outputs[at : at + 1])
+        alone, alone_log_probs = sampled(made, noise[:, at : at + 1])
+        np.testing.assert_array_equal(alone, chosen[:, at])
+        np.testing.assert_array_equal(alone_log_probs[:, 0], log_probs[:, at])
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -83,16 +149,14 @@ def test_several_choices_are_sampled_independently_and_their_log_probabilities_a
     logits = np.concatenate([np.log(parts[0]) + 5.0, np.log(parts[1]) - 90.0])  # whatever the other one's level
     made = with_output(monkeypatch, "categorical", PAIR, [logits] * batch)
     noise = np.random.default_rng(0).gumbel(size=(20_000 // batch, batch, 5)).astype(np.float32)
-    log_probs: list[Any] = []
-    act, row = made.sampler(iter(noise), log_probs.append), np.zeros((batch, 3), np.float32)
-    chosen = np.array([act(row) for _ in noise])
+    chosen, log_probs = sampled(made, noise)
     assert chosen.shape == (len(noise), *((batch,) if batch > 1 else ()), 2)
     pairs = chosen.reshape(-1, 2)
     found = np.bincount(pairs[:, 0] * 2 + pairs[:, 1], minlength=6) / len(pairs)
     assert found == pytest.approx(np.outer(*parts).ravel(), abs=0.01)
     expected = np.log(parts[0])[pairs[:, 0]] + np.log(parts[1])[pairs[:, 1]]
-    assert np.concatenate(log_probs) == pytest.approx(expected, abs=2e-5)
-    assert made.act(row).tolist() == ([0, 1] if batch == 1 else [[0, 1]] * 2)
+    assert log_probs.ravel() == pytest.approx(expected, abs=2e-5)
+    assert made.act(np.zeros((batch, 3), np.float32)).tolist() == ([0, 1] if batch == 1 else [[0, 1]] * 2)
 
 
 def test_action_values_have_no_sum_over_several_choices() -> None:
@@ -104,8 +168,7 @@ def test_gaussian_samples_and_gives_the_density(monkeypatch: pytest.MonkeyPatch)
     action = specs.ActionSpec("continuous", shape=(2,), low=(-9.0, -9.0), high=(9.0, 9.0))
     made = with_output(monkeypatch, "gaussian", action, [[1.0, -2.0, math.log(0.5), math.log(2.0)]] * 3)
     noise = np.array([[[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]], np.float32)
-    log_probs: list[Any] = []
-    chosen = made.sampler(iter(noise), log_probs.append)(np.zeros((3, 3), np.float32))
+    (chosen,), log_probs = sampled(made, noise)
     assert chosen == pytest.approx(np.array([[1.0, 0.0], [1.5, -2.0], [1.0, -2.0]]))
     peak = -math.log(2 * math.pi)  # log 0.5 and log 2 cancel
     assert log_probs[0] == pytest.approx([peak - 0.5, peak - 0.5, peak])
@@ -121,8 +184,7 @@ def test_squashed_gaussian_samples_and_gives_the_density_behind_tanh_and_bounds(
     """Computed by hand, with 0 for the deviation's output: its log is then -1.5, the middle of -5 to 2."""
     made = with_output(monkeypatch, "squashed_gaussian", TORQUES, [[0.5, -1.0, 0.0, 0.0]] * 2)
     noise = np.array([[[0.0, 0.0], [2.0, -1.0]]], np.float32)
-    log_probs: list[Any] = []
-    chosen = made.sampler(iter(noise), log_probs.append)(np.zeros((2, 3), np.float32))
+    (chosen,), log_probs = sampled(made, noise)
     std = 0.22313016  # exp(-1.5)
     a = [[0.46211716, -0.76159416], [0.73808533, -0.84057509]]  # tanh of 0.5, -1.0, 0.5 + 2 std, -1.0 - std
     assert chosen == pytest.approx(np.array(a) * [2.0, 0.25] + [0.0, 0.25], abs=1e-6)
@@ -141,10 +203,8 @@ def test_the_density_of_a_squashed_gaussian_sums_to_one_over_the_bounds(monkeypa
     action = specs.ActionSpec("continuous", shape=(1,), low=(-1.0,), high=(3.0,))
     made = with_output(monkeypatch, "squashed_gaussian", action, [[0.7, 0.3]])
     noise = np.linspace(-7, 7, 20_001, dtype=np.float32)
-    log_probs: list[Any] = []
-    act = made.sampler(iter(noise.reshape(-1, 1, 1)), log_probs.append)
-    chosen = np.array([act(np.zeros((1, 3), np.float32))[0] for _ in noise], np.float64)
-    density = np.exp(np.concatenate(log_probs, dtype=np.float64))
+    chosen, log_probs = (found.ravel().astype(np.float64) for found in sampled(made, noise.reshape(-1, 1, 1)))
+    density = np.exp(log_probs)
     assert np.sum(0.5 * (density[1:] + density[:-1]) * np.diff(chosen)) == pytest.approx(1.0, abs=2e-3)
 
 
@@ -153,11 +213,10 @@ def test_a_squashed_gaussian_stays_finite_and_within_the_bounds_where_tanh_is_on
 ) -> None:
     odd = specs.ActionSpec("continuous", shape=(2,), low=(0.1, -0.3), high=(0.7, 1e-3))
     made = with_output(monkeypatch, "squashed_gaussian", odd, [[60.0, -60.0, 40.0, 40.0]])
-    log_probs: list[Any] = []
     noise = np.array([[[4.0, -4.0]]], np.float32)
     row = np.zeros((1, 3), np.float32)
     low, high = np.array(odd.low, np.float32), np.array(odd.high, np.float32)
-    chosen = made.sampler(iter(noise), log_probs.append)(row)
+    (chosen,), log_probs = sampled(made, noise)
     assert (chosen == [high[0], low[1]]).all()
     # The mean counts as 3, and deviations end at exp(2): so far out -log(1 - tanh(u)^2) is 2 |u| - 2 log 2
     u = 3.0 + 4.0 * math.exp(2.0)
@@ -174,10 +233,8 @@ def test_the_density_is_that_of_the_outputs_as_they_are(monkeypatch: pytest.Monk
     """The density of an int8 policy is int8's: fp32's outputs, of which these are the rounded ones, give another."""
 
     def log_prob(output: list[float]) -> float:
-        found: list[Any] = []
         made = with_output(monkeypatch, "squashed_gaussian", TORQUES, [output])
-        made.sampler(iter(np.ones((1, 1, 2), np.float32)), found.append)(np.zeros((1, 3), np.float32))
-        return float(found[0][0])
+        return float(sampled(made, np.ones((1, 1, 2), np.float32))[1][0, 0])
 
     assert abs(log_prob([0.5, -1.0, 0.0, 0.0]) - log_prob([0.51, -1.0, 0.012, 0.0])) > 0.01
 

@@ -32,7 +32,7 @@ if WAY == "hangs":
 if directory.trial:
     if not directory.confirm():
         time.sleep(60.0)
-    directory.settled()
+    directory.forget_trial()
 if failed := directory.failed:
     say("gave_up", failed["name"], failed["why"].replace(" ", "_"))
 elif directory.running != wanted["name"]:

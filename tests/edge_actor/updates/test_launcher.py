@@ -106,6 +106,16 @@ def board(tmp_path: Path) -> Iterator[Callable[..., Board]]:
         one.stop()
 
 
+def test_its_words_are_warnings_where_they_go_to_the_journal(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        about = os.fstat(file.fileno())
+        for stream in (f"{about.st_dev}:{about.st_ino}", "1:1"):
+            command = [sys.executable, "-c", "from edge_actor.updates import launcher; launcher.warn('x')"]
+            subprocess.run(command, env=os.environ | {"JOURNAL_STREAM": stream}, stderr=file, check=True)
+    assert said.read_text() == "<4>actorq-launch: x\nactorq-launch: x\n"
+
+
 def test_a_release_that_works_is_kept(board: Callable[..., Board]) -> None:
     one = board()
     assert one.act() == NAME

@@ -65,7 +65,7 @@ class Board:
         assert self.updater.why_not() == ""
         self.updater.begin(updater.Wanted(7, digest, 30.0))
         conftest.wait_until(lambda: self.updater.result is not None, "an outcome", 30.0)
-        result = self.updater.take_result()
+        result = self.updater.pop_result()
         assert result is not None and not self._followed, "it asks for nothing more"
         return result
 

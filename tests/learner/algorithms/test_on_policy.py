@@ -55,7 +55,7 @@ def phase(
             log_prob=np.asarray(log_prob, np.float32),
         )
     )
-    return memory.take(n, epochs, batch, NEWEST, np.random.default_rng(0))
+    return memory.draw(n, epochs, batch, NEWEST, np.random.default_rng(0))
 
 
 def random_actions(spec: specs.EnvSpec, rng: np.random.Generator) -> NDArray[Any]:
@@ -85,7 +85,7 @@ def phase_of_sequences(spec: specs.EnvSpec, seed: int) -> rollouts.Phase:
             log_prob=np.full(64, -1.0, np.float32),
         )
     )
-    return memory.take(64, 1, 64, NEWEST, rng)
+    return memory.draw(64, 1, 64, NEWEST, rng)
 
 
 def log_probs(outputs: NDArray[Any], action: NDArray[Any]) -> NDArray[np.float64]:
@@ -119,10 +119,9 @@ class Acting:
         acting = policy.Policy(self.model, agent.head, spec, 1)
         draw = rng.gumbel if agent.head == "categorical" else rng.normal
         noise = draw(size=(n, 1, spec.action.size))
-        said: list[Any] = []
-        act = acting.sampler(iter(noise.astype(np.float32)), said.append)
-        self.action = np.array([act(row[None]) for row in self.seen])
-        self.log_prob = np.concatenate(said)
+        samples = acting.sampler(noise.astype(np.float32))
+        self.action = np.array([samples.act(row[None]) for row in self.seen])
+        self.log_prob = samples.log_probs(self.action[:, None])[:, 0]
 
 
 def steep(agent: on_policy.OnPolicy, kind: str) -> None:
@@ -144,7 +143,7 @@ def importance(agent: on_policy.OnPolicy, taken: rollouts.Phase) -> NDArray[np.f
         return advantages(steps, v_tm1, v_t, log_rho)
 
     agent._advantages = spy  # type: ignore[method-assign]
-    agent._take_in = lambda observations: None  # type: ignore[method-assign]  # pi as it was when int8 was made of it
+    agent._update_normalizer = lambda observations: None  # type: ignore[method-assign]  # pi as it was when int8 was made of it
     agent._estimates(*map(tf.convert_to_tensor, on_policy.Steps.of(taken)))  # what is compiled, line by line
     found: NDArray[np.float32] = seen[0]
     return found

@@ -66,7 +66,7 @@ class Actor:
         self.assignment = fake_learner.assignment(1, **assigned)
         explorer.assign(self.assignment)
         self.explorer = explorer
-        self.record.start(self.environment.reset(seed=1)[0])
+        self.record.start(self.environment.reset(seed=1 + self.assignment.seed)[0])
 
     def policy(self, made: bytes, head: str, **changes: Any) -> policies.Policy:
         return policies.Policy(made, head, self.spec, self.n_envs, **changes)

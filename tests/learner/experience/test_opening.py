@@ -43,7 +43,7 @@ class Learner:
 
     def take(self, *, wait: bool = True) -> list[str]:
         """Takes in what is open; returns verdicts."""
-        found = [self.ingest.receive(one[0], one[1], one[2], 5, one[3]) for one in self.opener.take(wait=wait)]
+        found = [self.ingest.receive(one[0], one[1], one[2], 5, one[3]) for one in self.opener.opened(wait=wait)]
         return [one.entry.verdict if one is not None else "" for one in found]
 
     def close(self) -> None:

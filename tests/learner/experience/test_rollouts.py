@@ -52,7 +52,7 @@ def store(*arrived: messages.Experience, capacity: int = 1000, max_lag: int = 1,
 
 
 def taken(memory: rollouts.Rollouts, steps: int) -> rollouts.Phase:
-    return memory.take(steps, 1, steps, NEWEST, np.random.default_rng(0))
+    return memory.draw(steps, 1, steps, NEWEST, np.random.default_rng(0))
 
 
 def advantages(phase: rollouts.Phase) -> list[float]:
@@ -118,16 +118,16 @@ def test_an_end_is_one(end: str) -> None:
 def test_each_step_is_in_one_phase_and_as_often_as_there_are_epochs() -> None:
     memory = store(message(0, 6, 1), message(6, 6, 2), message(0, 4, 1, boot=2))
     rng = np.random.default_rng(0)
-    first = memory.take(8, 3, 4, NEWEST, rng)
+    first = memory.draw(8, 3, 4, NEWEST, rng)
     assert first.minibatches.shape == (6, 4)
     for epoch in first.minibatches.reshape(3, 8):
         assert sorted(epoch.tolist()) == list(range(8))
     assert first.is_last.tolist() == [False] * 7 + [True], "joined, and bootstrapped where the phase was full"
-    second = memory.take(8, 3, 4, NEWEST, rng)
+    second = memory.draw(8, 3, 4, NEWEST, rng)
     assert sorted([*first.ids.tolist(), *second.ids.tolist()]) == list(range(16))
     assert len(memory) == 0
     with pytest.raises(IndexError):
-        memory.take(8, 1, 8, NEWEST, rng)
+        memory.draw(8, 1, 8, NEWEST, rng)
     assert memory.inserted == 16
     assert len(memory.observations(100, rng)) == 16, "kept to find ranges by"
 
@@ -208,3 +208,22 @@ def test_stacks_of_frames_are_what_the_policy_saw() -> None:
     assert phase.observation[phase.at + 1].tolist() == seen[1:]
     assert drawn.tolist() == seen[:-1]
     assert phase.is_last.tolist() == [False] * 8 + [True], "the second message goes on with the first"
+
+
+def test_what_left_the_store_before_anybody_asked_is_neither_held_nor_given_out() -> None:
+    """Messages that wait are listed apart; one that has no room any more must leave that list too."""
+    arrived = [message(0, EPISODE, seq, over=True) for seq in range(1, 8)]
+    memory = store(*arrived, capacity=3 * EPISODE)
+    assert len(memory) == memory.usable(NEWEST) == 3 * EPISODE
+    assert memory.steps_stale == 4 * EPISODE
+    assert [held.message.seq for held in memory._fresh] == [5, 6, 7]
+    assert taken(memory, EPISODE + 2).ids.tolist() == list(range(4 * EPISODE, 5 * EPISODE + 2))
+    memory.drop(6 * EPISODE, 7 * EPISODE)
+    assert memory.usable(NEWEST) == EPISODE - 2
+    memory.insert(message(0, EPISODE, 8, over=True))
+    assert taken(memory, 2 * EPISODE - 2).ids.tolist() == [
+        *range(5 * EPISODE + 2, 6 * EPISODE),
+        *range(7 * EPISODE, 8 * EPISODE),
+    ]
+    assert memory.usable(NEWEST) == len(memory) == len(memory._fresh) == 0
+    assert memory.has_observations, "they are kept to find ranges by"

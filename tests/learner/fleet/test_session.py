@@ -258,7 +258,7 @@ def test_a_lost_epoch_is_found_again(
 def test_a_copy_of_the_keys_whose_epoch_is_the_same_goes_above_it(
     mosquitto: BrokerProcess, fleet: identity.Fleet, tmp_path: Path
 ) -> None:
-    """As of a learner that stands by on another machine: it has the keys as they were before the live one began."""
+    """The keys are a standby's on another machine: as they were before the live one began."""
     copied = tmp_path / "copied"
     shutil.copytree(fleet.directory, copied)
     first = session.Session.open(settings(mosquitto.address))

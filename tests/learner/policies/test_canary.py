@@ -194,11 +194,11 @@ def test_a_better_one_goes_to_all_as_the_newest_version(log: log_reader.LogReade
 
 
 @pytest.mark.parametrize(
-    ("here", "share", "expected"),
+    ("present", "share", "expected"),
     [(0, 0.5, 0), (1, 0.9, 0), (2, 0.01, 1), (2, 0.99, 1), (4, 0.25, 1), (4, 0.5, 2), (10, 0.3, 3), (200, 0.999, 199)],
 )
-def test_how_many_may_be_canaries(here: int, share: float, expected: int) -> None:
-    assert canary.allowed(here, share) == expected
+def test_how_many_may_be_canaries(present: int, share: float, expected: int) -> None:
+    assert canary.allowed(present, share) == expected
 
 
 def test_canaries_are_the_same_each_time_and_the_others_keep_their_channel() -> None:

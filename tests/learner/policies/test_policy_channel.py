@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from broker.contract import codec, errors, messages, policy_patch, specs, topics
 from edge_actor.policies import assembly
-from learner.policies import outgoing_policy, policy_channel
-from learner.quantize import kernels
+from learner.policies import outgoing_policy, patch_loops, policy_channel
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
 NAMES = topics.Topics("f")
@@ -80,7 +79,7 @@ class Actor:
             if error.reason not in ("base", "pieces"):
                 raise
             self.missed += 1
-        if (waiting := self.held.take_waiting()) is not None:
+        if (waiting := self.held.pop_waiting()) is not None:
             self.hear(waiting[0])
 
     @property
@@ -372,7 +371,7 @@ def test_the_compiled_packing_writes_the_same_bytes(size: int, far: float) -> No
     expected, packed = np.zeros((2, size // 2), np.uint8)
     where, found = np.zeros((2, size // 256), np.uint32)
     count = policy_patch.pack(old, new, expected, where)
-    assert (kernels.pack(old, new, packed, found) > len(found)) == (count > len(where))
+    assert (patch_loops.pack(old, new, packed, found) > len(found)) == (count > len(where))
     if count <= len(where):
         assert (packed == expected).all()
         assert sorted(found[:count]) == where[:count].tolist()
@@ -386,7 +385,7 @@ def test_the_compiled_sorting_writes_the_same_bytes(size: int, word: int) -> Non
     old, new = rng.integers(0, 256, (2, size)).astype(np.uint8)
     expected, found = np.zeros((2, word, size // word), np.uint8)
     policy_patch.sort(old, new, expected)
-    kernels.sort(old, new, found)
+    patch_loops.sort(old, new, found)
     assert (found == expected).all()
 
 

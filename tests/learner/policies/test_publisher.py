@@ -175,6 +175,7 @@ def test_metrics_and_summary_tell_what_went_out(tmp_path: Path) -> None:
     made.acts(2, time.monotonic())
     row, summary = made.metrics(), made.summary()
     assert (row["policy_version"], row["keyframes"], row["deltas"], row["policies_held_back"]) == (2, 1, 1, 1)
+    assert row["policies_converted"] == 0
     assert {"quantize_ms", "send_ms", "publish_to_acting_ms", "gate_agreement"} <= row.keys()
     assert (summary["policies_published"], summary["policies_held_back"]) == (2, {"identical": 1})
     assert summary["publish_to_acting_ms_p50"] == row["publish_to_acting_ms"] > 0.0
@@ -237,7 +238,7 @@ def test_what_is_on_trial_goes_out_whole_on_its_channel_and_the_winner_above_bot
     run = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
     made = publisher.Publisher(
         *(wire, topics.Topics("f"), SPEC, "q_values", 1, 0, config.GateConfig(), run, records.Records()),
-        send_deltas=False,
+        send_differences=False,
     )
     x = np.random.default_rng(1).standard_normal((96, 4), np.float32)
     known: list[tuple[messages.Order, bytes]] = []

@@ -288,7 +288,7 @@ def scenario(name: str, duration_s: float, seed: int) -> dict[str, Any]:
             if not mounted:
                 say("no small disk (that takes root): the spool's disk is not filled")
             chaos.run(duration_s)
-            balance, settled_s = _settle(fleet)
+            balance, settled_s = _wait_for_balance(fleet)
             code = fleet.stop("learner")
             if not balance.holds:
                 for who in (*chaos_fleet.ACTORS, *fleet.cards, "learner"):
@@ -306,7 +306,7 @@ def scenario(name: str, duration_s: float, seed: int) -> dict[str, Any]:
             }
 
 
-def _settle(fleet: chaos_fleet.Fleet) -> tuple[books.Balance, float]:
+def _wait_for_balance(fleet: chaos_fleet.Fleet) -> tuple[books.Balance, float]:
     """Waits until all that the dead lives left behind has reached the ledger; the balance, and how long it took."""
     began = time.monotonic()
     names = (*chaos_fleet.ACTORS, *fleet.cards)

@@ -1,7 +1,7 @@
 """Attacks on an actor, by a broker that is the attacker's: TUF's list, and what else a broker could try.
 
 Each is refused, counted in the actor's state, and the actor acts on. What TLS and ACLs keep from the network is in
-tests/broker/serve/test_tls.py and test_mosquitto.py; attacks on the learner in test_attack_learner.py.
+tests/broker/serve/test_tls.py and mosquitto/test_mosquitto.py; attacks on the learner in test_attack_learner.py.
 """
 
 from __future__ import annotations

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.contract import errors, messages
+from broker.contract import errors, messages, release
 from broker.fleet import identity
 from learner.run import local_fleet
 from tests import conftest
 from tests.edge_actor.policies.models import files
 from tests.fakes import fake_learner, releases
-from tests.system.conftest import command
+from tests.system import network
+from tests.system.conftest import command, started
 
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto, pytest.mark.slow]
 SYSTEMD = 'while :; do "$@"; sleep 0.1; done'
 """What `Restart=always` makes of a service."""
 ACTOR = ["--env", "CartPole-v1", "--rate-hz", "100", "--heartbeat-s", "0.2", "--allow", "pause,update"]
-CRASHES = {"edge_actor/run/service.py": ("    lines = log_lines.LogLines.attached()\n", "    raise SystemExit(10)\n")}
 UNHEARD = {
     "edge_actor/run/fleet_connection.py": (
         "return self._mac.seal(self.experience_topic, body)",
@@ -33,6 +34,8 @@ UNHEARD = {
     )
 }
 """It connects, acts and sends, and nothing that it sends is understood."""
+NOISE = random.Random(7).randbytes(8 * release.PIECE_BYTES)
+"""Packs to nothing smaller."""
 
 
 class Learner(fake_learner.FakeLearner):
@@ -64,11 +67,11 @@ class Site:
         assert done.returncode == 0, done.stderr
         assert file.stat().st_mode & 0o777 == 0o600
 
-    def start(self, name: str, *flags: str) -> None:
-        """Starts an actor as systemd would, over and over."""
+    def start(self, name: str, *flags: str, addresses: Sequence[str] = ()) -> None:
+        """Starts an actor as systemd would, over and over; by these addresses, if there are any."""
         bundle = self.home / f"{name}.json"
         if name not in self.learners:
-            self.keys.enroll(name, self.fleet.addresses).write(bundle)
+            self.keys.enroll(name, addresses or self.fleet.addresses).write(bundle)
             self.learners[name] = Learner(self.fleet.address, self.keys, name)
         places = ["--state-dir", str(self.home / name), "--spool-dir", str(self.fleet.spool(name))]
         launch = [sys.executable, "-P", "-m", "edge_actor.updates.launcher", "run", "--bundle", str(bundle), *places]
@@ -107,10 +110,14 @@ class Site:
 
         conftest.wait_until(acts, f"{name} hears policies", 30.0)
 
+    def words(self, wheel: Path, *words: str) -> list[str]:
+        """`fleet update` with a wheel."""
+        where = ["--fleet", self.fleet.name, "--broker", self.fleet.address, "--key", str(self.key), "--json"]
+        return ["fleet", "update", str(wheel), *words, *where]
+
     def update(self, wheel: Path, *words: str, code: int = errors.EXIT_OK) -> tuple[dict[str, Any], str]:
         """What `fleet update` says of each actor, and on stderr."""
-        where = ["--fleet", self.fleet.name, "--broker", self.fleet.address, "--key", str(self.key), "--json"]
-        done = command("learner", "fleet", "update", str(wheel), *words, *where, home=self.home, timeout_s=150.0)
+        done = command("learner", *self.words(wheel, *words), home=self.home, timeout_s=150.0)
         logs = "\n".join((self.directory / f"{name}.log").read_text()[-3000:] for name in self.services)
         assert done.returncode == code, f"{done.stderr}\n{logs}"
         assert "Traceback" not in done.stderr
@@ -130,8 +137,13 @@ def site(start_fleet: Callable[..., local_fleet.LocalFleet], tmp_path: Path) -> 
     made.close()
 
 
-def test_updates_of_two_actors(site: Site, tmp_path: Path) -> None:
-    wheel = releases.built(tmp_path / "built")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this source."""
+    return releases.built(tmp_path_factory.mktemp("built"))
+
+
+def test_updates_of_two_actors(site: Site, tmp_path: Path, wheel: Path) -> None:
     refused = errors.OrderRefused.exit_code
     good = releases.changed(wheel, tmp_path / "good", "9.1")
 
@@ -170,7 +182,7 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path) -> None:
         site.await_acting(name)
     boots = {name: site.learners[name].assigned for name in ("a", "b")}
 
-    told, said = site.update(releases.changed(wheel, tmp_path / "bad", "9.2", CRASHES), "--all", code=refused)
+    told, said = site.update(releases.changed(wheel, tmp_path / "bad", "9.2", releases.CRASHES), "--all", code=refused)
     assert told["a"]["outcome"] == "undone" and "it ended with 10 before" in told["a"]["text"], told
     assert told["b"] == {"actor": "b", "outcome": "untouched"}
     site.await_acting("a")
@@ -189,3 +201,33 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path) -> None:
     assert told["a"]["outcome"] == "refused" and "not signed by this fleet's release key" in told["a"]["text"]
     assert site.learners["b"].assigned == boots["b"], "b was never started again"
     assert not [reason for reason in site.learners["b"].states[-1].vitals.refused if "release" in reason]
+
+
+def test_a_connection_that_is_cut_in_the_middle_of_the_pieces(site: Site, tmp_path: Path, wheel: Path) -> None:
+    """What is here is not sent again, by the same process over its next connection."""
+    large = releases.changed(wheel, tmp_path / "large", "9.1", more={"edge_actor/noise.bin": NOISE})
+    size = large.stat().st_size
+    assert size > 8 * release.PIECE_BYTES
+    site.make_key(site.key)
+    with network.Network() as made:
+        relay = made.relay(int(site.fleet.broker["port"]))
+        site.start("a", addresses=[f"127.0.0.1:{relay.port}"])
+        site.await_acting("a")
+        boot, before = site.learners["a"].assigned, relay.passed_bytes
+        relay.block_after(size // 2)
+        words = [sys.executable, "-m", "learner", *site.words(large, "a")]
+        home = os.environ | {"ACTORQ_HOME": str(site.home)}
+        with started(words, env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as updating:
+            assert relay.blocked.wait(30.0), f"half of it never came; the command ended with {updating.poll()}"
+            conftest.wait_until(lambda: not site.learners["a"].states[-1].online, "the broker misses the actor", 30.0)
+            relay.mend()
+            output, said = updating.communicate(timeout=100.0)
+        assert updating.returncode == errors.EXIT_OK, f"{said}\n{(tmp_path / 'a.log').read_text()[-3000:]}"
+        assert json.loads(output)["outcome"] == "done"
+        assert site.birth("a").release == "9.1"
+        sent = relay.passed_bytes - before
+    again = 3 * release.PIECE_BYTES  # the two that were on their way, and all else that a broker says
+    assert size < sent < size + again, f"{sent / 1e6:.1f} MB were sent of {size / 1e6:.1f}"
+    states = [state for state in site.learners["a"].states if state.boot >= boot]
+    assert len({state.boot for state in states}) == 2, "one process took all of it, and the next one is it"
+    assert not [reason for state in states for reason in state.vitals.refused if "release" in reason]

@@ -26,7 +26,7 @@ def test_fake_quantized_numbers_by_hand() -> None:
 def test_the_simulation_is_what_the_int8_model_does() -> None:
     policy, x = random_policy(3), observations()
     exact = reference.outputs(policy, x)
-    ranges = aware._Ranges(3)
+    ranges = aware._Limits(3)
     affine = input_scaling.from_ranges(x)
     scaled, inputs = input_scaling.compensate(policy, affine), affine.apply(x)
     ranges.measure(scaled, inputs)
@@ -88,6 +88,21 @@ def test_a_policy_that_loses_nothing_is_given_back_as_it_is() -> None:
     policy, x = (layers.Dense(np.eye(2, dtype=np.float32), np.array([0.5, -0.5], np.float32), "none"),), observations()
     apart = x[np.abs(x[:, 0] - x[:, 1] + 1) > 0.5, :2]
     assert aware.distil(policy, apart, steps=10) is policy
+
+
+def test_weights_are_chosen_by_whoever_ships_them() -> None:
+    policy, x = random_policy(2), observations()
+    asked: list[layers.PolicyLayers] = []
+
+    def judge(candidate: layers.PolicyLayers, rows: FloatArray, exact: FloatArray) -> FloatArray:
+        """Finds everything worse than what was there first."""
+        assert len(rows) == len(exact) == len(x) // 4
+        np.testing.assert_allclose(exact, reference.outputs(policy, rows), atol=1e-4)
+        asked.append(candidate)
+        return np.full(len(rows), len(asked), np.float32)
+
+    assert aware.distil(policy, x, steps=10, weight_bits=2, judge=judge) is policy
+    assert len(asked) == 2 + 5  # as it was, its values levelled, and five times while it was trained
 
 
 def test_continuous_actions_behind_tanh() -> None:

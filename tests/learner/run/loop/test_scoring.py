@@ -194,7 +194,7 @@ def test_every_evaluation_has_limits_and_one_at_a_control_rate_has_longer() -> N
 @pytest.mark.fault(25)
 def test_no_evaluation_lasts_beyond_the_end() -> None:
     found, recorder = begun()
-    found.end_s = 10.0
+    found.set_end(10.0)
     found.begin(POLICY, confirm=True)
     found.advance(ACTORS, 7.5)
     assert 2.0 < recorder.sent[-1][1].max_s < 2.5, "the answer has to come, too"

@@ -45,6 +45,7 @@ def test_the_summary_is_of_the_training_and_idle_is_the_share_of_it_that_waited(
     assert summary["breakdown"]["actors"]["spool"] == {"count": 2, "total_s": 0.5}
     assert summary["actors_cpu_s"] == pytest.approx(2.5)
     assert summary["learner_idle_share"] == 1.0
+    assert 0.0 < summary["training_s"] < 60.0
     assert 0.0 <= summary["learner_cpu_s"] < time.process_time()
     assert summary["env_steps_per_s"] == 0.0
 

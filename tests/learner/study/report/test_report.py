@@ -18,6 +18,7 @@ from matplotlib import figure
 
 from broker.contract import errors
 from learner import __main__ as command_line
+from learner.commands import report as report_command
 from learner.study import report
 from learner.study.compare import arguments, directory, plan
 from learner.study.report import breakdown, costs, curves, reading, svg
@@ -364,10 +365,10 @@ def test_neither_help_nor_what_trains_loads_the_library_that_draws() -> None:
 def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")
     (run / "report.html").mkdir()
-    command_line._draw(run)
+    report_command.draw(run)
     assert capsys.readouterr().err.startswith("no report is drawn: the page cannot be written")
     (run / "report.html").rmdir()
-    command_line._draw(run)
+    report_command.draw(run)
     assert capsys.readouterr().err == f"report: {run / 'report.html'}\n"
 
 

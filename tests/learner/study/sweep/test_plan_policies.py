@@ -29,6 +29,7 @@ def test_flags_become_a_request(tmp_path: Path) -> None:
     assert (found.bits, found.aware_bits, found.precisions) == ((2, 3, 4), (), ("int8-plain",))
     assert found.columns == ("random", "fp32", "int8-plain", "w2", "w3", "w4")
     assert asked("--bits", "8,4,4").bits == (4, 8)
+    assert asked("--distil-rounds", "5").distil_rounds == 5
     assert plan.bits_of("w4-aware") == (4, True) and plan.bits_of("w2") == (2, False) and plan.bits_of("fp16") is None
     assert arguments.given(parsed("--resume", "x")) == {}
     plan.check(found)
@@ -44,6 +45,7 @@ def test_every_precision_has_its_maker() -> None:
         ({"precisions": ("int9",)}, "precision 'int9' is unknown: there are fp16"),
         ({"bits": (1, 9)}, "weights of 1 bits are not offered.*weights of 9 bits"),
         ({"episodes": 1}, "--episodes must be at least 2, not 1"),
+        ({"distil_rounds": 0}, "--distil-rounds must be at least 1, not 0"),
         ({"calibration_episodes": 3}, "--calibration-episodes must be at least 4"),
         ({"precisions": (), "bits": (), "aware_bits": ()}, "nothing to compare"),
         ({"env_kwargs": "[]"}, "no JSON object"),

@@ -19,11 +19,12 @@ from broker.contract import errors, specs
 from learner import __main__ as main
 from learner.networks import layers, policy_value
 from learner.quantize import fp32
+from learner.quantize.distil import training
 from learner.study import trained
 from learner.study.sweep import cells, opening, plan
-from learner.study.user_models import recipe
+from learner.study.user_models import distilled, recipe
 from tests.learner.study import test_fidelity
-from tests.learner.study.user_models import test_env
+from tests.learner.study.user_models import test_distil, test_env
 
 pytestmark = pytest.mark.system
 SMALL = ["--episodes", "2", "--calibration-episodes", "4", "--precisions", "int8-recipe", "--bits", "3"]
@@ -118,6 +119,37 @@ def test_killed_in_the_middle_it_loses_no_cell_and_computes_none_twice(
     assert sorted(keys(path)) == sorted(keys(whole))
     returns = [{(one["policy"], one["column"]): one["returns"] for one in lines(each)} for each in (whole, path)]
     assert returns[0] == returns[1]
+
+
+def test_what_is_trained_is_the_same_once_more_and_a_student_plays_after_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_STEPS", 200)
+    test_distil.agent(tmp_path / "dqn-CartPole-v1.zip")
+    explored, played = distilled.explored, []
+
+    def recorded(model: bytes, number: int, *rest: Any) -> Any:
+        found = explored(model, number, *rest)
+        played.append((number, len(found[0]), len(found[1])))
+        return found
+
+    monkeypatch.setattr(distilled, "explored", recorded)
+    only = ["--episodes", "2", "--calibration-episodes", "4", "--precisions", "int8-distilled", "--aware-bits", "2"]
+    only += ["--steps", "100", "--distil-rounds", "2"]
+    paths = {"2": tmp_path / "one", "none": tmp_path / "other"}
+    for bits, path in paths.items():
+        command = ["study", "--policies", str(tmp_path / "dqn-CartPole-v1.zip"), "-o", str(path), *only]
+        assert main.main([*command, "--bits", bits]) == errors.EXIT_OK
+    cell, other = ({row["column"]: row for row in lines(path)} for path in paths.values())
+    assert list(cell) == ["random", "fp32", "int8-distilled", "w2", "w2-aware"]
+    assert not any(row["failed"] for row in cell.values())
+    for name, row in other.items():
+        assert row.get("sha256") == cell[name].get("sha256") and row["returns"] == cell[name]["returns"]
+    assert [number for number, _, _ in played] == [0, 1, 0, 1]
+    assert all(episodes == 10 and rows > 1000 for _, episodes, rows in played)
+    assert cell["int8-distilled"]["agreement"] > 0.95 and min(cell["int8-distilled"]["returns"]) > 400
+    assert cell["w2-aware"]["agreement"] > cell["w2"]["agreement"]
+    assert main.main(["study", "--resume", str(paths["2"]), "--distil-rounds", "3"]) == errors.RunError.exit_code
 
 
 @pytest.mark.parametrize("head", ["gaussian", "squashed_gaussian"])

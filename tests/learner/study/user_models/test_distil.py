@@ -22,11 +22,16 @@ TEACHER = Path(__file__).with_name("cartpole_dqn.npz")
 """float16 weights of a DQN that `actorq-learner demo` trained, two hidden layers of 32 units."""
 
 
-@pytest.fixture
-def teacher(tmp_path: Path) -> Path:
+def agent(path: Path) -> Path:
+    """That DQN as an agent's file."""
     with np.load(TEACHER) as file:
         tensors: dict[str, NDArray[Any]] = {name: file[name].astype(np.float32) for name in file.files}
-    return agents.save(tmp_path / "agent.zip", tensors, agents.box(np.full(4, -1), np.full(4, 1)), agents.discrete(2))
+    return agents.save(path, tensors, agents.box(np.full(4, -1), np.full(4, 1)), agents.discrete(2))
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    return agent(tmp_path / "agent.zip")
 
 
 def quantize(path: Path, *flags: str) -> int:
@@ -56,6 +61,8 @@ def test_a_student_ships_where_rounding_does_not(teacher: Path, capfd: pytest.Ca
     told = report["distil"]
     assert told["rounds"] >= 1 and told["judged"] in (1, 2) and told["unseen"] == ""
     assert told["wall_s"] > 0 and told["cpu_s"] > 0
+    took = report["seconds"]
+    assert took["distil"] == told["wall_s"] and told["judged_s"] < took["episodes"] < took["total"] - took["distil"]
     assert f"distil, round {told['rounds']}" in said.err and "return" in said.err  # progress
     places = template.locate(teacher.with_name("out.tflite").read_bytes(), 3, per_channel=True).layers
     assert all(len(np.unique(np.abs(place.weights[:, :4]))) == 2 for place in places)

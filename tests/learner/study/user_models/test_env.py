@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner import __main__ as main
+from learner.quantize import compare, gate
 from learner.study import play
-from learner.study.user_models import recipe, returns
+from learner.study.user_models import command, recipe, requests, returns
 from learner.study.user_models.formats import sb3
 from tests.learner.study.user_models import agents
 
@@ -48,6 +49,8 @@ def test_an_agent_is_calibrated_judged_and_written(tmp_path: Path, capfd: pytest
     assert report["returns"]["fp32"] == 500 and report["returns"]["low"] >= -0.05 * 500
     assert report["returns"]["random"] < 50 and report["returns"]["episodes"] == 10
     assert report["candidates"]["recipe"]["agreement"] > 0.9
+    took = report["seconds"]
+    assert 0 < took["episodes"] < took["total"] and took["distil"] == 0
 
 
 def test_a_policy_that_loses_is_inferior_and_more_episodes_are_not_asked_for(tmp_path: Path) -> None:
@@ -60,6 +63,27 @@ def test_a_policy_that_loses_is_inferior_and_more_episodes_are_not_asked_for(tmp
     assert not verdict.passed
     assert verdict.episodes == 10 and verdict.fp32 == 500 and verdict.compared.high < -400
     assert returns.judge(files[0], files[0], play.Task("CartPole-v1"), 10, 0, "q_values").passed
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "undecided"), [(-60.0, 10.0, True), (-60.0, -30.0, False), (-20.0, 5.0, False)]
+)
+def test_who_is_refused_for_want_of_episodes_is_told_so(
+    tmp_path: Path, low: float, high: float, undecided: bool
+) -> None:
+    """5 % of 520 - 20 may be lost, so 25."""
+    path = balancer(tmp_path / "agent.zip")
+    own: dict[str, Any] = {"model": path, "calibration": None, "output": tmp_path / "out.tflite", "precision": "int8"}
+    own |= {"outputs": None, "aware": False, "steps": 1, "seed": 0, "force": False, "verbose": False}
+    request = requests.Request(**own, env="CartPole-v1", episodes=50)
+    compared = compare.Returns(500.0, (low + high) / 2, low, high, low / 500, low >= -25)
+    played = returns.Verdict(400, 520.0, 20.0, compared, "", "")
+    assert played.is_undecided is undecided
+    subject = recipe.ChainSubject(sb3.read(path))
+    made = command._Candidate(
+        "recipe", subject.make(np.eye(4, dtype=np.float32), "int8"), gate.Verdict(True, ""), {}, 0.0
+    )
+    assert ("--episodes 200 may decide it" in command._refusal(request, subject, made, played).todo) is undecided
 
 
 @pytest.mark.parametrize(

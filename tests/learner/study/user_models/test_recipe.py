@@ -17,6 +17,7 @@ from learner.quantize import compare, fp32, scales
 from learner.quantize.tflite import interpreter
 from learner.study.user_models import keras_model, recipe
 from learner.study.user_models.formats import chain, keras_chain
+from tests.learner.quantize.distil import test_aware
 
 FloatArray = NDArray[np.float32]
 
@@ -84,6 +85,19 @@ def test_the_bytes_are_those_that_publish_makes(kind: str) -> None:
     policy, action, rows = grown(kind)
     made = recipe.ChainSubject(policy).make(rows, "int8")
     assert made.model == published(policy, action, rows)
+
+
+def test_training_does_not_harm_what_the_recipe_holds() -> None:
+    """Values near 95 are lost by the converter, whose model training simulates, and not by the recipe, which ships."""
+    rows, fresh = test_aware.observations(), test_aware.observations(10)
+    found = test_aware.random_policy(2, value=95)
+    policy = recipe.ChainSubject(chain.Policy(found, (4,), "values", None, None, False, ""))
+    exact = policy.exact(fresh).argmax(1)
+    plain, trained = (
+        (interpreter.run(made.model, fresh)[0].argmax(1) == exact).mean()
+        for made in (policy.make(rows, "int8"), policy.make_aware(rows, 100, 0))
+    )
+    assert plain > 0.95 and trained >= plain - 0.005, (plain, trained)
 
 
 def test_refining_holds_choices_that_hang_by_what_large_weights_leave_of_each_other() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from learner.study.compare import headroom, plan, rows, table
+from learner.study.compare import headroom, plan, ratios, table
 
 REQUEST = plan.Request(
     precisions=("float32", "int8"), hidden=((64, 64),), seeds=2, regimes=("actor-bound",), kinds=plan.KINDS
@@ -31,7 +31,7 @@ def record(precision: str, seed: int, kind: str = "throughput", failed: str = ""
 
 
 def found(*records: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["measure"]: row for row in rows.rows(REQUEST, records, PACES)}
+    return {row["measure"]: row for row in ratios.ratios(REQUEST, records, PACES)}
 
 
 BOTH = [record(precision, seed) for precision in ("float32", "int8") for seed in (0, 1)]
@@ -88,10 +88,10 @@ def test_runs_that_did_not_reach_the_threshold_are_counted() -> None:
     for row in (found(*reached)["threshold_s"], found(*reached)["actors_joules"]):
         assert row["runs"] == 1, "what the other run cost is not the cost of getting there"
         assert "1 of 2 runs of int8 did not reach it within 180 s" in row["explain"]
-    assert not list(rows.unreached(REQUEST, reached))
+    assert not list(ratios.unreached(REQUEST, reached))
     del reached[0]["figures"]["threshold_s"]
     assert not found(*reached)
-    assert list(rows.unreached(REQUEST, [*BOTH, *reached])) == [
+    assert list(ratios.unreached(REQUEST, [*BOTH, *reached])) == [
         "actor-bound, CartPole-v1 64x64: no ratio of times to the threshold, which 1 of 2 runs of int8 and 1 of 2 runs "
         "of float32 reached within 180 s"
     ]
@@ -102,7 +102,7 @@ def test_nothing_beside_it_makes_no_row() -> None:
 
 
 def test_the_table_has_ratio_and_interval() -> None:
-    text = table.table(list(rows.rows(REQUEST, BOTH, PACES)))
+    text = table.table(list(ratios.ratios(REQUEST, BOTH, PACES)))
     assert text.startswith("CartPole-v1, 64x64, actor-bound\n")
     line = next(line for line in text.splitlines() if "environment steps/s" in line)
     assert line.split()[-6:] == ["1/s", "4.00x", "4", "to", "4", "2"]

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from broker.contract import errors
-from broker.fleet import certificates, identity
+from broker.fleet import certificates, client_tls, identity
 from broker.serve.mosquitto import access, config, process
 from tests import conftest
 from tests.fakes import plain_client
@@ -35,7 +35,7 @@ def admission(users: dict[str, str]) -> access.Admission:
 def enter(port: int, user: str, secret: str = "") -> plain_client.PlainClient:
     """A client with a certificate of the fleet's."""
     credential = AUTHORITY.client("lab", user or "nobody", 1)
-    tls = certificates.client_context(AUTHORITY.certificate, credential)
+    tls = client_tls.client_context(AUTHORITY.certificate, credential)
     return plain_client.PlainClient(port, f"try-{user}", user, secret or USERS.get(user, ""), tls)
 
 

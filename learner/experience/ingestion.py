@@ -11,7 +11,7 @@ from broker.program import stopwatch
 from learner.experience import age, ledger, validate
 
 
-class Intake(Protocol):
+class Ingestion(Protocol):
     """Takes in experience; see `ingest.Ingest` for each of these."""
 
     @property

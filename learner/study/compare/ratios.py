@@ -54,7 +54,7 @@ MEASURES = (
 _WORK = {plan.THROUGHPUT: "equal steps", plan.THRESHOLD: "to the threshold"}
 
 
-def rows(request: plan.Request, records: Sequence[Record], paces: Mapping[Any, headroom.Pace]) -> Iterator[Record]:
+def ratios(request: plan.Request, records: Sequence[Record], paces: Mapping[Any, headroom.Pace]) -> Iterator[Record]:
     """Yields a row for each measure of each arm beside the reference, the first precision, of its regime and size.
 
     Args:

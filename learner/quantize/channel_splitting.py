@@ -1,4 +1,6 @@
-"""Refines one policy beyond what every publish has time for: where rounding activations costs too many choices.
+"""Splits channels of one policy and fits its outputs anew, where rounding activations costs too many choices.
+
+No publish has the time for it.
 
 Policies of action values often choose by a hundredth of what their last hidden layer carries, and 256 levels of it are
 then too few: on public DQN agents rounding those activations alone changes an eighth of the choices. Two steps, after
@@ -45,7 +47,7 @@ _BEYOND_CLIP = 0.05
 """The weight of rows where a saturated output does not count."""
 
 
-def refine(
+def split_and_refit(
     policy: layers.PolicyLayers, params: calibrate.QuantParams, observations: NDArray[Any], run: Run, *, end: float
 ) -> tuple[layers.PolicyLayers, calibrate.QuantParams]:
     """Returns layers and parameters for a more faithful int8 model.
@@ -78,8 +80,8 @@ def split(
     """Splits the channels of the last hidden layer, which is dense and has ReLU.
 
     Args:
-        policy: As for `refine`.
-        params: As for `refine`.
+        policy: As for `split_and_refit`.
+        params: As for `split_and_refit`.
         hidden: Outputs of that layer in fp32 [N, c].
     """
     at, last_at = [i for i, layer in enumerate(policy) if isinstance(layer, layers.Weighted)][-2:]
