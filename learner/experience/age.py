@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +27,23 @@ and needs one that was not held up; an actor's clock that was set back in betwee
 _UNHEARD = 0, 0.0
 _REMEMBERED = 4096
 """Messages whose ages the summary is made of: the newest."""
+
+
+class Dated(Protocol):
+    """A message as far as its age goes."""
+
+    @property
+    def boot(self) -> int: ...
+
+    @property
+    def created_ms(self) -> int: ...
+
+
+class Made(NamedTuple):
+    """The same of a message that is elsewhere."""
+
+    boot: int
+    created_ms: int
 
 
 class Ages:
@@ -78,7 +95,7 @@ class Ages:
         error_s = min(known[1])
         self._errors[actor_id] = boot, error_s if abs(error_s) > CLOCK_ERROR_S else 0.0
 
-    def age_s(self, actor_id: str, message: messages.Experience) -> float | None:
+    def age_s(self, actor_id: str, message: Dated) -> float | None:
         """Returns how old a message is now; None if its actor did not know the time."""
         if not message.created_ms:
             return None
@@ -97,7 +114,7 @@ class Ages:
         self.steps_too_old += len(message.reward)
         return True
 
-    def note_inserted(self, inserted: Iterable[tuple[str, messages.Experience]]) -> None:
+    def note_inserted(self, inserted: Iterable[tuple[str, Dated]]) -> None:
         """Takes note of messages, by actor, that have just entered replay for the first time."""
         for actor_id, message in inserted:
             if (age_s := self.age_s(actor_id, message)) is None:

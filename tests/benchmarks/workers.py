@@ -1,7 +1,8 @@
-"""Updates of a learner that samples from two shards of replay on Ray, beside one that has replay in its own process.
+"""Ingest workers on Ray beside a learner that does all in its own process: what they take in, and its updates.
 
-The same fleet in turn: Mosquitto with TLS, a real learner, two real actors of CartPole at a control rate. Batches are
-asked for one call ahead; everything shares this machine.
+What they take in is recorded (`_recorded.py`). Updates are of the same fleet in turn: Mosquitto with TLS, a real
+learner that samples from two shards of replay or from its own, two real actors of CartPole at a control rate. Batches
+are asked for one call ahead; everything shares this machine.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from broker.contract import errors, topics
-from tests.benchmarks import _load
+from tests.benchmarks import _load, _recorded
 
 TURNS = int(os.environ.get("WORKERS_TURNS", "3"))
+PARTS = os.environ.get("WORKERS_PARTS", "recorded,kill,updates").split(",")
 PHASE_S = float(os.environ.get("WORKERS_PHASE_S", "15"))
 LEARNER = [
     *("--learning-starts", "400", "--samples-per-insert", "100000", "--hidden", "256,256", "--batch-size", "64"),
@@ -27,9 +29,15 @@ LEARNER = [
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yields updates a second."""
+    """Yields rows of what is taken in, and one of updates a second."""
     if importlib.util.find_spec("ray") is None:
         raise errors.RuntimeMissing("Ray is not installed", todo="pip install 'actorq-fleet[ray]'")
+    if "recorded" in PARTS:
+        yield from _recorded.rows()
+    if "kill" in PARTS:
+        yield from _recorded.kill_rows()
+    if "updates" not in PARTS:
+        return
     pairs = [(_updates_per_s(2), _updates_per_s(0)) for _ in range(TURNS)]
     ratios = [sharded / local for sharded, local in pairs]
     yield {

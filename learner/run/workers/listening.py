@@ -48,6 +48,7 @@ class Listening:
         self._vouched = all(address.Address.parse(where).tls for where in addresses)
         self._inbox = inbox.Inbox(self._bucket_of if self._vouched else None, min(64, settings.message_steps))
         self._floods = floods.Floods()
+        self._came = False  # a message, the last time we looked
         self._followed: tuple[int, frozenset[str]] = (-1, frozenset())
         self.brokers = brokers.Brokers(
             addresses,
@@ -90,13 +91,25 @@ class Listening:
                 self._floods.count(self.topics.actor_id(topic), count)
         self._floods.stop_listening()
         self._follow()
-        while (raw := self._inbox.get(wait_s)) is not None:
+        while (raw := self._next(wait_s)) is not None:
             wait_s = 0.0
             topic, payload, retained = raw
             try:
                 yield self.topics.actor_id(topic), topic, payload, retained
             except errors.MessageError as error:
                 self.refused[error.reason] += 1
+
+    def _next(self, wait_s: float) -> inbox.Arrived | None:
+        """Returns what came first. Where one message follows another, this thread reads the sockets (as Session)."""
+        raw = self._inbox.get(0.0)
+        if raw is None and self._came:
+            self.brokers.poll()
+            raw = self._inbox.get(0.0)
+        if raw is None:
+            self.brokers.rest()
+            raw = self._inbox.get(wait_s)
+        self._came = raw is not None
+        return raw
 
     def state(self, actor_id: str, topic: str, payload: bytes) -> messages.ActorState:
         """Opens an actor's state.

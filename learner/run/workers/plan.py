@@ -79,7 +79,7 @@ class Begun(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A message that the ledger has, whatever became of it; `mark` counts the steps of its boot up to and with it."""
+    """Steps that the ledger has, whatever became of them; `mark` counts those of their boot up to and with them."""
 
     actor_id: str
     boot: int
@@ -88,12 +88,32 @@ class Received(NamedTuple):
     mark: int
 
 
+class Inserted(NamedTuple):
+    """Messages of a boot by one policy that entered replay, as far as the learner counts them.
+
+    Together, because each that is told of by itself would take a tenth of what taking it in does.
+
+    Attributes:
+        steps: Of all of them.
+        returns: Of the episodes that ended in them.
+        created_ms: When each of them was finished.
+    """
+
+    actor_id: str
+    boot: int
+    epoch: int
+    version: int
+    steps: int
+    returns: list[float]
+    created_ms: list[int]
+
+
 class Report(NamedTuple):
     """What a worker did since its last report.
 
     Attributes:
-        received: Messages that were committed.
-        inserted: Those that entered replay, by actor, without observations and actions.
+        received: What was committed, by boot and assignment.
+        inserted: What entered replay.
         samples: Some of them as a whole, for the audit.
         transitions: In replay now.
         pending_steps: Received, and not in replay yet.
@@ -105,7 +125,7 @@ class Report(NamedTuple):
     """
 
     received: list[Received]
-    inserted: list[tuple[str, messages.Experience]]
+    inserted: list[Inserted]
     samples: list[tuple[str, messages.Experience]]
     transitions: int
     pending_steps: int

@@ -45,6 +45,8 @@ ALONE_S = 60.0
 SAMPLE_S = 1.0
 """Least seconds between two messages of an actor that the learner gets as a whole."""
 _WAIT_S = 0.02
+_NOT_GRANTED = "grant"
+"""The verdict on more steps than were granted, which use up none of the grant."""
 LINES = 100
 """Lines of its log that one report of a worker tells."""
 AHEAD = 64
@@ -76,9 +78,9 @@ class Shard:
         self._told = plan.Told()
         self._asked_at = self._receipts_at = 0.0
         self._assigned: dict[tuple[str, int, int], int] = {}  # epochs of what is not committed yet, by message
-        self._received: list[plan.Received] = []
+        self._received: dict[tuple[str, int, int], tuple[int, int]] = {}  # steps, mark, by actor, boot and epoch
         self._accepted: deque[tuple[str, messages.Experience]] = deque()  # not yet in replay, in order
-        self._inserted: list[tuple[str, messages.Experience]] = []
+        self._inserted: dict[tuple[str, int, int, int], plan.Inserted] = {}  # by actor, boot, epoch and version
         self._samples: list[tuple[str, messages.Experience]] = []
         self._said: list[tuple[int, str]] = []
         self._sampled_at: dict[str, float] = {}
@@ -159,8 +161,8 @@ class Shard:
 
     def _news_so_far(self) -> plan.Report:
         report = plan.Report(
-            received=self._received,
-            inserted=self._inserted,
+            received=[plan.Received(*key, *found) for key, found in self._received.items()],
+            inserted=list(self._inserted.values()),
             samples=self._samples,
             transitions=len(self._replay),
             pending_steps=self._ingest.pending_steps,
@@ -173,7 +175,7 @@ class Shard:
                 for name, spent in stopwatch.added([self._ingest.times.totals(), self._ledger.times.totals()]).items()
             },
         )
-        self._received, self._inserted, self._samples, self._said = [], [], [], []
+        self._received, self._inserted, self._samples, self._said = {}, {}, [], []
         return report
 
     @_told
@@ -221,7 +223,8 @@ class Shard:
         with self._lock:
             self._check()
             self._commit(wait=True)
-            self._inserted += [(actor_id, outline(one)) for one in self._ingest.release(actor_id)]
+            for one in self._ingest.release(actor_id):
+                self._note_inserted(actor_id, one)
 
     @_told
     def discard(self, actor_id: str) -> int:
@@ -313,15 +316,29 @@ class Shard:
         for one in entries:
             epoch = self._assigned.pop((one.actor_id, one.boot, one.seq), None)
             if epoch is not None:
-                mark = one.step + one.steps
-                self._received.append(plan.Received(one.actor_id, one.boot, epoch, one.steps, mark))
+                key = one.actor_id, one.boot, epoch
+                steps, mark = self._received.get(key, (0, 0))
+                counted = 0 if one.verdict == _NOT_GRANTED else one.steps  # as Grants.count_received
+                self._received[key] = steps + counted, max(mark, one.step + one.steps)
+
+    def _note_inserted(self, actor_id: str, experience: messages.Experience) -> None:
+        key = actor_id, experience.boot, experience.epoch, experience.version
+        known = self._inserted.get(key)
+        if known is None:
+            known = self._inserted[key] = plan.Inserted(*key, 0, [], [])
+        self._inserted[key] = known._replace(steps=known.steps + len(experience.reward))
+        known.created_ms.append(experience.created_ms)
+        flags = experience.terminated.tolist(), experience.truncated.tolist()
+        for episode_return, terminated, truncated in zip(experience.episode_return.tolist(), *flags, strict=True):
+            if terminated or truncated:
+                known.returns.append(episode_return)
 
     def _commit(self, *, wait: bool) -> None:
         """Inserts what is durable into replay, and sends receipts; silent once another learner has the fleet."""
         for experience in self._ingest.commit(wait=wait):
             actor_id, accepted = self._accepted.popleft()
             assert accepted is experience
-            self._inserted.append((actor_id, outline(experience)))
+            self._note_inserted(actor_id, experience)
         now = time.monotonic()
         if wait or now - self._receipts_at >= self._told.receipt_s:
             self._receipts_at = now
@@ -349,17 +366,6 @@ class _Validator(validate.Validator):
     def note_committed(self, entries: Sequence[ledger.Entry]) -> None:
         super().note_committed(entries)
         self._on_commit(entries)
-
-
-def outline(experience: messages.Experience) -> messages.Experience:
-    """Returns a message without what training computes with: what the learner counts of it."""
-    return dataclasses.replace(
-        experience,
-        observation=experience.observation[:0].copy(),
-        action=experience.action[:0].copy(),
-        log_prob=experience.log_prob[:0].copy(),
-        reward=experience.reward.copy(),
-    )
 
 
 def lost(path: Path, shard: int) -> errors.RunError:

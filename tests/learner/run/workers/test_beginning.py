@@ -44,3 +44,20 @@ def test_a_ledger_that_is_gone_later_is_missed(tmp_path: Path) -> None:
     run_directory.ledgers(run.path, 2)[1].unlink()
     with pytest.raises(errors.RunError, match="worker 1 is missing"):
         prepare(run, 4, is_new=False)
+
+
+def test_a_ledger_that_is_broken_or_in_another_s_place_is_named(tmp_path: Path) -> None:
+    run = run_directory.RunDirectory.open(tmp_path / "run", resume=False)
+    prepare(run, 3, is_new=True)
+    first, second = run_directory.ledgers(run.path, 2)
+    whole = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(errors.RunError, match="that of shard 1 of 2, and stands in the place of 0 of 2") as caught:
+        prepare(run, 4, is_new=False)
+    assert caught.value.where == str(first)
+    first.write_bytes(b"no ledger at all" * 1000)
+    with pytest.raises(errors.RunError, match="the ledger is broken") as caught:
+        prepare(run, 4, is_new=False)
+    assert caught.value.where == str(first)
+    first.write_bytes(whole)
+    assert prepare(run, 5, is_new=False) >= {3, 5}, "put back, it is used again"

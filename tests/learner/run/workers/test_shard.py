@@ -103,12 +103,11 @@ def test_it_takes_in_its_shard_alone_and_what_was_granted(site: Site) -> None:
         site.send(seq)
     while site.receipt().seq < 3:  # the third one, too: it shall not come for ever
         pass
-    reports = [site.report()]
-    assert sum(one.steps for report in reports for one in report.received) == 9
-    inserted = [one for report in reports for _, one in report.inserted]
-    assert [one.seq for one in inserted] == [1, 2] and all(not len(one.observation) for one in inserted)
-    assert reports[-1].counts["messages_refused"] == {"grant": 1}
-    assert reports[-1].transitions == 6
+    report = site.report()
+    assert report.received == [plan.Received(HERE, 1, 1, 6, 9)], "refused ones use up none of a grant"
+    assert report.inserted == [plan.Inserted(HERE, 1, 1, 1, 6, [3.0, 3.0], [0, 0])]
+    assert report.counts["messages_refused"] == {"grant": 1}
+    assert report.transitions == 6
     batch = site.workers[-1].sample(4, 0)
     assert isinstance(batch, tuple) and [len(field) for field in batch] == [4] * 7
 
@@ -129,7 +128,7 @@ def test_the_next_worker_goes_on_from_the_ledger_and_counts_nothing_twice(site: 
     site.send(3)
     assert site.receipt().seq == 3
     report = site.report()
-    assert [one.seq for _, one in report.inserted] == [3]
+    assert [(one.steps, one.returns) for one in report.inserted] == [(3, [3.0])]
     assert report.counts["messages_refused"] == {"duplicate": 1}
 
 

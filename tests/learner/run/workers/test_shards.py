@@ -92,8 +92,12 @@ def alive(start: plan.Begun, *reports: Any) -> Callable[[], dict[str, Any]]:
 
 def report(*inserted: messages.Experience, mark: int = 0) -> plan.Report:
     came = [plan.Received("pi", 1, 4, len(one.reward), mark) for one in inserted]
+    found = [
+        plan.Inserted("pi", 1, one.epoch, one.version, len(one.reward), one.episode_return.tolist(), [one.created_ms])
+        for one in inserted
+    ]
     counts = {"experience_messages": len(inserted), "messages_refused": {"gap": 1}}
-    return plan.Report(came, [("pi", one) for one in inserted], [], 10, 0, 0, 0, counts, {})
+    return plan.Report(came, found, [], 10, 0, 0, 0, counts, {})
 
 
 def commit_often(made: shards.Shards) -> None:
@@ -111,7 +115,8 @@ def test_a_worker_that_dies_is_started_again_and_its_ledger_tells_what_it_did_no
     made = told.shards(place)
     made.begin()
     made.commit(wait=False)
-    assert [one.seq for one in made.commit(wait=False)] == [1]
+    counted = made.commit(wait=False)
+    assert [(len(one.reward), one.version, one.episode_return.tolist()) for one in counted] == [(3, 1, [3.0])]
     commit_often(made)
     assert made.restarts == 1 and place.started[0].killed
     assert told.missed == [(5, 1)], "8 steps and 2 episodes are in the ledger, 3 and 1 were reported"
