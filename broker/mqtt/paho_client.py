@@ -1,9 +1,9 @@
-"""paho's client, driven by its public loop interface, with two private methods overridden. The only file with paho.
+"""paho's client, driven by its public loop interface, with three private methods overridden. The only file with paho.
 
-paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, and writes
-each packet by itself. Each call lets go of Python's lock, and beside a thread that computes it then waits for that
-thread. The figures below are the CPU time per message that an override saves its receiver; how they were measured, and
-what was dropped, is in docs/decisions.md.
+paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, copies a
+payload three times more than it takes, and writes each packet by itself. Each call lets go of Python's lock, and beside
+a thread that computes it then waits for that thread. The figures below are the CPU time per message that an override
+saves its receiver; how they were measured, and what was dropped, is in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -117,6 +117,19 @@ class Client(mqtt.Client):
         self._at += len(taken)
         self.is_amid_packet = len(taken) < bufsize
         return taken
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        """Gives a message to its callback with one copy of its payload, not four: 22 % of 400 kB, 19 % of 4 MB."""
+        command, packet = self._in_packet["command"], memoryview(self._in_packet["packet"])
+        qos, name_end = command >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
+        start = name_end + 2 * qos
+        if qos > 1 or name_end == 2 or start > len(packet):
+            return super()._handle_publish()
+        message = mqtt.MQTTMessage(int.from_bytes(packet[name_end:start], "big"), bytes(packet[2:name_end]))
+        message.dup, message.qos, message.retain = bool(command & 8), qos, bool(command & 1)
+        message.payload = bytes(packet[start:])
+        self._handle_on_message(message)
+        return self._send_puback(message.mid) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _packet_write(self) -> MQTTErrorCode:
         """Makes one of the small packets that wait, and cuts it without a copy: 13 % of 200 B. DISCONNECT is paho's."""

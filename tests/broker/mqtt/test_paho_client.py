@@ -1,4 +1,4 @@
-"""Our client is of a paho whose private methods are known, and hears and acknowledges messages."""
+"""Our client makes of a packet what paho would make of it, of an odd one too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker.mqtt import paho_client as paho
 
 PAYLOAD = bytes(range(256)) * 300
 PUBLISH = 0x30
-OVERRIDDEN = ("_packet_write", "_sock_recv")
+OVERRIDDEN = ("_handle_publish", "_packet_write", "_sock_recv")
 
 
 def heard(client: mqtt.Client, command: int, packet: bytes) -> tuple[Any, ...]:
@@ -28,6 +28,32 @@ def heard(client: mqtt.Client, command: int, packet: bytes) -> tuple[Any, ...]:
     except Exception as error:  # whichever paho raises
         return type(error), *messages
     return code is MQTTErrorCode.MQTT_ERR_SUCCESS, *messages
+
+
+@pytest.mark.parametrize(
+    ("command", "packet"),
+    [
+        (PUBLISH, b"\x00\x03a/b" + PAYLOAD),
+        (PUBLISH, b"\x00\x03a/b"),
+        (PUBLISH | 1, b"\x00\x03a/b" + PAYLOAD),
+        (PUBLISH | 2, b"\x00\x03a/b\x12\x34" + PAYLOAD),
+        (PUBLISH | 8 | 2, b"\x00\x03a/b\x12\x34"),
+        (PUBLISH | 2, b"\x00\x03a/b\x12"),
+        (PUBLISH | 2, "\x00\x03ä/".encode() + b"\x12\x34x"),
+        (PUBLISH, b"\x00\x00" + PAYLOAD),
+        (PUBLISH, b"\x00\x09a/b"),
+        (PUBLISH, b"\x00"),
+        (PUBLISH, b""),
+        (PUBLISH | 6, b"\x00\x03a/b\x12\x34" + PAYLOAD),
+    ],
+)
+def test_a_message_reaches_its_callback_as_by_paho_itself(
+    monkeypatch: pytest.MonkeyPatch, command: int, packet: bytes
+) -> None:
+    for cls in (mqtt.Client, paho.Client):  # there is no socket for an acknowledgement
+        monkeypatch.setattr(cls, "_send_puback", lambda self, mid: MQTTErrorCode.MQTT_ERR_SUCCESS)
+    plain = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv311)
+    assert heard(paho.Client("x", 1.0), command, packet) == heard(plain, command, packet)
 
 
 def test_only_whole_messages_are_heard() -> None:
@@ -51,8 +77,9 @@ def test_what_is_overridden_is_there(name: str) -> None:
     assert callable(getattr(mqtt.Client, name)), f"look at {paho.__file__}"
 
 
-def test_what_is_used_of_paho_is_there() -> None:
-    assert hasattr(mqtt.Client(CallbackAPIVersion.VERSION2), "_out_packet"), f"look at {paho.__file__}"
+@pytest.mark.parametrize("name", ["_handle_on_message", "_send_puback", "_in_packet", "_out_packet"])
+def test_what_is_used_of_paho_is_there(name: str) -> None:
+    assert hasattr(mqtt.Client(CallbackAPIVersion.VERSION2), name), f"look at {paho.__file__}"
 
 
 def test_nothing_else_of_paho_is_overridden() -> None:
