@@ -6,6 +6,7 @@ at which QoS and retained or not, is in README.md beside this file.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
@@ -38,6 +39,16 @@ def shard_of(actor_id: str, shards: int) -> int:
     if not shards:
         return -1
     return int.from_bytes(hashlib.blake2b(actor_id.encode(), digest_size=8).digest(), "little") % shards
+
+
+@functools.lru_cache(4096)  # a learner asks for each message
+def _actor_id(fleet: str, topic: str) -> str:
+    parts = topic.split("/")
+    if len(parts) == 5 and parts[:3] == [ROOT, fleet, "ingest"] and _NAME.fullmatch(parts[4]):
+        return parts[4]
+    if len(parts) != 5 or parts[:3] != [ROOT, fleet, "actor"] or not _NAME.fullmatch(parts[3]):
+        raise errors.DecodeError("not an actor's topic", reason="topic", where=topic)
+    return parts[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +136,4 @@ class Topics:
         Raises:
             DecodeError: The topic is not one of this fleet's actor topics.
         """
-        parts = topic.split("/")
-        if len(parts) == 5 and parts[:3] == [ROOT, self.fleet, "ingest"] and _NAME.fullmatch(parts[4]):
-            return parts[4]
-        if len(parts) != 5 or parts[:3] != [ROOT, self.fleet, "actor"] or not _NAME.fullmatch(parts[3]):
-            raise errors.DecodeError("not an actor's topic", reason="topic", where=topic)
-        return parts[3]
+        return _actor_id(self.fleet, topic)

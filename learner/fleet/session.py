@@ -303,7 +303,7 @@ class Session:
     def _bucket_of(self, topic: str) -> tuple[str, str] | None:
         """Returns the bucket that pays for a topic: its own, if its actor is enrolled; others share one."""
         leaf = topic.rpartition("/")[2]
-        if leaf not in inbox.RATES or topic == self.topics.learner_state:
+        if leaf not in inbox.RATES or (leaf == "state" and topic == self.topics.learner_state):
             return None
         with contextlib.suppress(errors.MessageError):
             if self.topics.actor_id(topic) in self.macs:
@@ -351,7 +351,7 @@ class Session:
         self._enrolment.follow()
         leaf = topic.rpartition("/")[2]
         try:
-            if topic == self.topics.learner_state:
+            if leaf == "state" and topic == self.topics.learner_state:
                 self._learner(topic, payload)  # raises: `_hear_learner` has kept the good ones
             actor_id = self.topics.actor_id(topic)
             if leaf == "experience":
