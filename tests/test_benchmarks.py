@@ -174,7 +174,7 @@ def test_who_is_late_counts_with_the_limit() -> None:
     first, alone, second, _ = bench_peers.duel_rows(duel, found, 100.0)
     assert (first["value"], first["reference"], first["ratio"], first["runs"]) == (12.0, 100.0, 0.12, 3)
     assert "2 not within it" in first["explain"] and "so the ratio is a bound" in first["explain"]
-    assert (alone["value"], alone["reference"]) == (6.0, 100.0) and "training alone" in alone["case"]
+    assert (alone["value"], alone["reference"]) == (6.0, 100.0) and "loop of training" in alone["case"]
     assert (second["value"], second["reference"], second["runs"]) == (10.0, 24.0, 1)
     assert "bound" not in second["explain"]
     assert all(key in first for key in benchmarks.KEYS)

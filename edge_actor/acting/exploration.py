@@ -26,7 +26,9 @@ from broker.contract import draws, messages, specs
 BLOCK = draws.BLOCK
 """Rows drawn at once, and therefore the longest burst."""
 _PART = 1 << 15
-"""Numbers of noise for stochastic heads that are drawn at once, unless one row takes more: a millisecond's."""
+"""Numbers of noise for stochastic heads that are drawn at once: some three milliseconds'."""
+_PART_ROWS_MIN = 4
+"""Rows that are drawn at once, whatever that takes: each burst costs a turn of the acting loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Explorer:
         self._parts: Iterator[NDArray[np.float32]] | None = None
         self._part, self._part_end = np.zeros((0, n_envs, 0), np.float32), 0
         self._part_rows = BLOCK
-        while self._part_rows > 1 and self._part_rows * n_envs * action.size > _PART:
+        while self._part_rows > _PART_ROWS_MIN and self._part_rows * n_envs * action.size > _PART:
             self._part_rows //= 2
         self._reseed(seed, 0)
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import statistics
@@ -35,11 +36,11 @@ from tests.fakes import simulated_actor
 TURNS = int(os.environ.get("RECORDED_TURNS", "3"))
 MESSAGES = int(os.environ.get("RECORDED_MESSAGES", "16000"))
 """For each process."""
-KILL_MESSAGES = 24_000
+KILL_MESSAGES = int(os.environ.get("RECORDED_KILL_MESSAGES", "24000"))
 """For each of two, of which one is killed: more than the other one takes in until that is back."""
 STEPS = 256
 SHARDS, ACTORS_EACH = 2, 4
-_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 4 << 30 else None
 _BEGUN = re.compile(r"ingest workers? ha(?:s|ve) begun \((.*)\)")
 _LEARNER = [
     *("--replay-capacity", "1000000", "--max-env-steps", "1000000000", "--message-steps", str(STEPS)),

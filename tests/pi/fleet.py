@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from broker.contract import errors
 from learner.run import local_fleet
 from tests import conftest
 from tests.system.conftest import QUICK
@@ -65,7 +66,8 @@ def main(directory: Path, board: Path) -> None:
             named_s = time.monotonic() - began
             conftest.wait_until(lambda: told()["env_steps"] >= _STEPS, f"{_STEPS} steps were taken", _SOON_S)
             learner.terminate()
-            output, _ = learner.communicate(timeout=60.0)
+            output, _ = learner.communicate(timeout=_SOON_S)
+            assert learner.returncode == errors.EXIT_INTERRUPTED, learner.returncode
         finally:
             for actor in actors.values():
                 os.killpg(actor.pid, signal.SIGTERM)  # the shell and what it started

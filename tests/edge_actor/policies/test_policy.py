@@ -122,6 +122,9 @@ def test_each_step_has_the_log_probability_of_its_own_outputs_and_noise(
         np.testing.assert_array_equal(chosen, actions[step])
         np.testing.assert_array_equal(log_prob, found[step : step + 1])
     assert len(np.unique(found)) == 5
+    for steps in (1, 2, 4):  # a burst that ended early, or whose environment raised behind the policy
+        prefix = samples.log_probs(np.array(actions)[:steps, None])
+        np.testing.assert_allclose(prefix, found[:steps], rtol=1e-6)
     assert made.sampler(noise).log_probs(np.array(actions)[:0, None]).shape == (0, 1)
 
 
