@@ -69,12 +69,16 @@ _PREVIOUS_OPENINGS = {cls: f'{_START}"message":"{kind}","schema":"{_PREVIOUS}"' 
 _PLAIN = {int: "([0-9]{1,18})", str: r'\\"([0-9A-Za-z]*)\\"'}
 _CANONICAL = {
     cls: re.compile(
-        re.escape(_OPENINGS[cls]) + "".join(f',"{name}":"{_PLAIN[hint]}"' for name, hint in scalars.items()) + "},"
+        re.escape(f'{_START}"message":"{_KIND_OF[cls]}","schema":"')
+        + f'(?:{_SCHEMA}|{_PREVIOUS})"'
+        + "".join(f',"{name}":"{_PLAIN[hint]}"' for name, hint in scalars.items())
+        + "},"
     )
     for cls, (scalars, arrays) in _PLANS.items()
-    if arrays and set(scalars.values()) <= _PLAIN.keys()
+    if arrays and set(scalars.values()) <= _PLAIN.keys() and _KIND_OF[cls] not in previous.CHANGED
 }
-"""The metadata as we write them, of messages with nothing but plain fields beside arrays: one match, and no JSON."""
+"""The metadata as we write them, of messages with nothing but plain fields beside arrays, which both schemas say alike:
+one match, and no JSON."""
 _FIELDS = {cls: {"message", "schema", *scalars} for cls, (scalars, _) in _PLANS.items()}
 _LEGAL = {
     cls: {
@@ -113,11 +117,12 @@ def pieces(message: messages.Message, schema: int = messages.SCHEMA_VERSION) -> 
     """
     cls = type(message)
     scalars, names = _PLANS[cls]
-    older = None if schema == messages.SCHEMA_VERSION else _older(message)
+    is_ours, is_changed = schema == messages.SCHEMA_VERSION, _KIND_OF[cls] in previous.CHANGED
+    older = _older(message) if is_changed and not is_ours else None
     if older is not None:
         texts = [_PREVIOUS_OPENINGS[cls], *[f',"{name}":{_ENCODER.encode(text)}' for name, text in older.items()]]
     else:
-        texts = [_OPENINGS[cls]]
+        texts = [(_OPENINGS if is_ours or is_changed else _PREVIOUS_OPENINGS)[cls]]
         for name, hint in scalars.items():
             dump = _kept_dump if hint is _BIRTH else _dump
             texts.append(f',"{name}":{_ENCODER.encode(dump(getattr(message, name)))}')

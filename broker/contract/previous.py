@@ -15,6 +15,8 @@ import dataclasses
 from broker.contract import errors, messages, topics
 
 VERSION = 11
+CHANGED = frozenset({"assignment"})
+"""Kinds of messages that this schema says otherwise; of the others the number alone differs."""
 _NO_SHARD = "-1"
 
 
@@ -24,7 +26,7 @@ def read(kind: str, fields: dict[str, str]) -> dict[str, str]:
     Raises:
         DecodeError: It has one that this schema does not have.
     """
-    if kind != "assignment":
+    if kind not in CHANGED:
         return fields
     if "shard" in fields:
         raise errors.DecodeError(f"schema {VERSION} has no shard", reason="field")
@@ -33,7 +35,7 @@ def read(kind: str, fields: dict[str, str]) -> dict[str, str]:
 
 def written(kind: str, fields: dict[str, str]) -> dict[str, str] | None:
     """Returns fields of a message of ours as this schema has them; None where it cannot say the same."""
-    if kind != "assignment":
+    if kind not in CHANGED:
         return fields
     return {name: text for name, text in fields.items() if name != "shard"} if fields["shard"] == _NO_SHARD else None
 

@@ -71,7 +71,7 @@ class Dispatcher:
         if assignment.boot != self._connection.boot:
             return
         if self._connection.follow_shard(assignment.shard):
-            self._spool.rewind()  # whoever listens there was sent nothing of what is on its way
+            self._spool.rewind()  # whoever listens there may not have had what is on its way; else it is a duplicate
         if assignment.refused:
             raise errors.ActorRefused(
                 f"the learner refused this actor: {assignment.refused}",

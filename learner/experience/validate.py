@@ -10,7 +10,6 @@ number on its boot gets no receipt, so that nothing leaves a spool unless the le
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 from collections import Counter
@@ -387,10 +386,9 @@ def _position_of(body: bytes | memoryview, error: errors.DecodeError) -> _Positi
         DecodeError: `error`, if the message does not say.
     """
     try:
-        length = int.from_bytes(body[:8], "little")
-        metadata = json.loads(bytes(body[8 : 8 + min(length, codec.MAX_HEADER_BYTES)]))["__metadata__"]
+        metadata = codec.metadata(body)
         boot, seq, oldest, step = (int(metadata[name]) for name in ("boot", "seq", "oldest", "step"))
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (errors.DecodeError, ValueError, KeyError):
         raise error from None
     if not all(0 <= value < 2**63 for value in (boot, seq, oldest, step)):
         raise error

@@ -358,14 +358,14 @@ class Session:
                 return Arrival(actor_id, topic, payload, retained)
             body = self._enrolment.mac(actor_id).open(topic, payload)
             if leaf == "state":
-                return Arrival(actor_id, topic, self._state_of(actor_id, topic, body), retained)
+                return Arrival(actor_id, topic, self._state_of(actor_id, body, retained), retained)
             return Arrival(actor_id, topic, codec.decode(messages.Report, body), retained)
         except errors.MessageError as error:
             self.refused[f"{leaf}.{error.reason}"] += 1
             self._inbox.note_outcome(topic, len(payload), None)
             return None
 
-    def _state_of(self, actor_id: str, topic: str, body: bytes | memoryview) -> messages.ActorState:
+    def _state_of(self, actor_id: str, body: bytes | memoryview, retained: bool) -> messages.ActorState:
         """Decodes an actor's state. One of another schema is named, and told if it can be: if it is the newer side."""
         try:
             return codec.decode(messages.ActorState, body)
@@ -373,8 +373,11 @@ class Session:
             if error.reason == "schema":
                 told = f"{error.what}; {error.todo}"
                 _log.warning("actor %s is refused: %s", actor_id, told, extra=logs.once(("schema", actor_id)))
-                if self._claimed:
-                    self._refuse(actor_id, codec.metadata(body).get("boot", ""), told)
+                found = codec.metadata(body)
+                schema = found.get("schema", "")
+                is_newer = schema.isdecimal() and len(schema) < 9 and int(schema) > messages.SCHEMA_VERSION
+                if self._claimed and is_newer and not retained:
+                    self._refuse(actor_id, found.get("boot", ""), told)
             raise
 
     def _refuse(self, actor_id: str, boot: str, told: str) -> None:

@@ -29,6 +29,14 @@ EDITS = {
     "edge_actor/run/dispatcher.py": [
         ("        if self._connection.follow_shard(assignment.shard):\n", "        if False:\n"),
     ],
+    "edge_actor/experience/spool.py": [
+        (
+            "            return codec.with_oldest(body, held.seq)\n",
+            "            import dataclasses\n"
+            "            read = codec.decode(messages.Experience, body)\n"
+            "            return codec.encode(dataclasses.replace(read, oldest=held.seq))\n",
+        ),
+    ],
 }
 _COMPARES = """
 import sys

@@ -49,15 +49,16 @@ class Grants:
         """Returns whether so many steps more were granted to a boot, by this session or an earlier one of the run."""
         return steps <= self._credit(actor_id, boot, assigned_epoch)
 
-    def count_received(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> None:
-        """Counts what came of a grant, whether refused for its content or not; what was refused as `grant` is none."""
+    def count_received(self, actor_id: str, boot: int, assigned_epoch: int, steps: int) -> int:
+        """Counts what came of a grant, refused for its content or not; returns how many steps count: none beyond it."""
         left = self._credit(actor_id, boot, assigned_epoch) - steps
         if left < 0:
-            return
+            return 0
         if assigned_epoch != self._epoch:
             self._earlier[actor_id] = left
         else:
             self._received[actor_id, boot] = self._received.get((actor_id, boot), 0) + steps
+        return steps
 
     def _credit(self, actor_id: str, boot: int, assigned_epoch: int) -> float:
         if assigned_epoch != self._epoch:

@@ -45,8 +45,6 @@ ALONE_S = 60.0
 SAMPLE_S = 1.0
 """Least seconds between two messages of an actor that the learner gets as a whole."""
 _WAIT_S = 0.02
-_NOT_GRANTED = "grant"
-"""The verdict on more steps than were granted, which use up none of the grant."""
 LINES = 100
 """Lines of its log that one report of a worker tells."""
 AHEAD = 64
@@ -77,7 +75,8 @@ class Shard:
         self._has_begun = False
         self._told = plan.Told()
         self._asked_at = self._receipts_at = 0.0
-        self._assigned: dict[tuple[str, int, int], int] = {}  # epochs of what is not committed yet, by message
+        # Epoch, and steps that count, of what is not committed yet, by message
+        self._assigned: dict[tuple[str, int, int], tuple[int, int]] = {}
         self._received: dict[tuple[str, int, int], tuple[int, int]] = {}  # steps, mark, by actor, boot and epoch
         self._accepted: deque[tuple[str, messages.Experience]] = deque()  # not yet in replay, in order
         self._inserted: dict[tuple[str, int, int, int], plan.Inserted] = {}  # by actor, boot, epoch and version
@@ -301,8 +300,8 @@ class Shard:
         if validated is None or (experience := validated.experience) is None:
             return
         place = actor_id, experience.boot, experience.assigned_epoch, len(experience.reward)
-        self._grants.count_received(*place)
-        self._assigned[actor_id, experience.boot, experience.seq] = experience.assigned_epoch
+        counted = self._grants.count_received(*place)
+        self._assigned[actor_id, experience.boot, experience.seq] = experience.assigned_epoch, counted
         if validated.entry.verdict != ledger.OK:
             return
         self._accepted.append((actor_id, experience))
@@ -314,11 +313,11 @@ class Shard:
     def _note_committed(self, entries: Sequence[ledger.Entry]) -> None:
         """Takes note of what the learner may be told of: what died with us before would come again."""
         for one in entries:
-            epoch = self._assigned.pop((one.actor_id, one.boot, one.seq), None)
-            if epoch is not None:
+            found = self._assigned.pop((one.actor_id, one.boot, one.seq), None)
+            if found is not None:
+                epoch, counted = found
                 key = one.actor_id, one.boot, epoch
                 steps, mark = self._received.get(key, (0, 0))
-                counted = 0 if one.verdict == _NOT_GRANTED else one.steps  # as Grants.count_received
                 self._received[key] = steps + counted, max(mark, one.step + one.steps)
 
     def _note_inserted(self, actor_id: str, experience: messages.Experience) -> None:

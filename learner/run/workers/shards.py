@@ -78,7 +78,7 @@ class Shards:
         shards: How many.
         epoch: Of the learner's session.
         make_plan: Returns what the worker of a shard is told when it begins.
-        on_received: Called for each message that was committed, whatever became of it.
+        on_received: Called with steps that were committed, by boot and assignment, whatever became of them.
         on_missed: Called with steps and episodes that entered replay, of which a worker could tell no more.
         wake: Ends the wait of the loop; called on any thread.
 
@@ -319,7 +319,11 @@ class Shards:
 
     def wait(self, seconds: float) -> None:
         """Waits until some worker answers what it was asked last."""
-        futures.wait([one.answer for one in self.places if one.answer is not None], seconds, futures.FIRST_COMPLETED)
+        asked = [one.answer for one in self.places if one.answer is not None]
+        if asked:
+            futures.wait(asked, seconds, futures.FIRST_COMPLETED)
+        else:  # between two reports
+            time.sleep(min(seconds, GAP_S))
         self.meanwhile()
 
     # -- each worker, one step after the other ----------------------------------------------------------------------
