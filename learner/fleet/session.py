@@ -27,7 +27,7 @@ from broker.contract import address, codec, errors, messages, previous, signing,
 from broker.fleet import identity
 from broker.program import logs, stopwatch
 from learner import config
-from learner.fleet import brokers, enrolment, floods, inbox
+from learner.fleet import brokers, enrolment, floods, inbox, reader
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
@@ -56,7 +56,6 @@ class Session:
         take_over: Claim the fleet though another learner is live; that one ends.
 
     Attributes:
-        waited_s: How long `drain` has waited for something to arrive.
         times: `receive`: reading the sockets between two messages, and opening states and reports; `sign`: encoding and
             signing what goes out; `publish`: handing that to the sockets.
     """
@@ -94,7 +93,6 @@ class Session:
         self._enrolment = enrolment.Enrolment(fleet)
         self.macs = self._enrolment.macs
         self.refused: Counter[str] = Counter()
-        self.waited_s = 0.0
         self.times = stopwatch.Stopwatch("receive", "sign", "publish")
         self._settings, self._tls = settings, tls
         self._verifier = signing.LearnerVerifier(self.fleet.sealer.public_key)
@@ -105,7 +103,7 @@ class Session:
         self._vouched = vouched
         self._floods = floods.Floods()
         self._followed: tuple[int, frozenset[str]] = (-1, frozenset())  # of the enrolled, and whom of them not
-        self._came = False  # a message, the last time we looked
+        self._reader = reader.Reader(self._inbox, self.times)
         self._claimed = False
         self._leaves = [leaf for leaf in _LEAVES if leaf != "experience" or not settings.ingest_workers]
         self._take_over = take_over
@@ -269,7 +267,7 @@ class Session:
         if self._rival is not None:
             raise self._busy(self._rival)
         self._count_left_out()
-        while (raw := self._next(wait_s)) is not None:
+        while (raw := self._reader.next(self.brokers, wait_s)) is not None:
             wait_s = 0.0
             with self.times.time("receive"):
                 arrival = self._open(*raw)
@@ -277,24 +275,6 @@ class Session:
                 yield arrival
         if self._rival is not None:
             raise self._busy(self._rival)
-
-    def _next(self, wait_s: float) -> inbox.Arrived | None:
-        """Returns what came first. Where one message follows another, this thread itself reads the sockets.
-
-        A network thread would pass it Python's lock several times a message, which took a fifth of all that one costs.
-        """
-        raw = self._inbox.get(0.0)
-        if raw is None and self._came:
-            with self.times.time("receive", 0):
-                self.brokers.poll()
-            raw = self._inbox.get(0.0)
-        if raw is None:
-            self.brokers.rest()  # the caller may compute now: what a full socket did not take must go out meanwhile
-            began = time.perf_counter()
-            raw = self._inbox.get(wait_s)
-            self.waited_s += time.perf_counter() - began
-        self._came = raw is not None
-        return raw
 
     def note_outcome(self, topic: str, size_bytes: int, steps: int | None) -> None:
         """Pays an actor its tokens back, or takes more (see Inbox.note_outcome)."""
@@ -328,6 +308,11 @@ class Session:
             self._followed = followed
             heard = self.macs.keys() - followed[1]
             self.brokers.follow([self.topics.actor(name, leaf) for name in sorted(heard) for leaf in self._leaves])
+
+    @property
+    def waited_s(self) -> float:
+        """How long `drain` has waited for something to arrive."""
+        return self._reader.waited_s
 
     @property
     def waiting(self) -> int:

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 
 from broker.contract import address, codec, errors, messages, previous, signing, topics
 from broker.fleet import identity
+from broker.program import stopwatch
 from learner import config
-from learner.fleet import brokers, enrolment, floods, inbox
+from learner.fleet import brokers, enrolment, floods, inbox, reader
 
 
 class Listening:
@@ -48,7 +49,7 @@ class Listening:
         self._vouched = all(address.Address.parse(where).tls for where in addresses)
         self._inbox = inbox.Inbox(self._bucket_of if self._vouched else None, min(64, settings.message_steps))
         self._floods = floods.Floods()
-        self._came = False  # a message, the last time we looked
+        self._reader = reader.Reader(self._inbox, stopwatch.Stopwatch("receive"))
         self._followed: tuple[int, frozenset[str]] = (-1, frozenset())
         self.brokers = brokers.Brokers(
             addresses,
@@ -91,25 +92,13 @@ class Listening:
                 self._floods.count(self.topics.actor_id(topic), count)
         self._floods.stop_listening()
         self._follow()
-        while (raw := self._next(wait_s)) is not None:
+        while (raw := self._reader.next(self.brokers, wait_s)) is not None:
             wait_s = 0.0
             topic, payload, retained = raw
             try:
                 yield self.topics.actor_id(topic), topic, payload, retained
             except errors.MessageError as error:
                 self.refused[error.reason] += 1
-
-    def _next(self, wait_s: float) -> inbox.Arrived | None:
-        """Returns what came first. Where one message follows another, this thread reads the sockets (as Session)."""
-        raw = self._inbox.get(0.0)
-        if raw is None and self._came:
-            self.brokers.poll()
-            raw = self._inbox.get(0.0)
-        if raw is None:
-            self.brokers.rest()
-            raw = self._inbox.get(wait_s)
-        self._came = raw is not None
-        return raw
 
     def state(self, actor_id: str, topic: str, payload: bytes) -> messages.ActorState:
         """Opens an actor's state.
@@ -191,4 +180,4 @@ class Listening:
         elif state.epoch > self._epoch and (state.online or state.heartbeat):
             self.is_superseded = True
             self.brokers.mute()
-            self._inbox.wake()
+            self.wake()
