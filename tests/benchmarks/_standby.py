@@ -28,6 +28,7 @@ STANDBYS = 2
 HOW = {
     "kill": "kill -9 of the learner",
     "cut": "the learner cut off, and back",
+    "workers": "kill -9 of a learner with two ingest workers",
 }
 _LIMIT_S = 120.0
 _TAKES_OVER = "this standby takes over, and goes on with the run"
@@ -86,7 +87,8 @@ def _succeeded(how: str) -> Succession:
     with _load.Site(ACTORS) as site, network.Network() as net:
         run = site.directory / "run"
         relay = net.relay(site.addresses[0].port)
-        live = _learner(site, relay.port, ["--run-dir", str(run), "--actors", str(ACTORS), *_LEARNER])
+        workers = ["--ingest-workers", "2"] if how == "workers" else []
+        live = _learner(site, relay.port, ["--run-dir", str(run), "--actors", str(ACTORS), *_LEARNER, *workers])
         swarm = site.swarm("--rate", str(RATE))
         site.line(swarm)
         _wait(lambda: list(run.glob("checkpoints/*.npz")), "the learner has saved", live)
