@@ -24,7 +24,7 @@ from learner.networks import layers
 from learner.quantize.tflite import convert
 from tests import conftest
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import peers, scale, simulate
+from tests.benchmarks import age, peers, scale, simulate
 from tests.benchmarks.peers import __main__ as bench_peers
 from tests.benchmarks.peers import arms, mlp
 
@@ -110,8 +110,14 @@ def test_peers_refuse_a_file_that_was_cut() -> None:
 @pytest.mark.mosquitto
 def test_scale_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     conftest.require("mosquitto")
-    small = {"ENROLLED": 40, "REVOKED": 2, "ACTORS": 12, "RETURN_S": 0.5}
-    small |= {"MESSAGES": 20_000, "BOOTS": 10, "LEDGER_ACTORS": 20, "HELD": 100}
+    small: dict[str, object] = {"ENROLLED": 40, "REVOKED": 2, "ACTORS": 12, "RETURN_S": 0.5}
+    small |= {
+        "PARTS": ["shared", "ledger", "enrolled"],
+        "MESSAGES": 20_000,
+        "BOOTS": 10,
+        "LEDGER_ACTORS": 20,
+        "HELD": 100,
+    }
     for name, value in small.items():
         monkeypatch.setattr(scale, name, value)
     monkeypatch.setattr(ledger, "ROWS_KEPT", 1000)
@@ -124,6 +130,16 @@ def test_scale_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["case"].split(":")[0] for row in enrolled] == ["40 enrolled"] * 4
     assert [row["runs"] for row in enrolled if "acknowledgement" not in row["case"]] == [1, 2, 2]
     assert all(row["value"] > 0 for row in enrolled)
+
+
+@pytest.mark.parametrize(("age_s", "is_good"), [(7.0, True), (12.0, False)])
+def test_what_is_older_is_learned_from_later(age_s: float, is_good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(age, "LIMIT_S", 10.0)
+    monkeypatch.setattr(age, "_score", lambda *_: 500.0)  # as soon as there is a policy
+    found = age._learned("CartPole-v1", age_s, seed=0)
+    assert found.is_good == is_good
+    assert age_s < found.seconds if is_good else found.seconds == age.LIMIT_S
+    assert found.steps == age.ACTORS * age.RATES["CartPole-v1"] * found.seconds
 
 
 @pytest.mark.parametrize("size", [50, 400])

@@ -5,7 +5,8 @@ arrived since the one before; it runs on a thread of its own, because it waits f
 
     meta      id of this ledger, schema, and what readers need to know
     totals    one row: what has reached replay over the whole run, and what was refused
-    sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's
+    sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's.
+              Once a later one has begun, an earlier one commits nothing more, though no lock may keep it from the file
     marks     how far each boot is: of every actor the BOOTS_KEPT that were heard last, and all that have messages here
     conflicts the first number of a boot that came with two contents, if one did: from there on it gets no receipt
     messages  (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok`, what else keeps it out of
@@ -125,6 +126,10 @@ UPDATE meta SET value = '{_SCHEMA_VERSION}' WHERE key = 'schema';
 
 class Broken(errors.RunError):
     """The file is there and can be read, and is no sound ledger."""
+
+
+class Superseded(errors.RunError):
+    """A later session goes on with the run: this one writes nothing more."""
 
 
 class Entry(NamedTuple):
@@ -254,6 +259,7 @@ class Ledger:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
+        self._sessions: int | None = None  # of the run, with this one
         self._boots: dict[str, _Boots] = {}  # of the actors heard in this session
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
@@ -263,14 +269,17 @@ class Ledger:
     def begin_session(self, epochs: Iterable[int]) -> frozenset[int]:
         """Notes epochs of the run, that of the session that begins among them; returns all of the run's.
 
-        To be called before anything else is written. What it returns is durable: a session that is killed at any time
-        later is known to those that follow.
+        To be called before anything else is written, or read: until then an earlier session may write. What it returns
+        is durable: a session that is killed at any time later is known to those that follow.
         """
         with _named(self._path, "written"):
-            self._db.execute("BEGIN")
+            self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT OR IGNORE INTO sessions VALUES (?)", [(epoch,) for epoch in epochs])
+            self.last_id = self._began_after = max(*self._db.execute(_LAST_ID).fetchone())
+            found = frozenset(epoch for (epoch,) in self._db.execute("SELECT epoch FROM sessions"))
             self._db.execute("COMMIT")
-            return frozenset(epoch for (epoch,) in self._db.execute("SELECT epoch FROM sessions"))
+        self._sessions = len(found)
+        return found
 
     def marks(self) -> dict[tuple[str, int], Mark]:
         """Returns the last message of each boot, by actor and boot."""
@@ -461,6 +470,7 @@ class Ledger:
 
         Raises:
             StorageError: The disk does not take it.
+            Superseded: A later session goes on with the run.
             RunError: It cannot be written for another reason.
         """
         if self._commit is None:
@@ -491,8 +501,9 @@ class Ledger:
         ]
         bodies = [(id_, e.body) for id_, e in zip(ids, entries, strict=True) if e.body is not None]
         db = self._db
-        db.execute("BEGIN")
+        db.execute("BEGIN IMMEDIATE")
         try:
+            self._check_newest()
             _insert(db, "messages", rows)
             _insert(db, "payloads", bodies)
             if not self._keep and forget_before > self._forgotten:
@@ -501,12 +512,21 @@ class Ledger:
             if not self._keep:
                 self._prune(len(entries))
             db.execute("COMMIT")
-        except sqlite3.Error:
+        except (sqlite3.Error, Superseded):
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             self._boots.clear()
             raise
         self._forgotten = max(self._forgotten, forget_before)
+
+    def _check_newest(self) -> None:
+        (sessions,) = self._db.execute("SELECT count(*) FROM sessions").fetchone()
+        if self._sessions is not None and sessions != self._sessions:
+            raise Superseded(
+                "another learner goes on with this run, and this one ends",
+                where=str(self._path),
+                todo="nothing, if this machine stood still, or was cut off: a standby has taken its place",
+            )
 
     def _mark(self, ids: range, entries: Sequence[Entry]) -> None:
         """Moves the marks, and forgets those of boots that cannot come again."""

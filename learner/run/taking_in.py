@@ -85,6 +85,9 @@ def begin(
         return Taken(made, made, None, found, held, earlier_steps, [made.times])
     committed = _open_ledger(directory, train, actors, steps, counted, is_new=is_new)
     saving.epochs = committed.begin_session(saving.epochs)  # before any assignment: all that is recorded finds it there
+    inserted, episodes = committed.totals()
+    steps.limiter.set_inserted(inserted)
+    counted.set_episodes(episodes)
     validator = validate.Validator(
         fleet.macs,
         spec,
@@ -144,9 +147,6 @@ def _open_ledger(
             where=f"run: {found['env_id']}; actors: {actors.env_id}, {spec.describe()}",
             todo="start the actors with the run's environment, or start a new run",
         )
-    inserted, episodes = opened.totals()
-    steps.limiter.set_inserted(inserted)
-    counted.set_episodes(episodes)
     return opened
 
 

@@ -125,11 +125,13 @@ class Site:
         )
 
     def counts(self, report: dict[str, Any]) -> dict[str, int]:
-        """Messages of a swarm that the ledger took, by its report, and how many different ones they are."""
-        ledger_file = f"{(self._run / run_directory.LEDGER).as_uri()}?mode=ro"
+        """Messages of a swarm that the ledgers took, by its report, and how many different ones they are."""
         query = "SELECT count(*), count(DISTINCT actor || ' ' || seq) FROM messages WHERE verdict = 'ok' AND boot = ?"
-        with contextlib.closing(sqlite3.connect(ledger_file, uri=True)) as db:
-            messages, distinct = db.execute(query, (report["boot"],)).fetchone()
+        messages = distinct = 0
+        for path in run_directory.ledgers(self._run):
+            with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+                own = db.execute(query, (report["boot"],)).fetchone()
+            messages, distinct = messages + own[0], distinct + own[1]
         return {"messages": messages, "distinct": distinct}
 
     def line(self, child: subprocess.Popen[str]) -> str:

@@ -61,16 +61,16 @@ class Taken(NamedTuple):
 
 
 class Killed(NamedTuple):
-    """What became of two workers of which one was killed.
+    """What became of two workers of which some were killed.
 
     Attributes:
-        back_s: From the kill to the first receipt of the one that took its place.
-        kept: The other one's messages/s meanwhile, of those before.
+        back_s: From the kill to the first receipt of whoever took the place of each.
+        kept: The other one's messages/s meanwhile, of those before; None if there was none.
         lost: Messages that no ledger has; `twice`: that one has twice.
     """
 
     back_s: float
-    kept: float
+    kept: float | None
     lost: int
     twice: int
 
@@ -117,17 +117,24 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def kill_rows() -> Iterator[dict[str, Any]]:
-    """Yields what the kill of one of two workers under full load does."""
-    with _opened(2) as turn:
-        killed = turn.kill()
-    for case, value, unit, wanted in (
-        ("its shard takes in again after", killed.back_s, "s", "10 s at most is wanted"),
-        ("the other keeps of its messages/s meanwhile", killed.kept, "of before", "0.8 at least is wanted"),
-        ("messages lost", killed.lost, "messages", f"of {2 * KILL_MESSAGES}, {killed.twice} twice"),
-    ):
+    """Yields what the kill of one of two workers under full load does, and that of both at once."""
+    yield from _kill_rows("one of two ingest workers", 1)
+    yield from _kill_rows("both of two ingest workers at once", SHARDS)
+
+
+def _kill_rows(which: str, count: int) -> Iterator[dict[str, Any]]:
+    with _opened(SHARDS) as turn:
+        killed = turn.kill(count)
+    found = [
+        ("each shard of theirs takes in again after", killed.back_s, "s", "10 s at most is wanted"),
+        ("messages lost", killed.lost, "messages", f"of {SHARDS * KILL_MESSAGES}, {killed.twice} twice"),
+    ]
+    if killed.kept is not None:
+        found.append(("the other keeps of its messages/s meanwhile", killed.kept, "of before", "0.8 is wanted"))
+    for case, value, unit, wanted in found:
         yield {
             "benchmark": "workers",
-            "case": f"kill -9 of one of two ingest workers under all the load that they take: {case}",
+            "case": f"kill -9 of {which} under all the load that they take: {case}",
             "value": round(value, 3),
             "unit": unit,
             "reference": None,
@@ -234,10 +241,9 @@ class _Turn:
         ended = min(one[-1][0] for one in came)
         return Taken(sum(_rate(one, began, ended) for one in came), spent_us.pop("held"), spent_us)
 
-    def kill(self) -> Killed:
-        """Plays the same to two workers, and kills one of them when both have taken in a quarter."""
+    def kill(self, count: int) -> Killed:
+        """Plays the same to two workers, and kills so many of them when both have taken in a quarter."""
         shares = self._shares()
-        first = shares[0]
         recorded = self._record(shares, KILL_MESSAGES)
         self._hold()
         playing = threading.Thread(target=self._play, args=(recorded,))
@@ -247,18 +253,24 @@ class _Turn:
             "both have taken in a quarter",
         )
         assert min(self._newest(shares[1])) <= KILL_MESSAGES // len(shares[1]), "the other one has something left"
-        os.kill(self._pids()[0], signal.SIGKILL)
+        for pid in self._pids()[:count]:
+            os.kill(pid, signal.SIGKILL)
         killed_s = time.monotonic()
-        _player.wait(lambda: "ingest worker 0 is back" in self._log(), "the worker is back")
-        again = [recorded[0][min(self._newest(first)) - 1 :], []]  # as actors send again what has no receipt
+        back = [f"ingest worker {number} is back" for number in range(count)]
+        _player.wait(lambda: all(one in self._log() for one in back), "as many are back")
+        again = [  # as actors send again what has no receipt
+            chunks[min(self._newest(share)) - 1 :] if number < count else []
+            for number, (share, chunks) in enumerate(zip(shares, recorded, strict=True))
+        ]
         self._play(again)
         playing.join()
         self._await_receipts(shares, KILL_MESSAGES)
-        own, others = (self._receipts.counts(share) for share in shares)
-        before = max(count for at_s, count in own if at_s <= killed_s + 0.1)  # a receipt may have been on its way
-        back_s = next(at_s for at_s, count in own if count > before)
-        started_s = next(at_s for at_s, count in others if count >= KILL_MESSAGES / 20)
-        kept = _rate(others, killed_s, min(back_s, others[-1][0])) / _rate(others, started_s, killed_s)
+        came = [self._receipts.counts(share) for share in shares]
+        back_s = max(_first_after(killed_s + 0.1, one) for one in came[:count])  # a receipt may have been on its way
+        kept = None
+        for others in came[count:]:
+            started_s = next(at_s for at_s, taken in others if taken >= KILL_MESSAGES / 20)
+            kept = _rate(others, killed_s, min(back_s, others[-1][0])) / _rate(others, started_s, killed_s)
         total, distinct = self._in_ledgers()
         expected = 2 * KILL_MESSAGES + len(self._macs)
         return Killed(back_s - killed_s, kept, expected - distinct, total - distinct)
@@ -394,6 +406,12 @@ def _actors() -> list[str]:
         if len(own) < ACTORS_EACH:
             own.append(name)
     return sorted(name for own in found for name in own)
+
+
+def _first_after(since_s: float, counts: list[tuple[float, int]]) -> float:
+    """When the first receipt came of what had none by then."""
+    before = max(count for at_s, count in counts if at_s <= since_s)
+    return next(at_s for at_s, count in counts if count > before)
 
 
 def _rate(counts: list[tuple[float, int]], began_s: float, ended_s: float) -> float:

@@ -5,6 +5,8 @@ how soon they are back, and that nothing is lost.
 
 Most of the ten thousand are bundles on disk alone. Some are connected over TLS and revoked one after the other, while
 another actor publishes without pause: how long it waits for an acknowledgement is what a change of the fleet costs.
+
+SCALE_PARTS names some of its parts: shared, ledger, enrolled, standby (`_standby.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from broker.program import children
 from broker.serve.mosquitto import process
 from learner.experience import ledger
 from learner.fleet import enrolment
-from tests.benchmarks import _load
+from tests.benchmarks import _load, _standby
 from tests.fakes import plain_client
 
+PARTS = os.environ.get("SCALE_PARTS", "shared,ledger,enrolled,standby").split(",")
 ENROLLED = int(os.environ.get("ACTORQ_BENCH_ENROLLED", "10000"))
 FEW = 10
 ACTORS, BROKERS = 300, 3
@@ -47,12 +50,22 @@ _OUT_S = 60.0
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yields a row for start, revocation, acknowledgements, and the learner's look."""
+    """Yields the rows of each part."""
     if process.find() is None:
         raise errors.RuntimeMissing("Mosquitto is not installed", todo="sudo apt install mosquitto")
+    for name, rows in (
+        ("shared", _shared),
+        ("ledger", _resumed),
+        ("enrolled", _enrolled),
+        ("standby", _standby.rows),
+    ):
+        if name in PARTS:
+            yield from rows()
+
+
+def _enrolled() -> Iterator[dict[str, Any]]:
+    """Rows for start, revocation, acknowledgements, and the learner's look."""
     few, many = _measured(FEW), _measured(ENROLLED)
-    yield from _shared()
-    yield from _resumed()
     for key, what, unit in (
         ("up_s", "actorq-broker up serves after", "s"),
         ("out_ms", "a revoked actor is out after, the slowest", "ms"),

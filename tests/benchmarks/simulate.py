@@ -218,13 +218,21 @@ def run() -> Iterator[dict[str, Any]]:
         real = _real(size) if size in MEASURED else {}
         seconds = REAL_S if real else HOUR_S
         if real:
-            short = Simulation(size).run(WARM_S + 2.0 * min(JOIN_S, size / 100), seconds)
+            short = Simulation(size, message_s=real["message_s"]).run(
+                min(JOIN_S, size / 100) + _settle_s(size), seconds
+            )
+            explain = (
+                "reference is broker, learner and actors as processes, whose loop took "
+                f"{1e6 * real['message_s']:.0f} us for {MESSAGE_STEPS} steps, as the simulated one does; the budget "
+                f"ended at {real['budget']:.0f}, simulated {short.budget_per_s:.0f} messages a second; "
+                f"{real['delay_s']:.2f} s through the broker"
+            )
             for what, value in (
                 ("messages/s", short.messages),
                 ("steps/s", short.steps),
                 ("receipts/s", short.receipts),
             ):
-                yield _row(size, f"{what}, as on this machine", value / seconds, "1/s", real[what])
+                yield _row(size, f"{what}, as on this machine", value / seconds, "1/s", real[what], explain)
         hour = Simulation(size).run(2.0 * JOIN_S, HOUR_S)
         mean_s = hour.age_s / max(1, hour.steps)
         explain = (
@@ -273,7 +281,7 @@ def _real(size: int) -> dict[str, float]:
         swarm = site.swarm("--rate", str(RATE))
         site.line(swarm)
         site.newest_metrics()
-        time.sleep(WARM_S + 3 * size / budget.MESSAGES_PER_S)  # until each has sent, and been granted more, twice
+        time.sleep(_settle_s(size))
         first = site.newest_metrics()
         time.sleep(REAL_S)
         last = site.newest_metrics()
@@ -285,10 +293,21 @@ def _real(size: int) -> dict[str, float]:
         "messages/s": (last["messages"] - first["messages"]) / wall_s,
         "steps/s": (last["env_steps"] - first["env_steps"]) / wall_s,
     }
-    return per_s | {"receipts/s": per_s["messages/s"] * report["receipted"] / max(1, report["sent"])}
+    steps = per_s["steps/s"] / per_s["messages/s"]
+    return per_s | {
+        "receipts/s": per_s["messages/s"] * report["receipted"] / max(1, report["sent"]),
+        "message_s": 1.0 / last["ingest_capacity_per_s"] / max(1.0, steps / MESSAGE_STEPS),
+        "budget": last["message_budget_per_s"],
+        "delay_s": last["broker_delay_s"],
+    }
 
 
-def _row(size: int, what: str, value: float, unit: str, reference: float | None, explain: str = "") -> dict[str, Any]:
+def _settle_s(size: int) -> float:
+    """Seconds until each has sent, and been granted more, twice."""
+    return WARM_S + 3.0 * size / budget.MESSAGES_PER_S
+
+
+def _row(size: int, what: str, value: float, unit: str, reference: float | None, explain: str) -> dict[str, Any]:
     return {
         "benchmark": "simulate",
         "case": f"{size} actors at {RATE:g} steps/s: {what}",
@@ -298,5 +317,5 @@ def _row(size: int, what: str, value: float, unit: str, reference: float | None,
         "ratio": None if reference is None else round(value / reference, 3),
         "runs": 1,
         "spread": 0.0,
-        "explain": explain or "reference is broker, learner and actors as processes",
+        "explain": f"{explain}; load average {os.getloadavg()[0]:.1f}",
     }

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +97,10 @@ class Pattern:
             "reward": reward[:steps],
         }
 
-    def message(self, seq: int, oldest: int, step: int, epoch: int) -> list[bytes | memoryview]:
-        """Returns the encoded message number `seq`, after `step` steps, in pieces."""
+    def message(
+        self, seq: int, oldest: int, step: int, epoch: int, created_ms: int | None = None
+    ) -> list[bytes | memoryview]:
+        """Returns the encoded message number `seq`, after `step` steps, in pieces; made now, unless it says when."""
         return codec.pieces(
             messages.Experience(
                 boot=BOOT,
@@ -110,13 +112,24 @@ class Pattern:
                 epoch=0,
                 version=0,
                 draw=0,
-                created_ms=int(1e3 * time.time()),
+                created_ms=int(1e3 * time.time()) if created_ms is None else created_ms,
                 **self._arrays,
             )
         )
 
 
 _pattern = functools.lru_cache(maxsize=1024)(Pattern)
+
+
+class _Held(NamedTuple):
+    """A message without a receipt; sent again it says the same."""
+
+    seq: int
+    steps: int
+    sent_s: float
+    step: int
+    epoch: int
+    created_ms: int
 
 
 class Policies:
@@ -157,9 +170,9 @@ class SimulatedActor:
         self._mac = signing.ActorMac(bundle.mac_key)
         self._verifier = signing.LearnerVerifier(bundle.learner_key)
         self._assignment: messages.Assignment | None = None
-        self._held: collections.deque[tuple[int, int, float, int]] = collections.deque()  # seq, steps, sent, step
+        self._held: collections.deque[_Held] = collections.deque()
         self._told = False
-        self._made = self._recorded = self._beats = 0
+        self._made = self._recorded = self._before = self._beats = 0  # before: recorded for earlier learners
         self._orders = self._follow_orders(bundle, state) if state else None
         self._tls, self._password, self._is_new = bundle.tls(), bundle.password, True
         self.tries = attempts.Attempts([address.Address.parse(where) for where in bundle.brokers], self._tls)
@@ -251,26 +264,23 @@ class SimulatedActor:
         wanted = self._assignment
         if wanted is None or not self._load.rate:
             return self._load.message_steps
-        return min(self.full_steps, wanted.steps_granted - self._recorded)
+        return min(self.full_steps, self._left(wanted))
 
     def send(self) -> bool:
         """Sends the next message; returns false if window, grant or plan forbid it."""
         wanted, steps = self._assignment, self.message_steps
         if self._orders is not None and self._orders.paused:
             return False
-        if self._is_new or wanted is None or not 0 < steps <= wanted.steps_granted - self._recorded:
+        if self._is_new or wanted is None or not 0 < steps <= self._left(wanted):
             return False
         if 0 < self._load.messages <= self._made:
             return False
         if len(self._held) >= self._load.window:
             return False
         self._made += 1
-        oldest = self._held[0][0] if self._held else self._made
-        topic = self._topics.experience(self._id)
-        body = _pattern(steps).message(self._made, oldest, self._recorded, wanted.epoch)
-        payload = self._mac.seal(topic, *body)
         now = time.monotonic()
-        self._held.append((self._made, steps, now, self._recorded))
+        self._held.append(_Held(self._made, steps, now, self._recorded, wanted.epoch, int(1e3 * time.time())))
+        topic, payload = self._sealed(self._held[-1])
         self._recorded += steps
         self._tally.first_sent_s = self._tally.first_sent_s or now
         self._tally.sent += 1
@@ -280,6 +290,17 @@ class SimulatedActor:
         self._tally.held_max = max(self._tally.held_max, len(self._held))
         self.connection.publish(topic, payload)
         return True
+
+    def _left(self, wanted: messages.Assignment) -> int:
+        """Returns the steps that its learner still lets it record; each one grants anew."""
+        return wanted.steps_granted - (self._recorded - self._before)
+
+    def _sealed(self, held: _Held) -> tuple[str, bytes]:
+        """Returns the topic and the payload of a message."""
+        assert self._assignment is not None
+        topic = self._topics.experience(self._id, self._assignment.shard)
+        body = _pattern(held.steps).message(held.seq, self._held[0].seq, held.step, held.epoch, held.created_ms)
+        return topic, self._mac.seal(topic, *body)
 
     def _state(self, *, online: bool) -> bytes:
         birth = messages.Birth("Simulated-v0", SPEC, 1, "simulated", "", "none", "", 0.0)
@@ -313,21 +334,24 @@ class SimulatedActor:
                 self._orders.run(codec.decode(messages.Orders, body))
                 self.beat()
             else:
-                assignment = codec.decode(messages.Assignment, body)
-                if assignment.boot == BOOT:
-                    self._assignment = assignment
+                self._assign(codec.decode(messages.Assignment, body))
         if self._is_new and self.connection.subscribed:
             self._is_new = False
             self.beat()
             self._send_again()
 
+    def _assign(self, assignment: messages.Assignment) -> None:
+        before = self._assignment
+        if assignment.boot != BOOT or (before is not None and assignment.epoch < before.epoch):
+            return
+        self._assignment = assignment
+        if before is not None and assignment.session != before.session:  # it never saw what was sent before it came
+            self._before = self._recorded
+            self._send_again()
+
     def _send_again(self) -> None:
-        oldest = self._held[0][0] if self._held else 0
-        for seq, steps, _, step in self._held:
-            assert self._assignment is not None
-            topic = self._topics.experience(self._id)
-            body = _pattern(steps).message(seq, oldest, step, self._assignment.epoch)
-            self.connection.publish(topic, self._mac.seal(topic, *body))
+        for held in self._held:
+            self.connection.publish(*self._sealed(held))
 
     def _follow_orders(self, bundle: identity.Bundle, state: Path) -> runner.OrderRunner:
         """What the real actor does with orders, to the file; a directory for each."""
@@ -340,12 +364,12 @@ class SimulatedActor:
 
     def _acknowledge(self, receipt: messages.Receipt) -> None:
         now = time.monotonic()
-        while self._held and receipt.boot == BOOT and self._held[0][0] <= receipt.seq:
-            _, steps, sent_s, _ = self._held.popleft()
-            if sent_s >= self._tally.warm_until_s:
-                self._tally.receipt_s.append(now - sent_s)
+        while self._held and receipt.boot == BOOT and self._held[0].seq <= receipt.seq:
+            held = self._held.popleft()
+            if held.sent_s >= self._tally.warm_until_s:
+                self._tally.receipt_s.append(now - held.sent_s)
             self._tally.receipted += 1
-            self._tally.steps += steps
+            self._tally.steps += held.steps
             if not self._tally.warm_s and self._made > self._load.messages // 10:  # all have begun
                 self._tally.warm_s, self._tally.warm_steps = now, self._tally.steps
                 self._tally.receipt_s.clear()

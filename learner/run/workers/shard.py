@@ -117,8 +117,8 @@ class Shard:
     def _begin(self, path: Path, fleet: identity.Fleet) -> plan.Begun:
         task, train, spec = self._task, self._task.train, self._task.spec
         self._ledger = ledger.Ledger.open(path, keep=train.keep_experience)
-        steps, episodes = self._ledger.totals()
         epochs = self._ledger.begin_session(task.epochs)
+        steps, episodes = self._ledger.totals()
         settings = dataclasses.replace(
             task.algorithm, replay_capacity=task.algorithm.replay_capacity // train.ingest_workers
         )

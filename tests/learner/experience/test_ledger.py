@@ -241,6 +241,24 @@ def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
     again.close()
 
 
+def test_once_a_later_session_has_begun_an_earlier_one_commits_nothing_more(tmp_path: Path) -> None:
+    first = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
+    first.begin_session({3})
+    commit(first, entry(1))
+    second = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
+    commit(first, entry(2))  # nobody has succeeded it yet
+    second.begin_session({3, 7})
+    assert second.marks() == {("pi", 1): ledger.Mark(2, 112)}
+    first.begin([entry(3)], 99)
+    for _ in range(2):
+        with pytest.raises(ledger.Superseded, match="another learner goes on with this run"):
+            first.wait()
+    first.close()
+    commit(second, entry(3), entry(4))
+    assert seqs(second) == [1, 2, 3, 4]
+    second.close()
+
+
 def rows(book: ledger.Ledger, table: str = "messages") -> int:
     (count,) = book._db.execute(f"SELECT count(*) FROM {table}").fetchone()
     return int(count)

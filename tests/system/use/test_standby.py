@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import sqlite3
+import subprocess
 import threading
 import time
 import tomllib
@@ -12,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from broker.contract import codec, errors, messages
@@ -27,6 +31,7 @@ from tests import conftest
 from tests.learner.policies import test_adopting
 from tests.system import books
 from tests.system.conftest import QUICK
+from tests.system.delivery import test_take_over
 
 pytestmark = pytest.mark.system
 FLAGS = [*QUICK, "--keep-experience", "--evaluate-episodes", "0", "--message-steps", "100"]
@@ -53,12 +58,38 @@ def epoch_of_newest_policy(run: Path) -> int:
     return epoch
 
 
-def test_of_two_standbys_one_goes_on_where_the_killed_learner_was(
+def stand_still(learner: subprocess.Popen[str], run: Path) -> None:
+    """Stops a learner between two commits, and takes its locks, as shared storage does from one it hears nothing of."""
+    stopped = psutil.Process(learner.pid)
+    book = sqlite3.connect(run / run_directory.LEDGER, timeout=0.0, isolation_level=None)
+    with contextlib.closing(book):
+        while True:
+            learner.send_signal(signal.SIGSTOP)
+            conftest.wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, "it stands still")
+            try:
+                book.execute("BEGIN IMMEDIATE")
+                book.execute("ROLLBACK")
+                break
+            except sqlite3.OperationalError:  # a commit has the file
+                learner.send_signal(signal.SIGCONT)
+    (run / ".lock").unlink()
+
+
+def retained_epochs(fleet: local_fleet.LocalFleet) -> set[int]:
+    """Returns those under which a learner has said what the broker retains."""
+    listener = test_take_over.Listener(fleet)
+    try:
+        return set(listener.retained().values())
+    finally:
+        listener.close()
+
+
+def test_two_standbys_go_on_one_after_the_other_and_who_stood_still_stays_down(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fleet, run, said = start_fleet(), run_root / "run", Stderr(capfd)
     kept = books.Books(run_root / "books", run)
-    actors = [f"pi-{number}" for number in range(3)]
+    actors = ["pi", "pi-1", "pi-2"]
     for actor in actors:
         fleet.start_actor(actor, kept.environment(actor))
     live = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", "3"])
@@ -70,17 +101,30 @@ def test_of_two_standbys_one_goes_on_where_the_killed_learner_was(
     conftest.wait_until(lambda: epoch_of_newest_policy(run) > 0, "a policy is published", 60.0)
     epoch = epoch_of_newest_policy(run)
 
-    live.send_signal(signal.SIGKILL)
-    live.wait()
-    killed_at, rows = time.monotonic(), kept.rows()
-    conftest.wait_until(lambda: kept.rows() > rows, "experience is committed again", BACK_S)
-    conftest.wait_until(lambda: epoch_of_newest_policy(run) == epoch + 1, "the next session publishes", BACK_S)
-    back_s = time.monotonic() - killed_at
-    with capfd.disabled():
-        print(f"training went on {back_s:.1f} s after the kill")
-    kept.await_rows(50)
-    assert said.count("takes over, and goes on with the run") == 1
+    def await_successor(number: int, what: str) -> None:
+        lost_at, rows = time.monotonic(), kept.rows()
+        conftest.wait_until(lambda: kept.rows() > rows, "experience is committed again", BACK_S)
+        conftest.wait_until(lambda: epoch_of_newest_policy(run) == epoch + number, "the next session publishes", BACK_S)
+        back_s = time.monotonic() - lost_at
+        with capfd.disabled():
+            print(f"training went on {back_s:.1f} s after the learner {what}")
+        kept.await_rows(50)
+        assert said.count("takes over, and goes on with the run") == number
+
+    stand_still(live, run)
+    await_successor(1, "stood still")
     assert [one.poll() for one in standbys] == [None, None], "the other one goes on standing by"
+    live.send_signal(signal.SIGCONT)
+    assert live.wait(30.0) in (errors.FleetBusy.exit_code, errors.RunError.exit_code)
+    kept.await_rows(50)
+    assert retained_epochs(fleet) == {epoch + 1}, "whatever it said before it noticed is replaced"
+
+    lock = (run / ".lock").stat().st_ino
+    (second,) = [one for one in standbys if lock in inodes(one.pid)]
+    second.send_signal(signal.SIGKILL)
+    second.wait()
+    await_successor(2, "was killed")
+    assert retained_epochs(fleet) == {epoch + 2}
 
     for actor in actors:
         fleet.children[actor].send_signal(signal.SIGTERM)
@@ -91,6 +135,15 @@ def test_of_two_standbys_one_goes_on_where_the_killed_learner_was(
     conftest.wait_until(lambda: not kept.missing(kept.accepted(*lives)), "all that was accepted arrives", 20.0)
     balance = kept.balance(*lives)
     assert balance.holds and balance.dropped == 0, balance
+
+
+def inodes(pid: int) -> set[int]:
+    """Returns the files that a process has open."""
+    found = set()
+    for number in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(number.stat().st_ino)
+    return found
 
 
 @pytest.fixture
