@@ -1,8 +1,8 @@
 """Ingest workers on Ray beside a learner that does all in its own process: what they take in, and its updates.
 
 What they take in is recorded (`_recorded.py`). Updates are of the same fleet in turn: Mosquitto with TLS, a real
-learner that samples from two shards of replay or from its own, two real actors of CartPole at a control rate. Batches
-are asked for one call ahead; everything shares this machine.
+learner that samples from two shards of replay or from its own, two real actors of CartPole at a control rate.
+Everything shares this machine.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ ALONE_S = 60.0
 """Seconds without a question of the learner, after which a worker ends: whoever is next has its ledger."""
 SAMPLE_S = 1.0
 """Least seconds between two messages of an actor that the learner gets as a whole."""
-_WAIT_S = 0.02
+_WAIT_S = 0.1
+"""Seconds that a worker waits for what arrives, is committed or ends it, each of which ends the wait."""
 LINES = 100
 """Lines of its log that one report of a worker tells."""
 AHEAD = 64
@@ -74,6 +75,7 @@ class Shard:
         self._failure: errors.ActorqError | None = None
         self._has_begun = False
         self._told = plan.Told()
+        self._is_awaited = False  # the next report: the one that waits for news is to end
         self._asked_at = self._receipts_at = 0.0
         # Epoch, and steps that count, of what is not committed yet, by message
         self._assigned: dict[tuple[str, int, int], tuple[int, int]] = {}
@@ -154,7 +156,8 @@ class Shard:
         """Returns what came since the last report; waits up to `wait_s` for something."""
         with self._news:
             self._told, self._asked_at = told, time.monotonic()
-            self._news.wait_for(lambda: self._received or self._inserted or self._failure, wait_s)
+            self._news.wait_for(lambda: self._received or self._inserted or self._failure or self._is_awaited, wait_s)
+            self._is_awaited = False
             self._check()
             return self._news_so_far()
 
@@ -183,6 +186,7 @@ class Shard:
         with self._lock:
             self._check()
             self._commit(wait=True)
+            self._end_wait()
 
     @_told
     def sample(self, n: int, seed: int) -> tuple[NDArray[Any], ...] | None:
@@ -206,6 +210,7 @@ class Shard:
         """Keeps messages out of replay, as `Ingest.quarantine`."""
         with self._lock:
             self._check()
+            self._end_wait()
             return self._ingest.quarantine([one for one in transitions if one >= self._replay.oldest])
 
     @_told
@@ -214,6 +219,7 @@ class Shard:
         with self._lock:
             self._check()
             self._commit(wait=True)
+            self._end_wait()
             return self._ingest.hold(actor_id, since)
 
     @_told
@@ -224,6 +230,7 @@ class Shard:
             self._commit(wait=True)
             for one in self._ingest.release(actor_id):
                 self._note_inserted(actor_id, one)
+            self._end_wait()
 
     @_told
     def discard(self, actor_id: str) -> int:
@@ -231,6 +238,7 @@ class Shard:
         with self._lock:
             self._check()
             self._commit(wait=True)
+            self._end_wait()
             return self._ingest.discard(actor_id)
 
     def close(self) -> plan.Report | None:
@@ -238,6 +246,7 @@ class Shard:
         self._ending.set()
         with self._news:
             if self._has_begun:
+                self._listening.wake()
                 self._news.wait_for(lambda: self._failure is not None, LOCK_S)
             return self._news_so_far() if isinstance(self._failure, plan.Alone) else None
 
@@ -344,6 +353,11 @@ class Shard:
             receipts.send(self._listening.retain_all, self._listening.topics, self._ingest.receipts())
         if self._inserted or self._received:
             self._news.notify_all()
+
+    def _end_wait(self) -> None:
+        """Has a report that waits for news tell what has changed."""
+        self._is_awaited = True
+        self._news.notify_all()
 
     def _check(self) -> None:
         if self._failure is not None:

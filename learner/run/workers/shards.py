@@ -32,7 +32,8 @@ ANSWER_S = 30.0
 """Seconds in which it must answer; one that stands still for longer is ended, and started again."""
 GAP_S = 0.05
 """Least seconds between two reports of a worker: each call of Ray takes either side a millisecond or two."""
-_REPORT_S = 0.05
+_REPORT_S = 1.0
+"""Seconds for which a report waits for news, which ends the wait: where there is none, questions alone cost."""
 _DEATHS, _DEATHS_S = 5, 60.0
 """Deaths of one worker, and seconds, within which so many are no accident."""
 _SLICE_S = 0.5
@@ -91,6 +92,7 @@ class Shards:
         meanwhile: Called again and again while an answer is waited for: the learner's heartbeat.
         times: The workers' stages, added up.
         restarts: Workers that were started again.
+        put_aside: How many times experience was held back or quarantined: what was drawn before may have it.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Shards:
         self.receipt_s: Callable[[], float] = lambda: 0.0
         self.meanwhile: Callable[[], None] = lambda: None
         self.times = stopwatch.Stopwatch("decode", "ledger", "replay_insert")
-        self.restarts = 0
+        self.restarts = self.put_aside = 0
         self._epoch = epoch
         self._pids: dict[int, int] = {}  # of those that have begun
         self._marks: dict[tuple[str, int], int] = {}  # steps of each boot that the ledgers are known to have
@@ -166,8 +168,8 @@ class Shards:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until the loop has to ask for reports."""
-        return GAP_S
+        """Seconds until the loop has to ask for reports; an answer ends its wait."""
+        return GAP_S if any(one.answer is None for one in self.places) else _SLICE_S
 
     @property
     def steps_held(self) -> int:
@@ -197,9 +199,10 @@ class Shards:
         if wait:
             with contextlib.suppress(errors.FleetBusy):  # a checkpoint is saved all the same: the ledgers have the rest
                 for one in self.places:
+                    if one.is_live:
+                        self._ask(one, "flush")  # which ends the wait of the report that is under way
                     self._finish_report(one)
                     if one.is_live:
-                        self._ask(one, "flush")
                         self._note_report(one, self._ask(one, "report", self._tell(), 0.0))
         else:
             self._advance()
@@ -217,6 +220,7 @@ class Shards:
             own = one >> _SHARD_BITS, one >> _LIFE_BITS & (_LIVES - 1)
             by_worker.setdefault(own, []).append(one & ((1 << _LIFE_BITS) - 1))
         found: list[ledger.Source] = []
+        self.put_aside += 1
         for (shard, life), ids in by_worker.items():
             # The next worker of the place counts its transitions anew, and would take others for these
             if self.places[shard].life % _LIVES == life and (asked := self.ask_later(shard, "quarantine", ids)):
@@ -226,6 +230,7 @@ class Shards:
     def hold(self, actor_id: str, since: tuple[int, int] | None) -> int:
         """Holds an actor's experience back from now on (see Ingest.hold)."""
         self.held.add(actor_id)
+        self.put_aside += 1
         steps: int = self._ask(self._of(actor_id), "hold", actor_id, since)
         return steps
 

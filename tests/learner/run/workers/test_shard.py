@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,20 @@ def test_the_next_worker_goes_on_from_the_ledger_and_counts_nothing_twice(site: 
     report = site.report()
     assert [(one.steps, one.returns) for one in report.inserted] == [(3, [3.0])]
     assert report.counts["messages_refused"] == {"duplicate": 1}
+
+
+def test_a_report_that_waits_for_news_tells_at_once_what_was_held_back_meanwhile(site: Site) -> None:
+    site.begin()
+    site.assign(100)
+    site.send(1)
+    assert site.receipt().seq == 1
+    assert site.report().transitions == 3
+    worker = site.workers[-1]
+    with futures.ThreadPoolExecutor(1) as learner:
+        waiting = learner.submit(worker.report, plan.Told(1), 30.0)
+        assert worker.hold(HERE, (1, 0)) == 3
+        found = waiting.result(15.0)
+    assert isinstance(found, plan.Report) and (found.transitions, found.steps_held) == (0, 3)
 
 
 def test_a_learner_of_a_higher_epoch_silences_it_and_gets_its_ledger(site: Site) -> None:

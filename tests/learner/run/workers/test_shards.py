@@ -177,9 +177,12 @@ def test_batches_are_uniform_over_all_shards_and_others_stand_in_for_one_that_di
     assert batch.observation.std(1).min() > 0, "shards are mixed in each minibatch"
     np.testing.assert_array_equal(batch.ids >> 56, batch.observation.astype(int))
     place.started[1].answers["sample"] = cluster.Died("killed")
-    memory.sample(10, 100, np.random.default_rng(1))  # was asked for before that
-    batch = memory.sample(10, 100, np.random.default_rng(2))
-    assert batch.ids.shape == (10, 100) and made.restarts == 1
+    for _ in range(100):  # some were asked for before that
+        batch = memory.sample(10, 100, np.random.default_rng(2))
+        assert batch.ids.shape == (10, 100)
+        if made.restarts:
+            break
+    assert made.restarts == 1
     assert batch.observation.max() == 0.0, "all of the shard that is there"
     assert len(memory) == 100
 
@@ -201,6 +204,48 @@ def test_a_batch_waits_for_the_next_worker_where_all_have_died() -> None:
     batch = memory.sample(2, 5, np.random.default_rng(0))
     assert made.restarts == 1 and (batch.observation == 7).all(), "all of it is of the worker that came back"
     assert len(beats) > before, "the learner is heard meanwhile"
+
+
+def counting(asked: list[int]) -> Callable[[int, int], Any]:
+    """Returns a `sample` of a worker that notes how many transitions it was asked for, and numbers the questions."""
+
+    def sample(n: int, seed: int) -> tuple[Any, ...]:
+        asked.append(n)
+        return (*[np.full(n, len(asked), np.float32)] * 6, np.arange(n))
+
+    return sample
+
+
+def test_small_batches_of_several_calls_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "STALE_S", 1e9)
+    monkeypatch.setattr(sampling, "DRAW_S", 1e9)
+    monkeypatch.setattr(sampling, "DRAW_BYTES", 10 * 6 * (6 * 4 + 8))
+    asked: list[int] = []
+    made = Counted().shards(Scripts(one_of(100, sample=counting(asked))))
+    made.begin()
+    memory, rng = sampling.ShardedReplay(made, 1000), np.random.default_rng(0)
+    batches = [memory.sample(2, 3, rng) for _ in range(22)]
+    assert asked == [6, 60, 60, 60], "one call, whose size is not known, then as many as fit, the last ones ahead"
+    assert all(one.observation.shape == (2, 3) for one in batches)
+    found = np.sort(np.concatenate([one.ids.reshape(-1) for one in batches[1:11]]))
+    np.testing.assert_array_equal(found, np.arange(60), "each transition of a draw once")
+    monkeypatch.setattr(sampling, "STALE_S", -1.0)
+    asked.clear()
+    assert memory.sample(2, 3, rng).observation.min() == 1.0, "what is of before is forgotten"
+
+
+def test_nothing_that_was_drawn_before_an_actor_was_held_back_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "DRAW_S", 1e9)
+    asked: list[int] = []
+    made = Counted().shards(Scripts(one_of(100, sample=counting(asked), hold=3, quarantine=[])))
+    made.begin()
+    memory, rng = sampling.ShardedReplay(made, 1000), np.random.default_rng(0)
+    for put_aside in (lambda: made.hold("pi", None), lambda: made.quarantine([1])):
+        for _ in range(3):
+            memory.sample(2, 3, rng)
+        put_aside()
+        before = len(asked)
+        assert memory.sample(2, 3, rng).observation.min() > before
 
 
 def test_with_all_workers_dead_there_is_nothing_to_sample() -> None:
