@@ -125,10 +125,11 @@ def _scraped(url: str) -> Iterator[dict[str, Any]]:
 def _cost(site: _load.Site, watch: subprocess.Popen[str], url: str) -> dict[str, Any]:
     """Compares a learner's updates with those in turns in which the page's process is stopped."""
     passes = site.directory / "passes.txt"
+    # 32 samples of each step: the fleet offers more than it can use, and still acts; with many more it would be held
     learner = site.spawn(
         ["tests.benchmarks._noted", str(passes), "-", "train", "--fleet", _load.FLEET, "--broker", site.address]
         + ["--json", "--no-energy", "--evaluate-episodes", "0", "--run-dir", str(site.directory / "run")]
-        + ["--actors", "1", "--samples-per-insert", "256", "--batch-size", "128", "--learning-starts", "10000"]
+        + ["--actors", "1", "--samples-per-insert", "32", "--batch-size", "128", "--learning-starts", "1000"]
         + ["--max-env-steps", "1000000000", "--publish-period-updates", "1000", "--checkpoint-period-s", "3600"]
     )
     reading = threading.Thread(target=_read, args=(f"{url}events",), daemon=True)
