@@ -39,7 +39,7 @@ def main(passes: str, checks: str, argv: list[str]) -> int:
             noted.write(f"{time.monotonic()} {self.parts.algorithm.updates}\n")
 
         if checks != "-":
-            auditor.Auditor._check = tossed_check  # type: ignore[method-assign]
+            auditor.Auditor._check = tossed_check  # type: ignore[assignment, method-assign]
         training_loop.TrainingLoop._tick = noted_tick  # type: ignore[method-assign]
         return program.main(argv)
 

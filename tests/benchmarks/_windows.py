@@ -56,6 +56,6 @@ def compare(passes: NDArray[np.float64], windows: NDArray[np.float64], length_s:
     own = rate(at, at + length_s)
     told = own / rate(middle - AROUND_S, middle + AROUND_S)
     on, off = told[is_on], told[~is_on]
-    value = on.mean() / off.mean()
-    error = value * np.hypot(*(one.std(ddof=1) / len(one) ** 0.5 / one.mean() for one in (on, off)))
-    return Ratio(float(value), float(error), len(told), float(own[is_on].mean()), float(own[~is_on].mean()))
+    value = float(on.mean() / off.mean())
+    error = value * sum(one.var(ddof=1) / len(one) / one.mean() ** 2 for one in (on, off)) ** 0.5
+    return Ratio(value, float(error), len(told), float(own[is_on].mean()), float(own[~is_on].mean()))
