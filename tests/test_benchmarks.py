@@ -24,7 +24,7 @@ from learner.networks import layers
 from learner.quantize.tflite import convert
 from tests import conftest
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import age, peers, scale, simulate
+from tests.benchmarks import _windows, age, peers, scale, simulate
 from tests.benchmarks.peers import __main__ as bench_peers
 from tests.benchmarks.peers import arms, mlp
 
@@ -214,3 +214,19 @@ def test_without_the_peers_it_says_how_to_get_them(
     assert "to do: make peers" in capsys.readouterr().err
     assert bench_peers.main(["chess"]) == errors.ConfigError.exit_code
     assert "choose among updates, cartpole" in capsys.readouterr().err
+
+
+def test_a_tenth_that_is_lost_in_short_windows_is_found_beside_more_drift() -> None:
+    rng = np.random.default_rng(27)
+    at = np.arange(0.0, 60.0, 0.25)
+    windows = np.stack([at, rng.integers(2, size=len(at))], 1)
+    seconds = np.arange(0.0, 60.0, 0.001)
+    speed = 1000.0 * (1.0 + 0.3 * np.sin(seconds / 5.0)) * rng.normal(1.0, 0.2, len(seconds))
+    speed *= 1.0 - 0.1 * np.repeat(windows[:, 1], 250)
+    passes = np.stack([seconds, np.cumsum(speed) * 0.001], 1)[::12]
+    found = _windows.compare(passes, windows, 0.25)
+    assert found.error < 0.01 and abs(found.value - 0.9) < 3 * found.error
+    assert found.windows == len(at) - 18, "those at the ends have no rate around them"
+    shuffled = np.stack([at, rng.permutation(windows[:, 1])], 1)
+    none = _windows.compare(passes, shuffled, 0.25)
+    assert abs(none.value - 1.0) < 3 * none.error

@@ -1,11 +1,13 @@
 """What it costs and finds when a learner computes steps of its actors again (learner/audit).
 
-Cost: a learner trains beside actors at a control rate, with audits in every other turn of two seconds, and without.
-Found: four actors that lie, each in its own way, and an honest one, at a
-share of 1 %: from the policy with which the lie begins until it is named. Honest steps: the actor's own code acts with
-each kind of policy, and every step is computed again; of each policy a message with the actions moved by a step must
-be found. `AUDIT_PHASE_S=0 AUDIT_NAMINGS=0` leaves the others out, and AUDIT_HONEST_SEED=0, 1, ... are other policies,
-episodes and draws, so that many steps may come in parts: the rows add up.
+Cost: a learner trains beside actors at a control rate and checks as much as it ever may (auditor.DUTY), but for every
+other check, by the toss of a coin: what one takes of the updates in the moment after it, times how often one is due.
+A check takes milliseconds, and rates by the second differ by a tenth. Found: four actors that lie, each in its own way,
+and an honest one, at a share of 1 %: from the policy with which the lie begins until it is named. Honest steps: the
+actor's own code acts with each kind of policy, and every step is computed again; of each policy a message with the
+actions moved by a step must be found. AUDIT_PHASE_S=0, AUDIT_NAMINGS=0, AUDIT_HONEST_S=0 leave one out each, and
+AUDIT_HONEST_SEED=0, 1, ... are other policies, episodes and draws, so that many steps may come in parts: the rows add
+up.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks import _in_turn, _load
+from tests.benchmarks import _load, _windows
 from tests.fakes import liars, toys
 from tests.learner.audit import acting
 
 SHARE = 0.01
 PHASE_S = float(os.environ.get("AUDIT_PHASE_S", "120"))
-TURN_S = 2.0
+WINDOW_S = 0.05
+"""After a check was due: within it one is over."""
 NAMINGS = int(os.environ.get("AUDIT_NAMINGS", "2"))
 HONEST_S = float(os.environ.get("AUDIT_HONEST_S", "120"))
 HONEST_STEPS = int(os.environ.get("AUDIT_HONEST_STEPS", "10000000"))
@@ -57,37 +60,15 @@ def run() -> Iterator[dict[str, Any]]:
 
 
 def _cost() -> dict[str, Any]:
-    rates, summary = _updates_per_s()
-    pairs = list(zip(rates[True], rates[False], strict=False))
-    ratios = np.array([a / b for a, b in pairs])
-    error = ratios.std(ddof=1) / len(ratios) ** 0.5
-    return {
-        "benchmark": "audit",
-        "case": "updates/s of a learner in turns in which it computes steps again, beside those between them",
-        "value": round(statistics.median(a for a, _ in pairs), 1),
-        "unit": "updates/s",
-        "reference": round(statistics.median(b for _, b in pairs), 1),
-        "ratio": round(float(np.median(ratios)), 4),
-        "runs": len(pairs),
-        "spread": round(float(np.ptp(ratios)), 3),
-        "explain": f"MLP 256x2, batch 128; 2 actors of 8 environments at 250 Hz; turns of {TURN_S:g} s; "
-        f"{summary['audited_steps']} steps were computed again in {summary['audit_cpu_s']} s of CPU; "
-        f"mean of the ratios {ratios.mean():.4f}, standard error {error:.4f}",
-    }
-
-
-def _updates_per_s() -> tuple[dict[bool, list[float]], dict[str, Any]]:
-    """Returns updates/s of each whole turn, with audits and without, and the summary."""
     with _load.Site(2) as site:
-        notes = site.directory / "notes.txt"
-        # 128 samples of each step: more than it can make of them, for where it waits for experience, what a turn was
-        # held up by is made up for in the next one
+        passes, checks = site.directory / "passes.txt", site.directory / "checks.txt"
         learner = site.spawn(
-            ["tests.benchmarks._in_turn", str(notes), str(TURN_S), "train", "--fleet", _load.FLEET]
+            ["tests.benchmarks._noted", str(passes), str(checks), "train", "--fleet", _load.FLEET]
             + ["--broker", site.address, "--json", "--no-energy", "--evaluate-episodes", "0"]
             + ["--run-dir", str(site.directory / "run"), "--actors", "2", "--env", "CartPole-v1"]
-            + ["--samples-per-insert", "128", "--batch-size", "128", "--learning-starts", "2000"]
-            + ["--max-env-steps", "1000000000", "--solved-return", "inf", "--audit-share", str(SHARE)]
+            + ["--samples-per-insert", "256", "--batch-size", "128", "--learning-starts", "2000"]
+            + ["--publish-period-updates", "1000", "--checkpoint-period-s", "3600"]
+            + ["--max-env-steps", "1000000000", "--solved-return", "inf", "--audit-share", "1"]
         )
         for index in range(2):
             site.actor(f"actor-{index:04}", "--env", "CartPole-v1", "--rate-hz", "250", "--envs", "8")
@@ -96,14 +77,26 @@ def _updates_per_s() -> tuple[dict[bool, list[float]], dict[str, Any]]:
         began = time.monotonic()
         time.sleep(PHASE_S)
         summary = site.stop_learner(learner)
-        rows = np.array([line.split() for line in notes.read_text().splitlines()], float)
-    rows = rows[(rows[:, 0] > began) & (rows[:, 0] < began + PHASE_S)]
-    edges = np.searchsorted(rows[:, 0], np.arange(np.ceil(rows[0, 0] / TURN_S), rows[-1, 0] / TURN_S) * TURN_S)
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    for first, last in itertools.pairwise(rows[edges]):
-        rate = (last[1] - first[1]) / (last[0] - first[0])
-        rates[_in_turn.is_on((first[0] + last[0]) / 2, TURN_S)].append(rate)
-    return rates, summary
+        made, tossed = _windows.read(passes), _windows.read(checks)
+    tossed = tossed[(tossed[:, 0] > began) & (tossed[:, 0] < began + PHASE_S)]
+    found = _windows.compare(made, tossed, WINDOW_S)
+    each_s = len(tossed) / PHASE_S
+    lost, error = ((1 - found.value) * WINDOW_S, found.error * WINDOW_S)
+    cpu_s = summary["audit_cpu_s"] / summary["audited_messages"]
+    return {
+        "benchmark": "audit",
+        "case": "updates/s of a learner that computes steps again as often as it ever may, beside one that does not",
+        "value": round(found.reference * (1 - lost * each_s), 1),
+        "unit": "updates/s",
+        "reference": round(found.reference, 1),
+        "ratio": round(1 - lost * each_s, 4),
+        "runs": found.windows,
+        "spread": round(error * each_s, 4),
+        "explain": f"MLP 256x2, batch 128; 2 actors of 8 environments; {each_s:.1f} times a second a check was due, "
+        f"and made or not by the toss of a coin: in the {1e3 * WINDOW_S:g} ms after it updates are {found.value:.4f} "
+        f"(standard error {found.error:.4f}) with it, so that it takes {1e3 * lost:.2f} ms ({1e3 * error:.2f}) of them "
+        f"and {1e3 * cpu_s:.2f} ms of CPU; the spread is the ratio's standard error",
+    }
 
 
 def _named() -> Iterator[dict[str, Any]]:

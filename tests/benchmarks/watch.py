@@ -26,17 +26,19 @@ import numpy as np
 
 from broker.contract import errors, messages
 from learner.operate.watch import fleet_view, history, server
-from tests.benchmarks import _load
+from tests.benchmarks import _load, _windows
 from tests.fakes import simulated_actor, toys, webdriver
 
 ACTORS = int(os.environ.get("ACTORQ_BENCH_ACTORS", "200"))
 REAL = 2
 WINDOW_S = 20.0
-RUNS = 3
+RUNS = int(os.environ.get("WATCH_RUNS", "3"))
+"""Windows; 0: the page's cost alone."""
 SCRAPES = 20
 SILENT_S = 11.0
 COST_S = float(os.environ.get("WATCH_COST_S", "150"))
-TURN_S = 5.0
+TURN_S = 0.25
+STEADY_S = 15.0
 HOUR_S = 3600
 _WATCH = """
 window.late = [];
@@ -54,7 +56,8 @@ def run() -> Iterator[dict[str, Any]]:
     """Yields rows for lateness, a pulled plug, scrapes, memory, and updates of a learner beside it."""
     if not webdriver.is_installed():
         raise errors.RuntimeMissing("Chromium is not installed", todo="sudo apt install chromium chromium-driver")
-    yield _hour()
+    if RUNS:
+        yield _hour()
     with _load.Site(ACTORS + REAL) as site:
         swarm = site.swarm("--count", str(ACTORS), "--rate", "20")
         site.line(swarm)
@@ -64,21 +67,10 @@ def run() -> Iterator[dict[str, Any]]:
             ["learner", "watch", "--fleet", _load.FLEET, "--broker", site.address, "--port", "0", "--json"]
         )
         url = json.loads(site.line(watch))["url"]
-        yield from _shown(url, watch.pid, real)
-        scrapes = []
-        for _ in range(SCRAPES):
-            began = time.perf_counter()
-            with urllib.request.urlopen(f"{url}metrics") as answer:
-                told = answer.read()
-            scrapes.append(1e3 * (time.perf_counter() - began))
-        yield _row("scrape of /metrics, over HTTP", scrapes, "ms", 50.0, f"{len(told):,} bytes")
-        if shutil.which("promtool"):
-            checked = subprocess.run(["promtool", "check", "metrics"], check=False, input=told, capture_output=True)
-            said = (checked.stdout + checked.stderr).decode().splitlines()
-            yield _row(
-                "lines that promtool check metrics complains with", [float(len(said))], "lines", None, f"{said[:3]}"
-            )
-        yield _row("memory of the page's process", [_load.rss_mb(watch.pid)], "MB", None, "resident")
+        if RUNS:
+            yield from _shown(url, watch.pid, real)
+            yield from _scraped(url)
+            yield _row("memory of the page's process", [_load.rss_mb(watch.pid)], "MB", None, "resident")
         if COST_S:
             yield _cost(site, watch, url)
 
@@ -115,43 +107,71 @@ def _shown(url: str, pid: int, real: dict[str, subprocess.Popen[str]]) -> Iterat
         yield _row("from a pulled plug of a real one until the page says so", took, "s", SILENT_S, "process stopped")
 
 
+def _scraped(url: str) -> Iterator[dict[str, Any]]:
+    """Yields rows of what a scrape takes, and of what Prometheus' own tool says of it."""
+    took = []
+    for _ in range(SCRAPES):
+        began = time.perf_counter()
+        with urllib.request.urlopen(f"{url}metrics") as answer:
+            told = answer.read()
+        took.append(1e3 * (time.perf_counter() - began))
+    yield _row("scrape of /metrics, over HTTP", took, "ms", 50.0, f"{len(told):,} bytes")
+    if shutil.which("promtool"):
+        checked = subprocess.run(["promtool", "check", "metrics"], check=False, input=told, capture_output=True)
+        said = (checked.stdout + checked.stderr).decode().splitlines()
+        yield _row("lines that promtool check metrics complains with", [float(len(said))], "lines", None, f"{said[:3]}")
+
+
 def _cost(site: _load.Site, watch: subprocess.Popen[str], url: str) -> dict[str, Any]:
     """Compares a learner's updates with those in turns in which the page's process is stopped."""
-    learner = site.learner(
-        *("--actors", "1", "--samples-per-insert", "256", "--batch-size", "128", "--learning-starts", "10000"),
-        *("--max-env-steps", "1000000000", "--publish-period-updates", "1000"),
+    passes = site.directory / "passes.txt"
+    # 32 samples of each step: the fleet offers more than it can use, and still acts; with many more it would be held
+    learner = site.spawn(
+        ["tests.benchmarks._noted", str(passes), "-", "train", "--fleet", _load.FLEET, "--broker", site.address]
+        + ["--json", "--no-energy", "--evaluate-episodes", "0", "--run-dir", str(site.directory / "run")]
+        + ["--actors", "1", "--samples-per-insert", "32", "--batch-size", "128", "--learning-starts", "1000"]
+        + ["--max-env-steps", "1000000000", "--publish-period-updates", "1000", "--checkpoint-period-s", "3600"]
     )
     reading = threading.Thread(target=_read, args=(f"{url}events",), daemon=True)
     reading.start()  # an owner's browser is on a machine of its own
     while site.newest_metrics()["policy_version"] < 3:
         time.sleep(0.1)
-    rates: list[float] = []
-    cpu_s = on_s = 0.0
+
+    def share(seconds: float) -> float:
+        cpu_before = _load.cpu_s(watch.pid)
+        time.sleep(seconds)
+        return (_load.cpu_s(watch.pid) - cpu_before) / seconds
+
+    time.sleep(STEADY_S)  # in which the fleet comes to speak as often as the learner wants
+    turns: list[tuple[float, bool]] = []
+    shares: list[float] = []
     ends = time.monotonic() + COST_S
-    while time.monotonic() < ends or len(rates) % 2 == 0:
-        is_on = len(rates) % 2 == 1
+    while (now := time.monotonic()) < ends:
+        is_on = len(turns) % 4 in (1, 2)
         watch.send_signal(signal.SIGCONT if is_on else signal.SIGSTOP)
-        first, cpu_before, began = _next_row(site), _load.cpu_s(watch.pid), time.monotonic()
-        time.sleep(TURN_S)
-        last = _next_row(site)
-        rates.append((last["updates"] - first["updates"]) / (last["wall_s"] - first["wall_s"]))
+        turns.append((now, is_on))
+        told = share(TURN_S)
         if is_on:
-            cpu_s, on_s = cpu_s + _load.cpu_s(watch.pid) - cpu_before, on_s + time.monotonic() - began
+            shares.append(told)
     watch.send_signal(signal.SIGCONT)
+    time.sleep(TURN_S)
+    steady = share(STEADY_S)
     site.stop_learner(learner)
-    around = [statistics.mean(pair) for pair in zip(rates[::2], rates[2::2], strict=False)]
-    ratios = np.array(rates[1::2]) / np.array(around)
-    error = ratios.std(ddof=1) / len(ratios) ** 0.5
-    on, off = statistics.median(rates[1::2]), statistics.median(around)
+    found = _windows.compare(_windows.read(passes), np.array(turns, float), TURN_S)
+    on = statistics.mean(shares)
     return {
-        **_row("updates/s of a learner beside the page, and while its process is stopped", [on], "updates/s", None, ""),
-        "reference": round(off, 1),
-        "ratio": round(float(np.median(ratios)), 4),
-        "runs": len(ratios),
-        "spread": round(float(np.ptp(ratios)), 3),
-        "explain": f"MLP 256x2, batch 128; turns of {TURN_S:g} s, each beside the mean of those around it; one page "
-        f"open, read and not drawn; what it missed it takes in when it goes on, with {100 * cpu_s / on_s:.1f} % of "
-        f"a core of {os.cpu_count()}; mean of the ratios {ratios.mean():.4f}, standard error {error:.4f}",
+        **_row(
+            "updates/s of a learner beside the page, and while its process is stopped", [0.0], "updates/s", None, ""
+        ),
+        "value": round(found.rate, 1),
+        "reference": round(found.reference, 1),
+        "ratio": round(found.value, 4),
+        "runs": found.windows,
+        "spread": round(found.error, 4),
+        "explain": f"MLP 256x2, batch 128; turns of {TURN_S:g} s, the spread is the ratio's standard error; one page "
+        f"open, read and not drawn; what the process missed it takes in when it goes on, with {100 * on:.1f} % of a "
+        f"core of {os.cpu_count()}, and {100 * steady:.1f} % where it is never stopped: for that share the ratio is "
+        f"{1 - (1 - found.value) * steady / on:.4f} ({found.error * steady / on:.4f})",
     }
 
 
@@ -159,14 +179,6 @@ def _read(url: str) -> None:
     with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:  # it ends with the page
         while answer.readline():
             pass
-
-
-def _next_row(site: _load.Site) -> dict[str, Any]:
-    """Waits for a row of metrics that is not there yet."""
-    before = site.newest_metrics()["wall_s"]
-    while (row := site.newest_metrics())["wall_s"] == before:
-        time.sleep(0.02)
-    return row
 
 
 def _hour() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.contract import codec, messages, policy_patch, signing, topics
+from broker.contract import codec, messages, policy_patch, previous, signing, topics
 from broker.fleet import identity
 from broker.mqtt import link
 from tests import conftest
@@ -122,7 +122,7 @@ class FakeLearner:
         return sum({message.seq: len(message.reward) for message in self.experience}.values())
 
     def say(self, topic: str, message: messages.Message, *, retain: bool = True) -> None:
-        sealed = self._sealer.seal(topic, codec.encode(message))
+        sealed = self._sealer.seal(topic, codec.encode(message, previous.VERSION))  # as a learner does
         if retain:
             self.link.retain(topic, sealed)
         else:
@@ -171,7 +171,8 @@ class FakeLearner:
         if not self.beats:
             return
         alive = messages.LearnerState(True, "learner-1", 1, len(self.states), fingerprint="any")
-        self.link.publish(self.topics.learner_state, self._sealer.seal(self.topics.learner_state, codec.encode(alive)))
+        topic = self.topics.learner_state
+        self.link.publish(topic, self._sealer.seal(topic, codec.encode(alive, previous.VERSION)))
 
     def _on_report(self, topic: str, payload: bytes, retained: bool) -> None:
         self.reports.put(codec.decode(messages.Report, self._mac.open(topic, payload)))

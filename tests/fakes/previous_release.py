@@ -60,10 +60,13 @@ class PreviousRelease:
 
     Args:
         directory: Is made.
+
+    Attributes:
+        directory: Where its packages are.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         for package in ("broker", "edge_actor"):
             shutil.copytree(releases.ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
         for name, edits in EDITS.items():
@@ -92,7 +95,7 @@ class PreviousRelease:
         with (fleet.directory / "logs" / f"{name}.log").open("a") as log:
             fleet.children[name] = subprocess.Popen(
                 [sys.executable, "-P", "-m", "edge_actor", "run", "--bundle", str(bundle), *places, *arguments],
-                env=releases.environment(self._directory, ACTORQ_HOME=str(home)),
+                env=releases.environment(self.directory, ACTORQ_HOME=str(home)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -39,6 +39,11 @@ class Browser:
         """Runs the body of a function in the page; returns what it does."""
         return _post(f"{self._session}/execute/sync", {"script": script, "args": []})
 
+    def press(self, keys: str) -> None:
+        """Presses keys one after the other, wherever the focus is; those without a sign are U+E000 and more."""
+        pressed = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        _post(f"{self._session}/actions", {"actions": [{"type": "key", "id": "keys", "actions": pressed}]})
+
     def wait(self, script: str, timeout_s: float) -> None:
         """Waits until a script returns true."""
         deadline = time.monotonic() + timeout_s

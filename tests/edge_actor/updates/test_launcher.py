@@ -145,6 +145,18 @@ def test_one_that_does_not_work_is_given_up(board: Callable[..., Board], way: st
     one.check_whole()
 
 
+def test_one_that_fills_the_disk_is_given_up(board: Callable[..., Board]) -> None:
+    one = board("fills")
+    one.environment["PLUG_COUNT"] = ""  # a file that grows
+    (one.directory / "stderr").symlink_to(os.devnull)  # as a journal, it takes all
+    assert one.act() == "base"
+    assert one.log == [["starts", "base"], ["starts", NAME], ["starts", "base"], ["acts", "base"]]
+    assert one.codes == [75], "the launcher needed nobody to go back"
+    assert not launcher.read(one.root / "failed"), "why could not be written down"
+    one.check_whole()
+    assert one.act() == "base"
+
+
 @pytest.mark.slow
 def test_wherever_the_plug_is_pulled_a_release_that_works_acts(board: Callable[..., Board]) -> None:
     whole = board()

@@ -1,4 +1,7 @@
-"""`actorq-learner fleet update` and two real actors on Mosquitto: what works is kept, all else refused or undone."""
+"""`actorq-learner fleet update` and two real actors on Mosquitto: what works is kept, all else refused or undone.
+
+One of them comes from the schema before ours.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from broker.contract import errors, messages, release
+from broker.contract import codec, errors, messages, previous, release
 from broker.fleet import identity
 from learner.run import local_fleet
 from tests import conftest
 from tests.edge_actor.policies.models import files
-from tests.fakes import fake_learner, releases
+from tests.fakes import fake_learner, previous_release, releases
 from tests.system import network
 from tests.system.conftest import command, started
 
@@ -39,12 +42,13 @@ NOISE = random.Random(7).randbytes(8 * release.PIECE_BYTES)
 
 
 class Learner(fake_learner.FakeLearner):
-    """Lets every boot of an actor act without end."""
+    """Lets every boot of an actor act without end; `schema` is that of the newest state."""
 
-    assigned = 0
+    assigned = schema = 0
 
     def _on_state(self, topic: str, payload: bytes, retained: bool) -> None:
         super()._on_state(topic, payload, retained)
+        self.schema = int(codec.metadata(self._mac.open(topic, payload))["schema"])
         state = self.states[-1]
         if state.online and state.boot != self.assigned:
             self.assigned = state.boot
@@ -67,8 +71,11 @@ class Site:
         assert done.returncode == 0, done.stderr
         assert file.stat().st_mode & 0o777 == 0o600
 
-    def start(self, name: str, *flags: str, addresses: Sequence[str] = ()) -> None:
-        """Starts an actor as systemd would, over and over; by these addresses, if there are any."""
+    def start(self, name: str, *flags: str, addresses: Sequence[str] = (), program: Path = releases.ROOT) -> None:
+        """Starts an actor as systemd would, over and over; by these addresses, if there are any.
+
+        `program` is what was set up on its board.
+        """
         bundle = self.home / f"{name}.json"
         if name not in self.learners:
             self.keys.enroll(name, addresses or self.fleet.addresses).write(bundle)
@@ -79,7 +86,7 @@ class Site:
         with (self.directory / f"{name}.log").open("a") as log:
             self.services[name] = subprocess.Popen(
                 ["sh", "-c", SYSTEMD, "sh", *launch, *ACTOR, *flags],
-                env=releases.environment(releases.ROOT, **home),
+                env=releases.environment(program, **home),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -151,10 +158,11 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path, wheel: Path) -> None:
     _, said = site.update(good, "a", code=errors.IdentityError.exit_code)
     assert "has no release key" in said and "actorq-broker release-key" in said
     site.make_key(site.key)
-    site.start("a")
+    site.start("a", program=previous_release.PreviousRelease(tmp_path / "before").directory)
     site.start("b", "--update-reserve-bytes", str(1 << 60))
-    for name in ("a", "b"):
+    for name, schema in (("a", previous.VERSION), ("b", messages.SCHEMA_VERSION)):
         site.await_acting(name)
+        assert site.learners[name].schema == schema
 
     told, _ = site.update(good, "b", code=refused)
     assert told["b"]["outcome"] == "refused" and "the disk is too full" in told["b"]["text"]
@@ -179,6 +187,7 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path, wheel: Path) -> None:
     assert "stage 1 of 1: 2 of 2 act as 9.1-" in said
     for name in ("a", "b"):
         assert site.birth(name).release == "9.1"
+        assert site.learners[name].schema == messages.SCHEMA_VERSION
         site.await_acting(name)
     boots = {name: site.learners[name].assigned for name in ("a", "b")}
 

@@ -20,7 +20,7 @@ from broker.contract import codec, messages, signing, topics
 from broker.fleet import identity
 from broker.serve.mosquitto import access, process
 from tests import conftest
-from tests.fakes import plain_client, simulated_actor
+from tests.fakes import plain_client, simulated_actor, webdriver
 
 BIRTH = messages.Birth("Arm-v0", simulated_actor.SPEC, 1, "Raspberry Pi 5", "3.11", "litert", "", 50.0, release="0.1.0")
 
@@ -159,6 +159,39 @@ def test_replays_a_run_from_its_files(tmp_path: Path) -> None:
     assert event["curve"] == [{"wall_s": 1.0, "env_steps": 10.0, "return_mean": 5.0}]
     assert event["rows"] == [{"actor": "pi", "steps": 7, "kernels": "XNNPACK", "alarms": {}}]
     assert event["fleet"]["replay"]
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not webdriver.is_installed(), reason="sudo apt install chromium chromium-driver")
+def test_works_from_the_keyboard(tmp_path: Path) -> None:
+    tab, enter, escape = "\ue004", "\ue007", "\ue00c"
+    (tmp_path / "metrics.jsonl").write_text('{"wall_s": 1.0, "env_steps": 10, "return_mean": 5.0}\n')
+    rows = [{"actor_id": name} for name in ("hall", "kitchen", "lab")]
+    (tmp_path / "details.json").write_text(json.dumps({"fleet": rows}))
+    shown = "return [...document.querySelectorAll('#rows tr:not([hidden])')].map((row) => row.children[0].textContent)"
+    with watching(str(tmp_path)) as url, webdriver.browser() as page:
+
+        def go_to(what: str) -> None:
+            for _ in range(60):
+                page.press(tab)
+                if page.run("return document.activeElement.textContent") == what:
+                    return
+            raise AssertionError(f"no key leads to {what}")
+
+        page.open(url)
+        page.wait("return document.querySelectorAll('#rows tr').length == 3", 10.0)
+        page.press("/lab")
+        assert page.run(shown) == ["lab"]
+        page.press(escape)
+        assert page.run(shown) == ["hall", "kitchen", "lab"]
+        go_to("Actor")
+        page.press(enter)
+        assert page.run(shown) == ["lab", "kitchen", "hall"], "the other way round"
+        go_to("kitchen")
+        page.press(enter)
+        page.wait("return location.hash.includes('kitchen')", 10.0)
+        page.press(escape)
+        page.wait("return !location.hash", 10.0)
 
 
 def test_a_taken_port_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
