@@ -45,7 +45,7 @@ def distil(
     budget_s: float = BUDGET_S,
     rounds: int | None = None,
     explore: Callable[[bytes, int], NDArray[Any]] | None = None,
-    accept: Callable[[students.Student], bool] = lambda student: False,
+    accept: Callable[[students.Student], bool] | None = None,
 ) -> students.Student:
     """Trains a student, round by round.
 
@@ -58,7 +58,8 @@ def distil(
         rounds: The most rounds; None is for ROUNDS.
         explore: Plays a model of a round of that number, from 0, and returns what it observed [N, *shape]. None where
             nothing can be played: training then ends when it no longer helps.
-        accept: Asked after each round of which exploring tells something; True ends training.
+        accept: Asked after each round of which exploring tells something; True ends training. None is for nobody: then
+            the last of all rounds plays nothing, since no student would learn from it.
 
     Returns:
         The student that was accepted, or the best by what was held back of all observations.
@@ -75,7 +76,8 @@ def distil(
     best: students.Student | None = None
     steps = 0
     ended: students.Ended = "rounds"
-    for number in range(rounds or ROUNDS):
+    rounds = rounds or ROUNDS
+    for number in range(rounds):
         began = time.monotonic()
         sample = known.sample
         seen = training.Seen(known.rows, known.exact, sample)
@@ -95,10 +97,10 @@ def distil(
             if not found.failing or found.failing > _CONVERGED * before:
                 ended = "converged"
                 break
-        elif math.isfinite(found.failing):  # else the runtime does not run it
+        elif math.isfinite(found.failing) and (accept or number + 1 < rounds):  # else the runtime does not run it
             met = explore(found.model, number)
             asked = time.monotonic()
-            if accept(found):
+            if accept and accept(found):
                 return found
             end += time.monotonic() - asked
             known.add(met)

@@ -89,7 +89,7 @@ def _aware(policy: subject.Subject, means: Means) -> bytes:
 
 
 def _distilled(policy: subject.Subject, means: Means) -> bytes:
-    """Trains a student of the same shape, which plays after each round; so many rounds, whatever they come to."""
+    """Trains a student of the same shape, which plays between rounds; so many rounds, whatever they come to."""
     with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
 
         def explore(model: bytes, number: int) -> NDArray[Any]:

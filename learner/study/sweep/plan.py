@@ -33,7 +33,7 @@ class Request:
         calibration_episodes: That fp32 plays first.
         seed: Of all that is drawn.
         steps: Gradient steps of quantization-aware training.
-        distil_rounds: Rounds of distillation, after each of which the student plays.
+        distil_rounds: Rounds of distillation, between which the student plays.
     """
 
     policies: tuple[str, ...] = ()

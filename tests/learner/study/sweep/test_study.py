@@ -121,7 +121,7 @@ def test_killed_in_the_middle_it_loses_no_cell_and_computes_none_twice(
     assert returns[0] == returns[1]
 
 
-def test_what_is_trained_is_the_same_once_more_and_a_student_plays_after_each_round(
+def test_what_is_trained_is_the_same_once_more_and_a_student_plays_between_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "_STEPS", 200)
@@ -145,7 +145,7 @@ def test_what_is_trained_is_the_same_once_more_and_a_student_plays_after_each_ro
     assert not any(row["failed"] for row in cell.values())
     for name, row in other.items():
         assert row.get("sha256") == cell[name].get("sha256") and row["returns"] == cell[name]["returns"]
-    assert [number for number, _, _ in played] == [0, 1, 0, 1]
+    assert [number for number, _, _ in played] == [0, 0]  # nothing is learned from what the last one would play
     assert all(episodes == 10 and rows > 1000 for _, episodes, rows in played)
     assert cell["int8-distilled"]["agreement"] > 0.95 and min(cell["int8-distilled"]["returns"]) > 400
     assert cell["w2-aware"]["agreement"] > cell["w2"]["agreement"]
