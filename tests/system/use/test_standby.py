@@ -53,7 +53,7 @@ class Stderr:
 
 def epoch_of_newest_policy(run: Path) -> int:
     """Returns the epoch in which the newest policy of a run was published; 0 before there is one."""
-    newest = max((run / "policies").glob("*.json"), key=lambda file: file.name, default=None)
+    newest = max((run / "policies").glob("*.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
     epoch: int = json.loads(newest.read_text())["epoch"] if newest else 0
     return epoch
 
