@@ -23,6 +23,7 @@ from tests import conftest
 from tests.fakes import previous_release
 from tests.system import books
 from tests.system.conftest import QUICK
+from tests.system.delivery import test_brokers
 
 pytestmark = pytest.mark.system
 FLAGS = [*QUICK, "--keep-experience", "--evaluate-episodes", "0", "--message-steps", "100", "--ingest-workers", "2"]
@@ -89,7 +90,7 @@ def settle(fleet: local_fleet.LocalFleet, kept: books.Books) -> None:
     assert balance.holds and balance.dropped == 0, balance
 
 
-def test_killed_workers_come_back_one_or_both_and_nothing_is_lost_or_twice(
+def test_killed_workers_come_back_and_with_a_killed_broker_and_nothing_is_lost_or_twice(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
@@ -122,13 +123,15 @@ def test_killed_workers_come_back_one_or_both_and_nothing_is_lost_or_twice(
     both = [int(said.find(back)[0]), int(said.find(BEGUN)[0][1])]
     for pid in both:
         os.kill(pid, signal.SIGKILL)
+    test_brokers.kill_broker(fleet, 0)
+    fleet.start_broker(0)
     killed, taken = time.monotonic(), [rows_of(run, shard) for shard in range(2)]
     conftest.wait_until(lambda: len(said.find(back)) == 3, "both are back", BACK_S)
     conftest.wait_until(
         lambda: all(rows_of(run, shard) > taken[shard] + 25 for shard in range(2)), "both take in again", BACK_S
     )
     with capfd.disabled():
-        print(f"with both workers killed, both shards took in after {time.monotonic() - killed:.1f} s")
+        print(f"with both workers and the broker killed, both shards took in after {time.monotonic() - killed:.1f} s")
 
     settle(fleet, kept)
     found = kept.in_ledger()
