@@ -6,7 +6,8 @@ arrived since the one before; it runs on a thread of its own, because it waits f
     meta      id of this ledger, schema, and what readers need to know
     totals    one row: what has reached replay over the whole run, and what was refused
     sessions  the epoch of each session of the run, from its start: experience recorded under another is another run's.
-              Once a later one has begun, an earlier one commits nothing more, though no lock may keep it from the file
+              Once a later one has begun (`generation` in meta), an earlier one writes nothing more, though no lock
+              keeps it from the file
     marks     how far each boot is: of every actor the BOOTS_KEPT that were heard last, and all that have messages here
     conflicts the first number of a boot that came with two contents, if one did: from there on it gets no receipt
     messages  (actor, boot, seq), steps, bytes, time, a short digest, and the verdict: `ok`, what else keeps it out of
@@ -259,7 +260,7 @@ class Ledger:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ledger")
         self._commit: concurrent.futures.Future[None] | None = None
         self._forgotten = 0
-        self._sessions: int | None = None  # of the run, with this one
+        self._generation: int | None = None  # of whoever writes to it
         self._boots: dict[str, _Boots] = {}  # of the actors heard in this session
         self._tidied_at = 0.0
         self.on_commit: Callable[[], None] = lambda: None
@@ -272,13 +273,14 @@ class Ledger:
         To be called before anything else is written, or read: until then an earlier session may write. What it returns
         is durable: a session that is killed at any time later is known to those that follow.
         """
-        with _named(self._path, "written"):
-            self._db.execute("BEGIN IMMEDIATE")
+        with _named(self._path, "written"), self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO sessions VALUES (?)", [(epoch,) for epoch in epochs])
+            # Not the number of sessions: a worker that is started again begins with the epochs of the one before
+            generation = self._newest_generation() + 1
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_GENERATION, str(generation)))
             self.last_id = self._began_after = max(*self._db.execute(_LAST_ID).fetchone())
             found = frozenset(epoch for (epoch,) in self._db.execute("SELECT epoch FROM sessions"))
-            self._db.execute("COMMIT")
-        self._sessions = len(found)
+        self._generation = generation
         return found
 
     def marks(self) -> dict[tuple[str, int], Mark]:
@@ -298,7 +300,7 @@ class Ledger:
         values = (actor_id, boot, seq)
 
         def write() -> None:
-            with contextlib.suppress(sqlite3.Error):  # the next commit fails as well, and says so
+            with contextlib.suppress(sqlite3.Error, Superseded), self._transaction():  # the next commit says so
                 self._db.execute(
                     "INSERT INTO conflicts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET seq = min(seq, excluded.seq)",
                     values,
@@ -396,21 +398,14 @@ class Ledger:
 
         def write() -> None:
             db = self._db
-            db.execute("BEGIN")
-            try:
-                if keep:
-                    gone = "UPDATE messages SET verdict = ? WHERE actor = ? AND verdict = ?"
-                    gone += " AND id NOT IN (SELECT id FROM payloads)"
-                    db.execute(gone, (DISCARDED, actor_id, HELD))
-                    reached = "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages"
-                    brought = db.execute(f"{reached} WHERE actor = ? AND verdict = ?", (actor_id, HELD)).fetchone()
-                    db.execute("UPDATE totals SET steps = steps + ?, episodes = episodes + ?", brought)
-                db.executemany("UPDATE messages SET verdict = ? WHERE actor = ? AND verdict = ?", rows)
-                db.execute("COMMIT")
-            except sqlite3.Error:
-                with contextlib.suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
-                raise
+            if keep:
+                gone = "UPDATE messages SET verdict = ? WHERE actor = ? AND verdict = ?"
+                gone += " AND id NOT IN (SELECT id FROM payloads)"
+                db.execute(gone, (DISCARDED, actor_id, HELD))
+                reached = "SELECT coalesce(sum(steps), 0), coalesce(sum(ended), 0) FROM messages"
+                brought = db.execute(f"{reached} WHERE actor = ? AND verdict = ?", (actor_id, HELD)).fetchone()
+                db.execute("UPDATE totals SET steps = steps + ?, episodes = episodes + ?", brought)
+            db.executemany("UPDATE messages SET verdict = ? WHERE actor = ? AND verdict = ?", rows)
 
         self._on_worker(write)
 
@@ -425,23 +420,43 @@ class Ledger:
         if self._keep:
             change = f"UPDATE messages SET verdict = '{DISCARDED}' WHERE id = ? AND verdict = '{HELD}'"
 
-        def write() -> None:  # in one transaction: each of its own would be synced by itself
-            self._db.execute("BEGIN")
-            try:
-                self._db.executemany(change, rows)
-                self._db.execute("COMMIT")
-            except sqlite3.Error:
-                with contextlib.suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
-
-        self._on_worker(write)
+        self._on_worker(lambda: self._db.executemany(change, rows))
 
     def _on_worker(self, job: Callable[[], _T]) -> _T:
+        """Does a job in one transaction, in the ledger's thread."""
+
+        def work() -> _T:
+            with self._transaction():
+                return job()
+
+        with _named(self._path, "written"):
+            return self._worker.submit(work).result()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commits what is done inside, all of it or nothing.
+
+        Raises:
+            Superseded: A later session, or worker, has begun to write here.
+        """
+        self._db.execute("BEGIN IMMEDIATE")
         try:
-            return self._worker.submit(job).result()
-        except sqlite3.Error as error:
-            raise _failed(self._path, error, "written") from error
+            if self._generation not in (None, self._newest_generation()):
+                raise Superseded(
+                    "another learner goes on with this run, and this one ends",
+                    where=str(self._path),
+                    todo="nothing, if this machine stood still, or was cut off: a standby has taken its place",
+                )
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _newest_generation(self) -> int:
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (_GENERATION,)).fetchone()
+        return int(row[0]) if row else 0
 
     @property
     def busy(self) -> bool:
@@ -500,33 +515,19 @@ class Ledger:
             for id_, e in zip(ids, entries, strict=True)
         ]
         bodies = [(id_, e.body) for id_, e in zip(ids, entries, strict=True) if e.body is not None]
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
         try:
-            self._check_newest()
-            _insert(db, "messages", rows)
-            _insert(db, "payloads", bodies)
-            if not self._keep and forget_before > self._forgotten:
-                db.execute("DELETE FROM payloads WHERE id < ?", (forget_before,))
-            self._mark(ids, entries)
-            if not self._keep:
-                self._prune(len(entries))
-            db.execute("COMMIT")
-        except (sqlite3.Error, Superseded):
-            with contextlib.suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
+            with self._transaction():
+                _insert(self._db, "messages", rows)
+                _insert(self._db, "payloads", bodies)
+                if not self._keep and forget_before > self._forgotten:
+                    self._db.execute("DELETE FROM payloads WHERE id < ?", (forget_before,))
+                self._mark(ids, entries)
+                if not self._keep:
+                    self._prune(len(entries))
+        except BaseException:
             self._boots.clear()
             raise
         self._forgotten = max(self._forgotten, forget_before)
-
-    def _check_newest(self) -> None:
-        (sessions,) = self._db.execute("SELECT count(*) FROM sessions").fetchone()
-        if self._sessions is not None and sessions != self._sessions:
-            raise Superseded(
-                "another learner goes on with this run, and this one ends",
-                where=str(self._path),
-                todo="nothing, if this machine stood still, or was cut off: a standby has taken its place",
-            )
 
     def _mark(self, ids: range, entries: Sequence[Entry]) -> None:
         """Moves the marks, and forgets those of boots that cannot come again."""
@@ -700,6 +701,7 @@ def resume(path: Path, *, keep: bool, before: tuple[int, int], about: Mapping[st
 
 
 _OPENED = "opened"
+_GENERATION = "generation"
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 Its weights are trained against the teacher's answers: for choices by the divergence of decisions, for actions by their
 error within the bounds (`distillation.loss`). What int8 does on the way is simulated as the recipe does it
 (`simulation`), with fewer bits or pruned weights where those are asked for. A student that errs sees other states than
-its teacher, and calibration has none of them. So it plays after each round of training, the teacher says what it would
+its teacher, and calibration has none of them. So it plays between rounds of training, the teacher says what it would
 have done there, and the next round learns from all that was seen (DAgger, Ross et al. 2011,
 https://arxiv.org/abs/1011.0686).
 """

@@ -7,7 +7,7 @@ import functools
 import resource
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -241,21 +241,32 @@ def test_knows_the_sessions_of_its_run(tmp_path: Path) -> None:
     again.close()
 
 
-def test_once_a_later_session_has_begun_an_earlier_one_commits_nothing_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epochs", [{3, 7}, {3}], ids=["a later session", "a worker of the same, started again"])
+def test_once_a_later_one_has_begun_an_earlier_one_writes_nothing_more(tmp_path: Path, epochs: set[int]) -> None:
     first = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     first.begin_session({3})
     commit(first, entry(1))
     second = ledger.Ledger.open(tmp_path / run_directory.LEDGER)
     commit(first, entry(2))  # nobody has succeeded it yet
-    second.begin_session({3, 7})
+    second.begin_session(epochs)
     assert second.marks() == {("pi", 1): ledger.Mark(2, 112)}
     first.begin([entry(3)], 99)
     for _ in range(2):
         with pytest.raises(ledger.Superseded, match="another learner goes on with this run"):
             first.wait()
-    first.close()
     commit(second, entry(3), entry(4))
-    assert seqs(second) == [1, 2, 3, 4]
+    writers: list[Callable[[], object]] = [
+        lambda: first.quarantine([3]),
+        lambda: first.hold("pi", None),
+        lambda: first.decide("pi", keep=False),
+        lambda: first.forget([3]),
+    ]
+    for write in writers:
+        with pytest.raises(ledger.Superseded):
+            write()
+    first.note_conflict("pi", 1, 3)
+    first.close()
+    assert seqs(second) == [1, 2, 3, 4] and not second.conflicts()
     second.close()
 
 
