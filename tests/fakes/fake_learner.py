@@ -157,13 +157,14 @@ class FakeLearner:
 
     def _on_experience(self, topic: str, payload: bytes, retained: bool) -> None:
         message = codec.decode(messages.Experience, self._mac.open(topic, payload))
-        self.experience.append(message)
+        receipted = self.receipts  # read before a test sees the message, and sets it for the next one
         self.ways.append(topic)
+        self.experience.append(message)
         if message.boot != self._boot:
             self._boot, self._seq = message.boot, 0
         if message.seq == self._seq + 1:  # a receipt covers all before it, so it waits for what a broker lost
             self._seq = message.seq
-        if self.receipts:
+        if receipted:
             self.say(self.topics.receipt(self._actor_id), messages.Receipt("ledger-1", self._boot, self._seq))
 
     def _on_state(self, topic: str, payload: bytes, retained: bool) -> None:

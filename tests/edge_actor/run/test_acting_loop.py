@@ -154,7 +154,7 @@ def test_experience_goes_to_the_worker_of_its_shard_and_what_was_on_its_way_goes
     site.start()
     site.assign(steps_granted=500)
     site.learner.await_steps(500)
-    before = len(site.learner.ways)
+    before = len(site.learner.experience)
     site.learner.receipts = True
     site.assign(steps_granted=1000, shard=3)
     site.learner.await_steps(1000)
