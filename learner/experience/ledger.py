@@ -25,13 +25,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import hashlib
 import itertools
 import logging
 import re
 import secrets
 import sqlite3
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -57,8 +57,7 @@ TOO_OLD = "too old"
 """Came later than the run learns from what it gets (age.py): replay does not see it."""
 _RECEIVED = OK, QUARANTINED, HELD, RECALLED, DISCARDED, TOO_OLD
 """The verdicts on what was not refused."""
-_SCHEMA_VERSION = "3"
-_DIGEST_BYTES = 8
+_SCHEMA_VERSION = "4"
 _OLDEST = re.compile(rb'"oldest":"[0-9]+"')
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """SQLite's codes which say that the file is no sound ledger; a full disk, say, is no fault of the file."""
@@ -121,8 +120,14 @@ INSERT INTO totals
            coalesce(sum(CASE WHEN verdict LIKE '% refused' THEN CAST(verdict AS INTEGER) ELSE 1 END)
                         FILTER (WHERE verdict NOT IN ('ok', 'quarantined')), 0)
     FROM messages;
+"""
+_FROM_3 = f"""
+UPDATE messages SET digest = NULL;
 UPDATE meta SET value = '{_SCHEMA_VERSION}' WHERE key = 'schema';
 """
+"""Digests were by another function, and are not compared any more."""
+_UPGRADES = {"1": _FROM_1 + _FROM_2 + _FROM_3, "2": _FROM_2 + _FROM_3, "3": _FROM_3}
+"""By the schema that a ledger has."""
 
 
 class Broken(errors.RunError):
@@ -589,9 +594,9 @@ def _check(database: sqlite3.Connection, path: Path) -> None:
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         raise _broken(path, "it has no tables")
     row = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-    if row in (("1",), ("2",)):
+    if row and row[0] in _UPGRADES:
         _log.info("bringing the ledger of an earlier release up to date; with millions of messages that takes a minute")
-        database.executescript(f"BEGIN; {_FROM_1 if row == ('1',) else ''} {_FROM_2} COMMIT;")
+        database.executescript(f"BEGIN; {_UPGRADES[row[0]]} COMMIT;")
     elif row != (_SCHEMA_VERSION,):  # sound for all that we know: whoever wrote it can go on
         raise errors.RunError(
             f"the ledger's schema is {row and row[0]}, and this release of actorq-fleet has {_SCHEMA_VERSION}",
@@ -613,12 +618,13 @@ def _insert(db: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]])
 def digest(body: bytes | memoryview) -> bytes:
     """Returns a digest that tells two messages of one number apart.
 
-    What its actor still holds, `oldest`, differs when it is sent again, and is left out.
+    What its actor still holds, `oldest`, differs when it is sent again, and is left out. A checksum is enough, and takes
+    8 us for 27 KB where a cryptographic hash takes 18 to 35: this finds a card that was copied, and no forger, for whoever
+    has an actor's key can send what they like at once.
     """
     start = 8 + int.from_bytes(body[:8], "little")
-    found = hashlib.blake2b(_OLDEST.sub(b"", bytes(body[8:start]), count=1).rstrip(), digest_size=_DIGEST_BYTES)
-    found.update(body[start:])
-    return found.digest()
+    header = _OLDEST.sub(b"", bytes(body[8:start]), count=1).rstrip()
+    return zlib.crc32(body[start:], zlib.crc32(header)).to_bytes(4, "little")
 
 
 def about(path: Path) -> dict[str, str]:

@@ -330,7 +330,7 @@ def test_nor_do_boots_that_were_invented(tmp_path: Path, monkeypatch: pytest.Mon
     book.close()
 
 
-@pytest.mark.parametrize("schema", ["1", "2"])
+@pytest.mark.parametrize("schema", ["1", "2", "3"])
 def test_a_ledger_of_an_earlier_release_goes_on(tmp_path: Path, schema: str, log: log_reader.LogReader) -> None:
     path = tmp_path / run_directory.LEDGER
     book = ledger.Ledger.open(path, before=(7, 3))
@@ -338,7 +338,8 @@ def test_a_ledger_of_an_earlier_release_goes_on(tmp_path: Path, schema: str, log
     book.quarantine([2])
     book.close()
     with contextlib.closing(sqlite3.connect(path)) as old:
-        old.executescript("DROP TABLE totals; DROP TABLE marks;")
+        if schema != "3":
+            old.executescript("DROP TABLE totals; DROP TABLE marks;")
         if schema == "1":
             old.executescript("ALTER TABLE messages DROP COLUMN digest; DROP TABLE sessions; DROP TABLE conflicts;")
         old.execute("UPDATE messages SET verdict = '40 refused' WHERE boot = 5")
@@ -349,11 +350,11 @@ def test_a_ledger_of_an_earlier_release_goes_on(tmp_path: Path, schema: str, log
     assert log.lines and all("earlier release" in line for line in log.lines)
     assert again.id == book.id and again.totals() == (27, 7)
     assert again.marks() == {("pi", 1): ledger.Mark(3, 113), ("pi", 5): ledger.Mark(1, 111)}
-    assert again._db.execute("SELECT refused FROM totals").fetchone() == (41,)
+    assert again._db.execute("SELECT refused FROM totals").fetchone() == (2 if schema == "3" else 41,)
     assert again._db.execute("SELECT boot, taken FROM marks").fetchall() == [(1, 1), (5, 0)]
     commit(again, entry(4))
     assert again.totals() == (37, 9) and seqs(again) == [1, 4]
-    assert (again.digest("pi", 1, 1) is None) == (schema == "1")
+    assert again.digest("pi", 1, 1) is None, "it was by another function"
     assert again.digest("pi", 1, 4) == ledger.digest(bytes([4]) * 20)
     again.close()
     once = ledger.resume(path, keep=False, before=(0, 0), about={})
