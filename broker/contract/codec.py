@@ -326,7 +326,7 @@ def _load(name: str, text: str, hint: Any) -> Any:
     if hint is str and text[1:-1].isalnum() and text.isascii() and text[0] == text[-1] == '"':
         return text[1:-1]
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = _VALUES.decode(text)
     except (ValueError, RecursionError) as error:
         raise errors.DecodeError(f"field {name} is not JSON", reason="field") from error
     return _typed(name, value, hint)
@@ -337,6 +337,10 @@ _kept_load = functools.lru_cache(1024)(_load)
 
 def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is not a number")
+
+
+_VALUES = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Made once: `json.loads` makes one for each text, where it is told of constants."""
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:

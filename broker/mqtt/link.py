@@ -37,6 +37,7 @@ class Link:
         will: Topic and payload (a function: made for each connection) that the broker retains when this side vanishes.
         listens_first: Send what is retained only after hearing what is retained at the topics subscribed to.
         has_room: While it is false, what the broker sends is left in the socket, so that TCP holds the broker back.
+        qos: At which it is sent what it subscribes to: 1, or 0 where it can do without some of it.
         on_connect: Called on the network thread after everything retained was sent.
 
     Raises:
@@ -55,13 +56,14 @@ class Link:
         will: tuple[str, outbox.Payload] | None = None,
         listens_first: bool = False,
         has_room: Callable[[], bool] = lambda: True,
+        qos: int = 1,
         on_connect: Callable[[], None] = lambda: None,
     ) -> None:
         addresses = _parsed(brokers, has_tls=tls is not None)
         self._client_id, self._credentials, self._tls, self._will = client_id, (username, password), tls, will
         self._lock, self._ready = threading.RLock(), threading.Event()
         self._attempts = attempts.Attempts(addresses, tls)
-        self._subscriptions = subscriptions.Subscriptions()
+        self._subscriptions = subscriptions.Subscriptions(qos)
         self._outbox = outbox.Outbox(self._lock, last=will[0] if will else "")
         self._loop = socket_loop.SocketLoop(self._lock, self._ready, self._outbox, has_room)
         self._network = network_thread.NetworkThread(

@@ -18,12 +18,16 @@ Handler = Callable[[str, bytes, bool], None]
 class Subscriptions:
     """Topic filters with their handlers, in the order in which they were added. The caller holds the link's lock.
 
+    Args:
+        qos: Of all subscriptions.
+
     Attributes:
         bytes_received: Payload bytes of all messages.
         failures: Calls of handlers that raised an exception.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, qos: int) -> None:
+        self._qos = qos
         self._client: paho_client.Client | None = None
         self._handlers: list[tuple[str, Handler]] = []
         self._filters: list[str] = []
@@ -36,7 +40,7 @@ class Subscriptions:
         if is_subscribed:
             self._filters.append(topic_filter)
             if self._client is not None:
-                self._client.subscribe(topic_filter, qos=1)
+                self._client.subscribe(topic_filter, qos=self._qos)
                 self._client.flush()
 
     def remove(self, topic_filter: str) -> None:
@@ -56,7 +60,7 @@ class Subscriptions:
         if self._client is None:
             return
         known, wanted = frozenset(before), frozenset(itertools.chain.from_iterable(self._followed.values()))
-        if new := [(topic, 1) for topic in named if topic not in known]:
+        if new := [(topic, self._qos) for topic in named if topic not in known]:
             self._client.subscribe(new)
         if gone := [topic for topic in before if topic not in wanted]:
             self._client.unsubscribe(gone)
@@ -70,7 +74,7 @@ class Subscriptions:
         """
         self._client = client
         followed = itertools.chain.from_iterable(self._followed.values())
-        wanted = [(topic_filter, 1) for topic_filter in (*self._filters, *followed)]
+        wanted = [(topic_filter, self._qos) for topic_filter in (*self._filters, *followed)]
         return client.subscribe(wanted)[1] if wanted else None
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ from broker.program import children, cli, logs
 from learner.operate.watch import fleet_view, home_assistant, run_files, watcher
 
 PORT = 8765
-_TICK_S = 0.5
 _LOOK_S = 5.0
 """Between two looks for a run that was begun since."""
 _STOP_S = 1
@@ -268,7 +267,7 @@ async def _run(
         while not served.done():
             if follow is not None:
                 follow(loop.time())
-            await asyncio.wait([served], timeout=_TICK_S)
+            await asyncio.wait([served], timeout=watcher.FOLLOW_S)
     finally:
         stop()
         await served

@@ -40,14 +40,14 @@ class FleetView:
     def hear_actor(self, actor_id: str, state: messages.ActorState, *, retained: bool) -> None:
         """Takes in what an actor said of itself."""
         with self._lock:
-            member = self._members.setdefault(actor_id, members.Member(actor_id))
+            member = self._member(actor_id)
             if member.observe(state, retained=retained, now_s=self._clock()):
                 self._change(member)
 
     def hear_assignment(self, actor_id: str, assignment: messages.Assignment) -> None:
         """Takes in how often an actor is to speak, and whether its learner refuses it."""
         with self._lock:
-            member = self._members.setdefault(actor_id, members.Member(actor_id))
+            member = self._member(actor_id)
             member.period_s = assignment.message_period_s
             if member.refused != assignment.refused:
                 member.refused = assignment.refused
@@ -146,6 +146,11 @@ class FleetView:
             "policy_lag": max((one.policy_lag for one in vitals), default=None),
             "power_w": sum(powers.values()) if powers else None,
         }
+
+    def _member(self, actor_id: str) -> members.Member:
+        if actor_id not in self._members:
+            self._members[actor_id] = members.Member(actor_id)
+        return self._members[actor_id]
 
     def _change(self, member: members.Member) -> None:
         self.revision += 1

@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from learner.operate.watch import exposition, fleet_view, run_files
 
-PERIOD_S = 0.1
-"""Between two looks for what to send: what comes meanwhile goes together."""
+PERIOD_S = 0.08
+"""Between two looks for what to send."""
 FLEET_PERIOD_S = 1.0
 PAGES_MAX = 32
 COOKIE = "actorq_watch"

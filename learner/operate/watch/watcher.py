@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
@@ -12,6 +14,15 @@ from learner.fleet import brokers, enrolment
 from learner.operate.watch import fleet_view
 
 _log = logging.getLogger(__name__)
+GATHER_S = 0.08
+"""What comes within it is read together: most of what a message costs is that this process wakes for it."""
+_ASKED_S = 10.0
+"""Seconds after which an actor's assignment is asked for again: each grant is a new one, and what the page shows of it,
+how often its actor speaks and whether it is refused, rarely changes."""
+_ASKED_PER_S = 10
+"""At most, of larger fleets: each one has a signature to verify."""
+FOLLOW_S = 0.5
+"""Between two calls of `follow`."""
 
 
 class Watcher:
@@ -36,10 +47,14 @@ class Watcher:
             username=identity.WATCH_USER,
             password=fleet.watch_password,
             tls=tls,
+            qos=0,  # the next state is soon here
         )
-        self.brokers.subscribe(self._topics.learner_state, self._hear)
-        self.brokers.subscribe(self._topics.every_actor("state"), self._hear)
-        self.brokers.subscribe(self._topics.every_actor("assignment"), self._hear)
+        self.brokers.gather(GATHER_S)
+        self._to_ask: list[str] = []  # of this round
+        self._asked: set[str] = set()
+        self.brokers.subscribe(self._topics.learner_state, self._hear_learner)
+        self.brokers.subscribe(self._topics.every_actor("state"), self._hear_state)
+        self.brokers.route(self._topics.every_actor("assignment"), self._hear_assignment)
 
     def start(self) -> None:
         """Connects.
@@ -51,13 +66,20 @@ class Watcher:
         self.brokers.start()
 
     def follow(self) -> None:
-        """Takes in who was enrolled, and forgets who was revoked.
+        """Takes in who was enrolled, forgets who was revoked, and asks for some assignments; every FOLLOW_S.
 
         Raises:
             IdentityError: The fleet has another key by now.
         """
         self._enrolment.follow()
-        self._view.keep(self._enrolment.macs)
+        enrolled = self._enrolment.macs
+        self._view.keep(enrolled)
+        self._to_ask = self._to_ask or sorted(enrolled)
+        often = min(_ASKED_PER_S, len(enrolled) / _ASKED_S)
+        asked, self._to_ask = self._to_ask[: math.ceil(often * FOLLOW_S)], self._to_ask[math.ceil(often * FOLLOW_S) :]
+        new = enrolled.keys() - self._asked
+        self._asked = set(enrolled)
+        self.brokers.follow([self._topics.assignment(name) for name in sorted(new.union(asked) & enrolled.keys())])
 
     @property
     def enrolled(self) -> Mapping[str, object]:
@@ -68,20 +90,30 @@ class Watcher:
         """Disconnects."""
         self.brokers.close()
 
-    def _hear(self, topic: str, payload: bytes, retained: bool) -> None:
-        if not payload:
-            return  # taken back
-        try:
-            if topic == self._topics.learner_state:
+    def _hear_learner(self, topic: str, payload: bytes, retained: bool) -> None:
+        if payload:  # else it was taken back
+            with self._refusals_counted():
                 body = self._verifier.open(topic, payload)
                 self._view.hear_learner(codec.decode(messages.LearnerState, body), retained=retained)
-                return
-            actor_id = self._topics.actor_id(topic)
-            if topic.endswith("/state"):
+
+    def _hear_state(self, topic: str, payload: bytes, retained: bool) -> None:
+        if payload:
+            with self._refusals_counted():
+                actor_id = self._topics.actor_id(topic)
                 body = self._enrolment.mac(actor_id).open(topic, payload)
                 self._view.hear_actor(actor_id, codec.decode(messages.ActorState, body), retained=retained)
-            elif actor_id in self._enrolment.macs:
-                body = self._verifier.open(topic, payload)
-                self._view.hear_assignment(actor_id, codec.decode(messages.Assignment, body))
+
+    def _hear_assignment(self, topic: str, payload: bytes, retained: bool) -> None:
+        if payload:
+            with self._refusals_counted():
+                actor_id = self._topics.actor_id(topic)
+                if actor_id in self._enrolment.macs:
+                    body = self._verifier.open(topic, payload)
+                    self._view.hear_assignment(actor_id, codec.decode(messages.Assignment, body))
+
+    @contextlib.contextmanager
+    def _refusals_counted(self) -> Iterator[None]:
+        try:
+            yield
         except errors.MessageError as error:
             self._view.count_refused(getattr(error, "reason", "") or "message")
