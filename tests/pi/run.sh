@@ -8,6 +8,7 @@
 # Emulation proves wheels, instructions, kernels and numbers; never latency or energy.
 #
 # PYTHON          with TensorFlow, for models and the learner     .venv/bin/python
+# FLEET_ALONE     not empty: the kernels' answers and the fleet with its audit, without the actor's tests
 set -euo pipefail
 
 say() { printf 'pi: %s\n' "$*" >&2; }
