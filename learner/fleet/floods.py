@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 _EXCESS = 500
@@ -15,9 +16,14 @@ _DEAF_S, _DEAFEST_S = 30.0, 600.0
 
 
 class Floods:
-    """Counts excess messages by actor."""
+    """Counts excess messages by actor.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._excess: Counter[str] = Counter()  # by actor, since it was last not listened to
         self._deaf: dict[str, tuple[float, float]] = {}  # by actor: until when, and for how long that was
 
@@ -30,12 +36,12 @@ class Floods:
         for actor_id in [one for one, count in self._excess.items() if count >= _EXCESS]:
             del self._excess[actor_id]
             deaf_s = min(_DEAFEST_S, 2 * self._deaf[actor_id][1] if actor_id in self._deaf else _DEAF_S)
-            self._deaf[actor_id] = time.monotonic() + deaf_s, deaf_s
+            self._deaf[actor_id] = self._clock() + deaf_s, deaf_s
             _log.warning(
                 "actor %s sends more than it was asked for (`rate`): nobody listens to it for %g s", actor_id, deaf_s
             )
 
     def unheard(self) -> frozenset[str]:
         """Returns those actors that are not to be listened to now."""
-        now = time.monotonic()
+        now = self._clock()
         return frozenset(name for name, (until, _) in self._deaf.items() if now < until)
