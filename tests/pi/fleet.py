@@ -44,7 +44,9 @@ def main(directory: Path, board: Path) -> None:
         said = subprocess.run(moved, check=True, capture_output=True, text=True).stdout
         assert "changed: /etc/actorq/bundle.json\n" in said, said  # and nothing else: the program stayed
         run = directory / "run"
-        actors = {"honest": _start("actorq-actor", "run")}
+        # A directory for each core: what the core before has left was for its fleet
+        state = [f"--state-dir=/srv/{name}-{directory.name}" for name in ("honest", "liar")]
+        actors = {"honest": _start("actorq-actor", "run", state[0])}
         try:
             stop = ["--max-env-steps", "1000000000", "--solved-return", "inf", "--run-dir", str(run), "--json"]
             learner = fleet.start_learner(
@@ -59,7 +61,7 @@ def main(directory: Path, board: Path) -> None:
 
             conftest.wait_until(lambda: told().get("audited_messages"), "some of its messages are audited", _SOON_S)
             began = time.monotonic()
-            liar = ["--bundle", "/srv/liar.json", "--state-dir", f"/srv/liar-{directory.name}", "--env", _LIAR]
+            liar = ["--bundle", "/srv/liar.json", state[1], "--env", _LIAR]
             actors["liar"] = _start("/opt/actorq/venv/bin/python", "-m", "edge_actor", "run", *liar)
             held = run / "held.json"
             conftest.wait_until(lambda: told() and held.exists(), "who plays an older policy is named", _SOON_S)
