@@ -67,8 +67,7 @@ class Client(mqtt.Client):
         self.max_inflight_messages_set(0)  # the window is `Outbox`'s
         self.enable_logger(_Failures(on_failure))
         self.on_socket_register_write = lambda *_: None  # thus paho queues what it is to send, and `flush` writes it
-        self._ahead = memoryview(bytearray(_AT_ONCE_BYTES))
-        self._at = self._end = 0  # of what was read ahead
+        self._ahead, self._at = b"", 0
         self._is_reading = self.is_amid_packet = False
         self._on_full = on_full
 
@@ -76,7 +75,7 @@ class Client(mqtt.Client):
     def has_read(self) -> bool:
         """Returns whether there is more to read, though the socket may say that there is not."""
         sock = self.socket()
-        return self._at < self._end or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+        return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
 
     def can_read(self) -> bool:
         """Returns whether there is more to read, from the socket or before."""
@@ -108,27 +107,16 @@ class Client(mqtt.Client):
         if bufsize > messages.MAX_PACKET_BYTES:  # what is left of a packet; paho would take 268 MB
             raise ConnectionAbortedError(TOO_LARGE)
         self.is_amid_packet = bufsize > 1  # of its header paho asks for one at a time
-        taken: Any
-        if self._at == self._end and bufsize >= _AT_ONCE_BYTES:
-            taken = super()._sock_recv(bufsize)
-        else:
-            if self._at == self._end:
-                self._at, self._end = 0, self._read_ahead()
-            taken = self._ahead[self._at : min(self._at + bufsize, self._end)]  # paho copies it before it asks again
-            self._at += len(taken)
+        if self._at == len(self._ahead):
+            if bufsize >= _AT_ONCE_BYTES:
+                taken = super()._sock_recv(bufsize)
+                self.is_amid_packet = len(taken) < bufsize
+                return taken
+            self._ahead, self._at = super()._sock_recv(_AT_ONCE_BYTES), 0
+        taken = self._ahead[self._at : self._at + bufsize]
+        self._at += len(taken)
         self.is_amid_packet = len(taken) < bufsize
-        return taken  # type: ignore[no-any-return]
-
-    def _read_ahead(self) -> int:
-        """Returns how much it has read into the buffer; raises as paho does."""
-        sock: Any = self.socket()
-        if sock is None:
-            raise ConnectionError("there is no socket")
-        try:
-            size: int = sock.recv_into(self._ahead)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
-        return size
+        return taken
 
     def _handle_publish(self) -> MQTTErrorCode:
         """Gives a message to its callback with one copy of its payload, not four: 22 % of 400 kB, 19 % of 4 MB."""
