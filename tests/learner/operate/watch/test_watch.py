@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 import ssl
@@ -20,7 +21,7 @@ from broker.contract import codec, messages, signing, topics
 from broker.fleet import identity
 from broker.serve.mosquitto import access, process
 from tests import conftest
-from tests.fakes import plain_client, simulated_actor, webdriver
+from tests.fakes import fake_learner, plain_client, simulated_actor, webdriver
 
 BIRTH = messages.Birth("Arm-v0", simulated_actor.SPEC, 1, "Raspberry Pi 5", "3.11", "litert", "", 50.0, release="0.1.0")
 
@@ -92,6 +93,27 @@ def test_shows_what_an_actor_says_and_counts_what_it_cannot_have_said(fleet: ide
             urllib.request.urlopen(urllib.request.Request(url, method="POST"))
         page = get(url) + get(f"{url}page.js") + get(f"{url}page.css")
         assert "http://" not in page and "https://" not in page, "it loads nothing from a network"
+
+
+@pytest.mark.mosquitto
+@pytest.mark.system
+def test_asks_again_whether_an_actor_is_refused(fleet: identity.Fleet, port: int) -> None:
+    fleet.enroll("attic")  # two, so that neither's assignment is followed all the time
+    topic = topics.Topics("lab").assignment("pi")
+
+    def alarms(url: str) -> dict[str, str]:
+        found: dict[str, str] = next((row["alarms"] for row in first_event(url)["rows"] if row["actor"] == "pi"), {})
+        return found
+
+    with (
+        plain_client.PlainClient(port, "learner", "learner", fleet.password, fleet.tls()) as learner,
+        watching("--fleet", "lab", "--broker", f"mqtts://127.0.0.1:{port}") as url,
+    ):
+        say(port, fleet, 1)
+        for refused in ("another spec", ""):
+            assigned = dataclasses.replace(fake_learner.assignment(1), refused=refused)
+            learner.publish(topic, fleet.sealer.seal(topic, codec.encode(assigned)), retain=True)
+            conftest.wait_until(lambda: alarms(url).get("refused", "") == refused, f"the page has {refused!r}")  # noqa: B023
 
 
 @pytest.mark.mosquitto
