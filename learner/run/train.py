@@ -208,9 +208,10 @@ def _look_for_devices(settings: config.TrainConfig) -> None:
 
 
 def _set_up_tensorflow(settings: config.TrainConfig) -> None:
-    """Sets TensorFlow's threads, before its first operation fixes them."""
+    """Sets TensorFlow's threads, so many for each device that is named, before its first operation fixes them."""
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(settings.threads)
+    # Those of the CPU have one pool: of one thread, several devices would compute one after the other
+    tf.config.threading.set_intra_op_parallelism_threads(settings.threads * settings.replicas)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()

@@ -1,12 +1,13 @@
 """Updates on two devices of the CPU (`--learner-devices`), beside one, and beside none that is named.
 
 `value` counts the gradient steps of all replicas, with sampling from replay and taking the mean; behind the weights
-there is an n-th of those. The sides alternate within one process, which is one of its own: the CPU is divided before
-TensorFlow's first operation.
+there is an n-th of those. Each side is a process of its own with TensorFlow's threads as `train` sets them; they take
+turns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -20,73 +21,38 @@ import numpy as np
 
 from learner import config
 from learner.experience import replay
+from learner.run import train
 from tests.benchmarks import update
 
 ALTERNATIONS = 9
-SIDES: dict[str, tuple[str, ...]] = {"none": (), "one": ("CPU:0",), "two": ("CPU:0", "CPU:1")}
+_SIDES = {"none": (), "one": ("CPU:0",), "two": ("CPU:0", "CPU:1")}
 _CASES = {
     "DQN, MLP 256x2, batch 64": (config.DqnConfig(hidden=(256, 256), batch_size=64), 8),
-    "DQN, MLP 1024x2, batch 256": (config.DqnConfig(hidden=(1024, 1024), batch_size=256, updates_per_call=4), 1),
+    "DQN, MLP 1024x2, batch 256": (config.DqnConfig(hidden=(1024, 1024), batch_size=256, updates_per_call=4), 2),
 }
 """Settings, and calls in one timing."""
 
 
 def run() -> Iterator[dict[str, Any]]:
     """Yields two rows per case; none on one core."""
-    if (os.cpu_count() or 1) < 2:
-        return
-    command = [sys.executable, "-c", "from tests.benchmarks import devices; devices.measure()"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            yield json.loads(line)
-    if child.returncode:
-        raise RuntimeError(f"measuring ended with {child.returncode}")
+    if (os.cpu_count() or 1) > 1:
+        for case in _CASES:
+            yield from _rows(case)
 
 
-def measure() -> None:
-    """Prints the rows."""
-    import tensorflow as tf
-
-    from learner.run import devices
-
-    devices.prepare(SIDES["two"])
-    tf.config.threading.set_intra_op_parallelism_threads(1)  # as learner.config's default
-    for case, (settings, calls) in _CASES.items():
-        for row in _rows(case, settings, calls):
-            print(json.dumps(row), flush=True)
-
-
-def _rows(case: str, settings: config.DqnConfig, calls: int) -> Iterator[dict[str, Any]]:
-    from learner.run import devices
-
-    rng, memory = np.random.default_rng(0), replay.of(update.DISCRETE, settings)
-    memory.insert(update._Segments(update.DISCRETE, rng, update.TRANSITIONS))
-    agents, steps = {}, {}
-    for side, named in SIDES.items():
-        train = config.TrainConfig(algorithm="dqn", learner_devices=named)
-        agents[side] = devices.make(config.Settings(train, settings, config.GateConfig()), update.DISCRETE)
-        steps[side] = train.replicas * settings.updates_per_call
-        agents[side].update(memory.sample(steps[side], settings.batch_size, rng))  # compiles
-    rates: dict[str, list[float]] = {side: [] for side in SIDES}
-    mean_ms = []
-    two = agents["two"]
-    assert isinstance(two, devices.Replicas)
-    two._average()
-    for _ in range(ALTERNATIONS):
-        for side, seen in rates.items():
-            started = time.perf_counter()
-            for _ in range(calls):
-                agents[side].update(memory.sample(steps[side], settings.batch_size, rng))
-            seen.append(calls * steps[side] / (time.perf_counter() - started))
-        started = time.perf_counter()
-        two._average()
-        mean_ms.append(1e3 * (time.perf_counter() - started))
-    explain = (
-        f"{settings.updates_per_call} steps a call; of two devices the mean takes {statistics.median(mean_ms):.1f} ms"
-    )
+def _rows(case: str) -> Iterator[dict[str, Any]]:
+    calls = _CASES[case][1]
+    with contextlib.ExitStack() as ending:
+        sides = {side: _Side(ending, case, side) for side in _SIDES}
+        for one in sides.values():
+            one.turn()  # compiles
+        seen = [{side: one.turn() for side, one in sides.items()} for _ in range(ALTERNATIONS)]
+    mean_ms = [turn["two"]["mean_ms"] for turn in seen]
+    rates = {side: [turn[side]["steps"] / turn[side]["wall_s"] for turn in seen] for side in _SIDES}
+    cpu = {side: [turn[side]["steps"] / turn[side]["cpu_s"] for turn in seen] for side in _SIDES}
     for what, side, reference in (("two devices beside one", "two", "one"), ("one, named", "one", "none")):
         ratios = [a / b for a, b in zip(rates[side], rates[reference], strict=True)]
+        of_cpu = [a / b for a, b in zip(cpu[side], cpu[reference], strict=True)]
         yield {
             "benchmark": "devices",
             "case": f"{case}: {what}",
@@ -96,5 +62,50 @@ def _rows(case: str, settings: config.DqnConfig, calls: int) -> Iterator[dict[st
             "reference": round(statistics.median(rates[reference]), 1),
             "ratio": round(statistics.median(ratios), 3),
             "spread": round(max(ratios) - min(ratios), 3),
-            "explain": explain,
+            "explain": f"{calls} calls a turn; ratios {min(ratios):.2f} to {max(ratios):.2f}; by second of CPU "
+            f"{statistics.median(of_cpu):.2f} ({min(of_cpu):.2f} to {max(of_cpu):.2f}); of two devices the mean takes "
+            f"{statistics.median(mean_ms):.1f} ms ({min(mean_ms):.1f} to {max(mean_ms):.1f})",
         }
+
+
+class _Side:
+    """A process that makes updates when asked."""
+
+    def __init__(self, ending: contextlib.ExitStack, case: str, side: str) -> None:
+        command = [sys.executable, "-m", __name__, case, side]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._child = ending.enter_context(subprocess.Popen(command, **pipes))  # its end closes the pipe, and ends it
+
+    def turn(self) -> dict[str, float]:
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write("\n")
+        self._child.stdin.flush()
+        told: dict[str, float] = json.loads(self._child.stdout.readline())
+        return told
+
+
+def _serve(case: str, side: str) -> None:
+    from learner.run import devices
+
+    settings, calls = _CASES[case]
+    chosen = config.TrainConfig(algorithm="dqn", learner_devices=_SIDES[side])
+    train._look_for_devices(chosen)
+    train._set_up_tensorflow(chosen)
+    rng, memory = np.random.default_rng(0), replay.of(update.DISCRETE, settings)
+    memory.insert(update._Segments(update.DISCRETE, rng, update.TRANSITIONS))
+    agent = devices.make(config.Settings(chosen, settings, config.GateConfig()), update.DISCRETE)
+    steps = chosen.replicas * settings.updates_per_call
+    for _ in sys.stdin:
+        began = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            agent.update(memory.sample(steps, settings.batch_size, rng))
+        spent = {"wall_s": time.perf_counter() - began[0], "cpu_s": time.process_time() - began[1], "mean_ms": 0.0}
+        if isinstance(agent, devices.Replicas) and chosen.replicas > 1:
+            started = time.perf_counter()
+            agent._average()
+            spent["mean_ms"] = 1e3 * (time.perf_counter() - started)
+        print(json.dumps({"steps": calls * steps, **spent}), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])
