@@ -39,7 +39,7 @@ def replicas(chosen: config.Settings, spec: specs.EnvSpec = SPEC) -> tuple[devic
     """What the settings make, and what it is made of."""
     made = devices.make(chosen, spec)
     assert isinstance(made, devices.Replicas)
-    inner = [one for one in made._replicas if isinstance(one, compiled.Compiled)]
+    inner: list[compiled.Compiled] = [one for one in made._replicas if isinstance(one, compiled.Compiled)]
     assert len(inner) == len(chosen.train.learner_devices)
     return made, inner
 
@@ -163,7 +163,8 @@ def test_after_a_call_all_replicas_are_the_mean_of_what_each_came_to(
         first, second = came_to
         assert not same(first, second)
         mean = {name: ((first[name] + second[name]) / 2).astype(first[name].dtype) for name in first}
-        assert all(same(one.state(), mean) for one in (made, *inner))
+        assert same(made.state(), mean)
+        assert all(same(one.state(), mean) for one in inner)
         assert np.array_equal(update.td_error, np.concatenate([one.td_error for one in each])), "in the batch's order"
         for name, value in update.metrics.items():
             assert value == np.mean([one.metrics[name] for one in each])

@@ -19,6 +19,7 @@ from tests.system.conftest import QUICK, STICK
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_on_two_devices_and_learns(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
 ) -> None:
@@ -27,7 +28,7 @@ def test_a_killed_run_goes_on_on_two_devices_and_learns(
     fleet, run = start_fleet(), run_root / "run"
     fleet.start_actor("pi", ["--env", f"{STICK}:Stick", "--heartbeat-s", "0.5"])
     learner = fleet.start_learner(
-        [*QUICK, "--prioritized", "--learner-devices", "CPU:0,CPU:1", "--evaluate-episodes", "0"]
+        [*QUICK, "--no-dueling", "--prioritized", "--learner-devices", "CPU:0,CPU:1", "--evaluate-episodes", "0"]
         + ["--checkpoint-period-s", "0.3", "--run-dir", str(run)]
     )
 
