@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,18 +35,17 @@ _CASES = {
 
 def run() -> Iterator[dict[str, Any]]:
     """Yields two rows per case; none on one core."""
-    if (os.cpu_count() or 1) > 1:
-        for case in _CASES:
-            yield from _rows(case)
-
-
-def _rows(case: str) -> Iterator[dict[str, Any]]:
-    calls = _CASES[case][1]
+    if (os.cpu_count() or 1) < 2:
+        return
     with contextlib.ExitStack() as ending:
-        sides = {side: _Side(ending, case, side) for side in _SIDES}
-        for one in sides.values():
-            one.turn()  # compiles
-        seen = [{side: one.turn() for side, one in sides.items()} for _ in range(ALTERNATIONS)]
+        sides = {side: _Side(ending, side) for side in _SIDES}
+        for case in _CASES:
+            for one in sides.values():
+                one.turn(case)  # compiles
+            yield from _rows(case, [{side: one.turn(case) for side, one in sides.items()} for _ in range(ALTERNATIONS)])
+
+
+def _rows(case: str, seen: list[dict[str, dict[str, float]]]) -> Iterator[dict[str, Any]]:
     mean_ms = [turn["two"]["mean_ms"] for turn in seen]
     rates = {side: [turn[side]["steps"] / turn[side]["wall_s"] for turn in seen] for side in _SIDES}
     cpu = {side: [turn[side]["steps"] / turn[side]["cpu_s"] for turn in seen] for side in _SIDES}
@@ -62,8 +61,8 @@ def _rows(case: str) -> Iterator[dict[str, Any]]:
             "reference": round(statistics.median(rates[reference]), 1),
             "ratio": round(statistics.median(ratios), 3),
             "spread": round(max(ratios) - min(ratios), 3),
-            "explain": f"{calls} calls a turn; ratios {min(ratios):.2f} to {max(ratios):.2f}; by second of CPU "
-            f"{statistics.median(of_cpu):.2f} ({min(of_cpu):.2f} to {max(of_cpu):.2f}); of two devices the mean takes "
+            "explain": f"{_CASES[case][1]} calls a turn; ratios {min(ratios):.2f} to {max(ratios):.2f}; by second of "
+            f"CPU {statistics.median(of_cpu):.2f} ({min(of_cpu):.2f} to {max(of_cpu):.2f}); of two devices the mean takes "
             f"{statistics.median(mean_ms):.1f} ms ({min(mean_ms):.1f} to {max(mean_ms):.1f})",
         }
 
@@ -71,31 +70,40 @@ def _rows(case: str) -> Iterator[dict[str, Any]]:
 class _Side:
     """A process that makes updates when asked."""
 
-    def __init__(self, ending: contextlib.ExitStack, case: str, side: str) -> None:
-        command = [sys.executable, "-m", __name__, case, side]
+    def __init__(self, ending: contextlib.ExitStack, side: str) -> None:
+        command = [sys.executable, "-m", __name__, side]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._child = ending.enter_context(subprocess.Popen(command, **pipes))  # its end closes the pipe, and ends it
 
-    def turn(self) -> dict[str, float]:
+    def turn(self, case: str) -> dict[str, float]:
         assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write("\n")
-        self._child.stdin.flush()
+        print(case, file=self._child.stdin, flush=True)
         told: dict[str, float] = json.loads(self._child.stdout.readline())
         return told
 
 
-def _serve(case: str, side: str) -> None:
-    from learner.run import devices
-
-    settings, calls = _CASES[case]
+def _serve(side: str) -> None:
     chosen = config.TrainConfig(algorithm="dqn", learner_devices=_SIDES[side])
     train._look_for_devices(chosen)
     train._set_up_tensorflow(chosen)
+    turns: dict[str, Callable[[], dict[str, float]]] = {}
+    for line in sys.stdin:
+        case = line.rstrip()
+        if case not in turns:
+            turns[case] = _learner(chosen, *_CASES[case])
+        print(json.dumps(turns[case]()), flush=True)
+
+
+def _learner(chosen: config.TrainConfig, settings: config.DqnConfig, calls: int) -> Callable[[], dict[str, float]]:
+    """Returns what makes so many calls of updates, and says what they took."""
+    from learner.run import devices
+
     rng, memory = np.random.default_rng(0), replay.of(update.DISCRETE, settings)
     memory.insert(update._Segments(update.DISCRETE, rng, update.TRANSITIONS))
     agent = devices.make(config.Settings(chosen, settings, config.GateConfig()), update.DISCRETE)
     steps = chosen.replicas * settings.updates_per_call
-    for _ in sys.stdin:
+
+    def turn() -> dict[str, float]:
         began = time.perf_counter(), time.process_time()
         for _ in range(calls):
             agent.update(memory.sample(steps, settings.batch_size, rng))
@@ -104,7 +112,9 @@ def _serve(case: str, side: str) -> None:
             started = time.perf_counter()
             agent._average()
             spent["mean_ms"] = 1e3 * (time.perf_counter() - started)
-        print(json.dumps({"steps": calls * steps, **spent}), flush=True)
+        return {"steps": calls * steps, **spent}
+
+    return turn
 
 
 if __name__ == "__main__":
