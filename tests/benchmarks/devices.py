@@ -62,8 +62,8 @@ def _rows(case: str, seen: list[dict[str, dict[str, float]]]) -> Iterator[dict[s
             "ratio": round(statistics.median(ratios), 3),
             "spread": round(max(ratios) - min(ratios), 3),
             "explain": f"{_CASES[case][1]} calls a turn; ratios {min(ratios):.2f} to {max(ratios):.2f}; by second of "
-            f"CPU {statistics.median(of_cpu):.2f} ({min(of_cpu):.2f} to {max(of_cpu):.2f}); of two devices the mean takes "
-            f"{statistics.median(mean_ms):.1f} ms ({min(mean_ms):.1f} to {max(mean_ms):.1f})",
+            f"CPU {statistics.median(of_cpu):.2f} ({min(of_cpu):.2f} to {max(of_cpu):.2f}); of two devices the mean "
+            f"takes {statistics.median(mean_ms):.1f} ms ({min(mean_ms):.1f} to {max(mean_ms):.1f})",
         }
 
 
