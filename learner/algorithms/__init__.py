@@ -37,6 +37,10 @@ class Algorithm(Protocol):
     def updates(self) -> int:
         """The number of gradient steps so far."""
 
+    @property
+    def trained(self) -> Sequence[Any]:
+        """The TensorFlow variables that gradient steps change, without their count; the same order in all of a kind."""
+
     def normalize(self, observations: NDArray[Any]) -> None:
         """Fixes the input normaliser from a sample of replay [N, *shape]; called once, before the first update."""
 

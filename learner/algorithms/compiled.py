@@ -92,6 +92,11 @@ class Compiled:
         raise NotImplementedError
 
     @property
+    def trained(self) -> list[Any]:
+        """The variables that gradient steps change, without their count."""
+        return [variable for group in self._groups.values() for variable in group]
+
+    @property
     def normalizer(self) -> networks.Normalizer:
         """The input normaliser as it is now."""
         return networks.Normalizer(self._gain.numpy(), self._offset.numpy())
@@ -206,4 +211,4 @@ class Compiled:
         self.updates = int(self._updates.numpy())
 
     def _all(self) -> list[Any]:
-        return [v for group in self._groups.values() for v in group] + [self._gain, self._offset, self._updates]
+        return [*self.trained, self._gain, self._offset, self._updates]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -352,8 +353,18 @@ class TrainConfig:
     ray: str = setting("", "a Ray cluster for them, host:port, used with its token; empty: one is started here")
     deterministic: bool = setting(False, "lock-step with one actor: the same seed gives the same weights and bytes")
     threads: int = setting(1, "TensorFlow threads per operation; 1 is fastest for small networks")
+    learner_devices: tuple[str, ...] = setting(
+        (),
+        "devices for the updates, as GPU:0 or CPU:0,CPU:1; each of several learns from minibatches of its own, and "
+        "after each TensorFlow call they take the mean (default: TensorFlow's choice of one)",
+    )
     energy: bool = setting(True, "estimate the learner's energy and CO2 with codecarbon's offline tracker")
     country: str = setting("USA", "ISO code of the country whose carbon intensity codecarbon uses")
+
+    @property
+    def replicas(self) -> int:
+        """Networks that learn side by side."""
+        return max(1, len(self.learner_devices))
 
 
 class Settings(NamedTuple):
@@ -509,6 +520,7 @@ def check(chosen: Settings) -> Settings:
     if isinstance(algorithm, OnPolicyConfig):
         clashes += _on_policy_clashes(train, algorithm)
     clashes += _worker_clashes(train, algorithm)
+    clashes += _device_clashes(train, algorithm)
     if clashes:
         raise errors.ConfigError("settings clash: " + "; ".join(clashes), todo="--dump-config prints what is in force")
     return chosen
@@ -552,6 +564,22 @@ def _worker_clashes(train: TrainConfig, algorithm: AlgorithmConfig) -> list[str]
             f"a message of {train.message_steps} steps exceeds the share of one of {workers} ingest_workers, "
             f"{algorithm.capacity // workers} steps"
         )
+    return clashes
+
+
+def _device_clashes(train: TrainConfig, algorithm: AlgorithmConfig) -> list[str]:
+    names = train.learner_devices
+    clashes = [
+        f"learner device {name!r} is none: they are named as CPU:0 or GPU:0"
+        for name in names
+        if not re.fullmatch(r"(CPU|GPU):\d{1,3}", name, re.ASCII)
+    ]
+    if len(set(names)) < len(names):
+        clashes.append(f"learner_devices {','.join(names)} names one twice")
+    if len({name[:3] for name in names}) > 1:
+        clashes.append(f"learner_devices {','.join(names)} are not alike, and all would wait for the slowest")
+    if len(names) > 1 and not isinstance(algorithm, OffPolicyConfig):
+        clashes.append("several learner_devices share what is drawn from replay: ppo and a2c learn on one")
     return clashes
 
 

@@ -12,14 +12,13 @@ import numpy as np
 
 from broker.contract import messages, specs
 from learner import algorithms, config
-from learner.algorithms import registry
 from learner.audit import auditor, drift, holding, model_store
 from learner.experience import rate_limiter, replay, rollouts
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
 from learner.policies import adopting, canary, publisher, trial_record
-from learner.run import taking_in
+from learner.run import devices, taking_in
 from learner.run.loop import (
     assigning,
     checkpoints,
@@ -92,7 +91,7 @@ def build(
         assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
         assigner.assign()
         _log.info("compiling the networks; the actors gather their first steps meanwhile")
-        algorithm = adopted or registry.make(settings, spec)
+        algorithm = adopted or devices.make(settings, spec)
         if saved:
             algorithm.restore(saved.parts["algorithm"])
         policies = publisher.Publisher(
@@ -140,7 +139,7 @@ def build(
         commit = functools.partial(receiver.commit, wait=True)
         if isinstance(ingesting, shards.Shards):
             ingesting.on_sample, ingesting.version = checks.consider, lambda: policies.version
-        updater = _updater(algorithm_settings, spec, algorithm, taken.memory, limiter, rng, policies)
+        updater = _updater(settings, spec, algorithm, taken.memory, limiter, rng, policies)
         measured = [fleet.times, receiver.times, *taken.times, updater.times, policies.timings.times]
         parts = training_loop.Parts(
             session=fleet,
@@ -191,7 +190,7 @@ def adopt(
     if found is None:
         _log.warning("the fleet has no policy to go on from: this run begins anew")
         return settings, None
-    algorithm = registry.make(settings, spec)
+    algorithm = devices.make(settings, spec)
     why = adopting.adopt(algorithm, found, spec, settings.algorithm)
     if why:
         _log.warning("the fleet's policy %s cannot be gone on from: %s; this run begins anew", found.order, why)
@@ -213,14 +212,14 @@ def _memory(
         waiting = rollouts.of(spec, algorithm)
         return waiting, rate_limiter.PhaseLimiter(train.learning_starts, algorithm.rollout_steps, waiting.__len__)
     assert isinstance(algorithm, config.OffPolicyConfig)
-    per_call = updating.updates_per_call(algorithm, spec.observation.size)
+    per_call = train.replicas * updating.updates_per_call(algorithm, spec.observation.size)
     error_buffer = max(2.0 * algorithm.batch_size * per_call, train.samples_per_insert * train.message_steps)
     limiter = rate_limiter.RateLimiter(train.samples_per_insert, train.learning_starts, error_buffer)
     return None if train.ingest_workers else replay.of(spec, algorithm), limiter
 
 
 def _updater(
-    settings: config.AlgorithmConfig,
+    settings: config.Settings,
     spec: specs.EnvSpec,
     algorithm: algorithms.Algorithm,
     buffer: replay.Replay | rollouts.Rollouts | sampling.ShardedReplay,
@@ -228,10 +227,11 @@ def _updater(
     rng: np.random.Generator,
     policies: publisher.Publisher,
 ) -> updating.Updater[Any]:
-    if isinstance(settings, config.OnPolicyConfig):
+    chosen = settings.algorithm
+    if isinstance(chosen, config.OnPolicyConfig):
         assert isinstance(buffer, rollouts.Rollouts)
-        return updating.PhaseUpdater(settings, algorithm, buffer, limiter, rng, lambda: policies.newest_order)
-    assert isinstance(settings, config.OffPolicyConfig)
+        return updating.PhaseUpdater(chosen, algorithm, buffer, limiter, rng, lambda: policies.newest_order)
+    assert isinstance(chosen, config.OffPolicyConfig)
     assert not isinstance(buffer, rollouts.Rollouts)
-    per_call = updating.updates_per_call(settings, spec.observation.size)
-    return updating.ReplayUpdater(settings, per_call, algorithm, buffer, limiter, rng)
+    per_call = settings.train.replicas * updating.updates_per_call(chosen, spec.observation.size)
+    return updating.ReplayUpdater(chosen, per_call, algorithm, buffer, limiter, rng)

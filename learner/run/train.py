@@ -69,6 +69,7 @@ def run(
     try:
         if workers := initial.train.ingest_workers:
             cluster.check(initial.train.ray)
+        _look_for_devices(initial.train)
         directory = held or (run_directory.RunDirectory.open(resume, resume=True) if resume else None)
         if directory:
             run_directory.check_workers(directory.path, workers)
@@ -138,6 +139,7 @@ def stand_by(
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:
+        _look_for_devices(settings)
         if path is not None:
             return standby.wait(settings, path, stop)
         standby.wait_apart(settings, stop)
@@ -197,10 +199,19 @@ def _load_tensorflow() -> None:
         import tensorflow  # noqa: F401  ... or finds it loaded, or waits for the rest
 
 
+def _look_for_devices(settings: config.TrainConfig) -> None:
+    """Looks for the devices that are named, before anybody waits for actors."""
+    if settings.learner_devices:
+        from learner.run import devices  # with TensorFlow
+
+        devices.prepare(settings.learner_devices)
+
+
 def _set_up_tensorflow(settings: config.TrainConfig) -> None:
-    """Sets TensorFlow's threads, before its first operation fixes them."""
+    """Sets TensorFlow's threads, so many for each device that is named, before its first operation fixes them."""
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(settings.threads)
+    # Those of the CPU have one pool: of one thread, several devices would compute one after the other
+    tf.config.threading.set_intra_op_parallelism_threads(settings.threads * settings.replicas)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
