@@ -35,7 +35,7 @@ from learner.run.loop import (
     waiting,
 )
 from learner.run.reports import actor_hours, breakdown, console, energy, metrics, notices, progress
-from learner.run.workers import sampling, shards
+from learner.run.workers import cluster, sampling, shards
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ def build(
     stop: threading.Event,
     tracker: energy.Tracker | None = None,
     adopted: algorithms.Algorithm | None = None,
+    opening: cluster.Opening | None = None,
 ) -> training_loop.TrainingLoop:
     """Makes a training loop that is ready to train.
 
@@ -68,6 +69,7 @@ def build(
         stop: Ends training when set.
         tracker: Of the learner's energy; None where nobody asks for it.
         adopted: One that begins with a policy that the fleet has (see `adopt`); None makes one.
+        opening: Where the run's workers live; None where it has none.
 
     Raises:
         SpecError: The run was made for another environment.
@@ -82,7 +84,10 @@ def build(
     saving = checkpoints.Checkpoints(directory, kept, spec, actors.env_id, fleet.epoch, rng, steps, counted)
     version = saving.restore(saved) if saved else 0
     taken = taking_in.begin(
-        settings, directory, fleet, actors, buffer, saving, steps, counted, kept, is_new=saved is None, stop=stop
+        *(settings, directory, fleet, actors, buffer, saving, steps, counted, kept),
+        is_new=saved is None,
+        opening=opening,
+        stop=stop,
     )
     with contextlib.ExitStack() as failing:
         if isinstance(taken.ingest, shards.Shards):

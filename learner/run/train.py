@@ -44,6 +44,7 @@ def run(
     held: run_directory.RunDirectory | None = None,
     take_over: bool,
     adopt: bool = False,
+    opening: cluster.Opening | None,
     stop: threading.Event,
     display: console.Console,
 ) -> tuple[dict[str, Any], Path]:
@@ -56,6 +57,7 @@ def run(
         held: The same, where it is open already.
         take_over: Claim the fleet though another learner is live; that one ends.
         adopt: Begin a new run with the policy that the fleet has, if it has one that fits.
+        opening: Where ingest workers live, which is opened meanwhile; None if there are none.
         stop: Set from outside to end the session early.
         display: Shows progress; closed at the end.
 
@@ -64,14 +66,11 @@ def run(
         NothingLearned: The time ended before any actor came.
     """
     started_s = time.monotonic()
-    loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
-    loading.start()
+    loading = _start_loading(initial.train, opening)
     try:
-        if workers := initial.train.ingest_workers:
-            cluster.check(initial.train.ray)
         directory = held or (run_directory.RunDirectory.open(resume, resume=True) if resume else None)
         if directory:
-            run_directory.check_workers(directory.path, workers)
+            run_directory.check_workers(directory.path, initial.train.ingest_workers)
         saved = checkpoint.load_newest(directory.checkpoints) if directory else None
         if directory and saved is None:
             _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
@@ -89,7 +88,7 @@ def run(
                 fingerprint=saved.meta["fingerprint"] if saved else "",
                 unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
                 allowed=budget.Budget(initial.train.message_budget_per_s),
-                shards=workers,
+                shards=initial.train.ingest_workers,
             )
             until_s = started_s + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
             gathering.gather(initial.train, fleet, actors, stop, until_s)
@@ -97,6 +96,8 @@ def run(
             directory = directory or run_directory.RunDirectory.open(
                 run_directory.new_path(settings.train, actors.env_id), resume=False
             )
+            if opening is not None:
+                opening.begin()  # if that was not done yet: what follows imports TensorFlow
             adopted = None
             if retained is not None:
                 settings, adopted = _adopt(settings, fleet, retained, actors)
@@ -105,7 +106,9 @@ def run(
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
-            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop, tracker, adopted)
+            loop = build.build(
+                *(settings, directory, fleet, actors, saved, display, started_s, stop, tracker, adopted, opening)
+            )
             loop.train()
             used = tracker.stop() if tracker else None
             error = tracker.error if tracker else "switched off"
@@ -130,13 +133,13 @@ def run(
 
 
 def stand_by(
-    settings: config.TrainConfig, path: Path | None, stop: threading.Event
+    settings: config.TrainConfig, path: Path | None, opening: cluster.Opening | None, stop: threading.Event
 ) -> run_directory.RunDirectory | None:
-    """Waits as `standby.wait` does, or as `wait_apart` where there is no path, with TensorFlow loaded meanwhile."""
-    if settings.ingest_workers:
-        cluster.check(settings.ray)
-    loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
-    loading.start()
+    """Waits as `standby.wait` does, or as `wait_apart` where there is no path; TensorFlow is loaded meanwhile.
+
+    So is Ray on this machine. A cluster that is named is left alone until then: it may be started anew meanwhile.
+    """
+    loading = _start_loading(settings, opening if opening and opening.is_local else None)
     try:
         if path is not None:
             return standby.wait(settings, path, stop)
@@ -188,7 +191,22 @@ def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
     return ""
 
 
-def _load_tensorflow() -> None:
+def _start_loading(settings: config.TrainConfig, opening: cluster.Opening | None) -> threading.Thread:
+    """Begins to load TensorFlow, and to open the cluster for workers, on a thread.
+
+    Raises:
+        RuntimeMissing: There can be no workers; likewise ConfigError.
+    """
+    if settings.ingest_workers:
+        cluster.check(settings.ray)
+    loading = threading.Thread(target=_load, args=(opening,), name="load-tensorflow", daemon=True)
+    loading.start()
+    return loading
+
+
+def _load(opening: cluster.Opening | None) -> None:
+    if opening is not None:
+        opening.begin()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with (
         contextlib.suppress(Exception),

@@ -97,6 +97,7 @@ def begin(
     earlier_steps: float,
     held: set[str],
     on_missed: Callable[[int, int], None],
+    opening: cluster.Opening,
     stop: threading.Event | None = None,
 ) -> shards.Shards:
     """Starts the workers of a run whose ledgers are there; returns when all of them hear their actors.
@@ -110,6 +111,7 @@ def begin(
         earlier_steps: Steps that each actor may hold of sessions before this one.
         held: Actors that are held back.
         on_missed: Called with steps and episodes that the ledgers have and no worker has told.
+        opening: The cluster, which is taken.
         stop: Ends the wait for them when set.
 
     Raises:
@@ -144,7 +146,7 @@ def begin(
     def count(came: plan.Received) -> None:
         actors.count_received(came.actor_id, came.boot, came.assigned_epoch, came.steps)
 
-    place = cluster.RayCluster.open(train.ray, train.ingest_workers)
+    place = opening.take(fleet.beat)
     made = shards.Shards(place, train.ingest_workers, fleet.epoch, make_plan, count, on_missed, fleet.wake)
     made.held |= held
     made.receipt_s = lambda: actors.receipt_s
