@@ -70,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
     from learner.fleet import gathering  # here: --help must not load what training needs
     from learner.run import train
     from learner.run.reports import console
-    from learner.run.workers import cluster
 
     def configure(env_id: str, actions: str) -> config.Settings:
         return initial if args.resume else config.effective(args, env_id, actions=actions)
@@ -82,15 +81,13 @@ def run(args: argparse.Namespace) -> int:
         curve = str(args.resume or initial.train.run_dir)
         beside = watching.beside(initial.train.fleet, initial.train.broker, args.watch, curve)
     printing: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    place: contextlib.AbstractContextManager[cluster.Opening | None] = contextlib.nullcontext()
-    if workers := initial.train.ingest_workers:
+    if initial.train.ingest_workers:
         printing = contextlib.redirect_stdout(sys.stderr)  # Ray prints to what is for the summary alone
-        place = cluster.Opening(initial.train.ray, workers)
     try:
-        with beside, printing, place as opening:
-            held = None
+        with beside, printing:
+            held = place = None
             if args.standby:
-                held = train.stand_by(initial.train, args.resume, opening, stop)
+                held, place = train.stand_by(initial.train, args.resume, stop)
                 if args.resume and held is None:
                     print(f"the run has ended by itself: {args.resume}", file=sys.stderr)
                     return errors.EXIT_OK
@@ -103,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
                 held=held,
                 take_over=args.take_over,
                 adopt=args.standby and not args.resume,
-                opening=opening,
+                place=place,
                 stop=stop,
                 display=display,
             )

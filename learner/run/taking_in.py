@@ -52,22 +52,21 @@ def begin(
     kept: records.Records,
     *,
     is_new: bool,
-    opening: cluster.Opening | None = None,
+    place: cluster.Cluster | None = None,
     stop: threading.Event | None = None,
 ) -> Taken:
     """Opens the run's ledger, and has what it holds in replay; or begins the workers, each of which has one.
 
-    Without a `buffer` there are workers, and `opening` is where they live.
+    Without a `buffer` there are workers, and a `place` for them.
 
     Raises:
         SpecError: The run was made for another environment.
         RunError: A ledger cannot be used.
-        RuntimeMissing: There is no cluster for workers.
         Stopped: `stop` was set while workers began.
     """
     train, spec = settings.train, actors.the_spec
     if buffer is None:
-        assert opening is not None
+        assert place is not None
         steps.limiter.set_inserted(0)  # the ledgers tell
         counted.set_episodes(0)
 
@@ -81,7 +80,7 @@ def begin(
         earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
         actors.set_earlier_steps(earlier_steps)
         made = beginning.begin(
-            settings, directory, fleet, actors, saving.epochs, earlier_steps, {*held}, count_missed, opening, stop
+            settings, directory, fleet, actors, saving.epochs, earlier_steps, {*held}, count_missed, place, stop
         )
         found = sampling.ShardedReplay(made, settings.algorithm.capacity)
         return Taken(made, made, None, found, held, earlier_steps, [made.times])

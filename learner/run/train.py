@@ -1,6 +1,7 @@
 """One session of a learner, from joining the fleet to the summary.
 
-Nothing here imports TensorFlow before actors are sought: its three seconds pass while they arrive.
+Nothing here imports TensorFlow before actors are sought: its three seconds pass while they arrive. Nor does it wait for
+it before they are assigned, and workers take in what they send.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from learner.files import checkpoint, run_directory
 from learner.fleet import budget, gathering, roster, session
 from learner.policies import retained_policy
 from learner.quantize.tflite import stderr_filter
-from learner.run import standby
+from learner.run import before_learning, standby
 from learner.run.reports import console, energy, summary
 from learner.run.workers import cluster
 
@@ -44,7 +45,7 @@ def run(
     held: run_directory.RunDirectory | None = None,
     take_over: bool,
     adopt: bool = False,
-    opening: cluster.Opening | None,
+    place: cluster.RayCluster | None = None,
     stop: threading.Event,
     display: console.Console,
 ) -> tuple[dict[str, Any], Path]:
@@ -57,7 +58,7 @@ def run(
         held: The same, where it is open already.
         take_over: Claim the fleet though another learner is live; that one ends.
         adopt: Begin a new run with the policy that the fleet has, if it has one that fits.
-        opening: Where ingest workers live, which is opened meanwhile; None if there are none.
+        place: For workers, where that is open already.
         stop: Set from outside to end the session early.
         display: Shows progress; closed at the end.
 
@@ -66,14 +67,18 @@ def run(
         NothingLearned: The time ended before any actor came.
     """
     started_s = time.monotonic()
-    loading = _start_loading(initial.train, opening)
+    workers = initial.train.ingest_workers
+    directory = held or (run_directory.RunDirectory.open(resume, resume=True) if resume else None)
+    if directory:
+        run_directory.check_workers(directory.path, workers)
+    saved = checkpoint.load_newest(directory.checkpoints) if directory else None
+    if directory and saved is None:
+        _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
+    if workers and place is None:
+        place = _open(initial.train)
+    loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
+    loading.start()
     try:
-        directory = held or (run_directory.RunDirectory.open(resume, resume=True) if resume else None)
-        if directory:
-            run_directory.check_workers(directory.path, initial.train.ingest_workers)
-        saved = checkpoint.load_newest(directory.checkpoints) if directory else None
-        if directory and saved is None:
-            _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
         if tracker:
             tracker.start()
@@ -88,7 +93,7 @@ def run(
                 fingerprint=saved.meta["fingerprint"] if saved else "",
                 unfit=lambda birth: _unfit(configure(initial.train.env or birth.env_id, birth.spec.action.kind), birth),
                 allowed=budget.Budget(initial.train.message_budget_per_s),
-                shards=initial.train.ingest_workers,
+                shards=workers,
             )
             until_s = started_s + initial.train.max_wall_s if initial.train.max_wall_s else math.inf
             gathering.gather(initial.train, fleet, actors, stop, until_s)
@@ -96,18 +101,20 @@ def run(
             directory = directory or run_directory.RunDirectory.open(
                 run_directory.new_path(settings.train, actors.env_id), resume=False
             )
-            if opening is not None:
-                opening.begin()  # if that was not done yet: what follows imports TensorFlow
             adopted = None
             if retained is not None:
                 settings, adopted = _adopt(settings, fleet, retained, actors)
             directory.describe(settings)
-            from learner.run import build  # with TensorFlow, which has had time to load
+            begun = before_learning.begin(settings, directory, fleet, actors, saved, started_s, stop, place)
+            while loading.is_alive():
+                loading.join(session.HEARTBEAT_S / 2)
+                fleet.beat()
+            from learner.run import build
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
             loop = build.build(
-                *(settings, directory, fleet, actors, saved, display, started_s, stop, tracker, adopted, opening)
+                *(settings, directory, fleet, actors, saved, begun, display, started_s, stop, tracker, adopted)
             )
             loop.train()
             used = tracker.stop() if tracker else None
@@ -130,23 +137,37 @@ def run(
         raise
     finally:
         loading.join()  # until then stderr is held back, and an error message would be lost with it
+        if place is not None:
+            place.close()
 
 
 def stand_by(
-    settings: config.TrainConfig, path: Path | None, opening: cluster.Opening | None, stop: threading.Event
-) -> run_directory.RunDirectory | None:
-    """Waits as `standby.wait` does, or as `wait_apart` where there is no path; TensorFlow is loaded meanwhile.
+    settings: config.TrainConfig, path: Path | None, stop: threading.Event
+) -> tuple[run_directory.RunDirectory | None, cluster.RayCluster | None]:
+    """Waits as `standby.wait` does, or as `wait_apart` where there is no path; returns its directory, and Ray.
 
-    So is Ray on this machine. A cluster that is named is left alone until then: it may be started anew meanwhile.
+    TensorFlow is loaded meanwhile, and Ray started on this machine. One on others is left alone until a run needs it:
+    it may be started anew meanwhile.
     """
-    loading = _start_loading(settings, opening if opening and opening.is_local else None)
+    place = None
+    if settings.ray:
+        cluster.check(settings.ray)
+    elif settings.ingest_workers:
+        place = _open(settings)
+    loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
+    loading.start()
     try:
         if path is not None:
-            return standby.wait(settings, path, stop)
+            return standby.wait(settings, path, stop), place
         standby.wait_apart(settings, stop)
-        return None
+        return None, place
     finally:
         loading.join()  # until then stderr is held back
+
+
+def _open(settings: config.TrainConfig) -> cluster.RayCluster:
+    cluster.check(settings.ray)
+    return cluster.RayCluster.open(settings.ray, settings.ingest_workers)
 
 
 def _hear_retained(fleet: session.Session) -> retained_policy.RetainedPolicy:
@@ -191,22 +212,7 @@ def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
     return ""
 
 
-def _start_loading(settings: config.TrainConfig, opening: cluster.Opening | None) -> threading.Thread:
-    """Begins to load TensorFlow, and to open the cluster for workers, on a thread.
-
-    Raises:
-        RuntimeMissing: There can be no workers; likewise ConfigError.
-    """
-    if settings.ingest_workers:
-        cluster.check(settings.ray)
-    loading = threading.Thread(target=_load, args=(opening,), name="load-tensorflow", daemon=True)
-    loading.start()
-    return loading
-
-
-def _load(opening: cluster.Opening | None) -> None:
-    if opening is not None:
-        opening.begin()
+def _load_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with (
         contextlib.suppress(Exception),

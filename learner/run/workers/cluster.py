@@ -15,7 +15,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,8 +33,6 @@ CALLS_AT_ONCE = 4
 _LEAST = (2, 52)
 _PORT = 6379
 _CONNECT_S = 3.0
-_SLICE_S = 0.5
-"""Seconds after which a wait has the learner's heartbeat sent."""
 
 
 class Worker(Protocol):
@@ -115,68 +113,8 @@ class _Telling(logging.Handler):
         self._shard.keep_record(record.levelno, self.format(record))
 
 
-class Opening:
-    """A cluster that is opened on a thread of its own, for it takes as long as TensorFlow does; a context.
-
-    Args:
-        where: Address of a Ray cluster; empty: one on this machine.
-        workers: How many it is for.
-    """
-
-    def __init__(self, where: str, workers: int) -> None:
-        self.is_local = not where
-        self._where, self._workers = where, workers
-        self._beginning = threading.Lock()
-        self._opened: futures.Future[RayCluster] | None = None
-        self._is_taken = False
-
-    def __enter__(self) -> Opening:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._opened is not None and not self._is_taken:
-            with contextlib.suppress(Exception):  # it was not opened
-                self._opened.result().close()
-
-    def begin(self) -> None:
-        """Begins to open it, once; from any thread.
-
-        Returns when Ray is imported: two threads that import what is made of the same modules may meet half-way.
-        """
-        with self._beginning:
-            if self._opened is not None:
-                return
-            self._opened = opened = futures.Future[RayCluster]()
-            _set_environment(is_local=self.is_local)
-            with contextlib.suppress(Exception):  # `open` says why it does not load
-                import ray  # noqa: F401
-
-        def run() -> None:
-            try:
-                opened.set_result(RayCluster.open(self._where, self._workers))
-            except Exception as error:
-                opened.set_exception(error)
-
-        threading.Thread(target=run, name="open-ray", daemon=True).start()
-
-    def take(self, meanwhile: Callable[[], None] = lambda: None) -> RayCluster:
-        """Returns the cluster once it is open, for the caller to close; has `meanwhile` called again and again.
-
-        Raises:
-            RuntimeMissing: It cannot be started, is not there, or does not let us in.
-        """
-        self.begin()
-        assert self._opened is not None
-        while not self._opened.done():
-            futures.wait([self._opened], _SLICE_S)
-            meanwhile()
-        taken = self._opened.result()
-        self._is_taken = True
-        return taken
-
-
 class RayCluster:
-    """A Ray cluster that this process is connected to, as `Opening` gives it.
+    """A Ray cluster that this process is connected to, as `open` gives it.
 
     Args:
         ray: The module.
@@ -190,6 +128,7 @@ class RayCluster:
         Raises:
             RuntimeMissing: It cannot be started, is not there, or does not let us in.
         """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it tells its makers otherwise
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "actorq"}
         if where:
             parsed = address.Address.parse(where)
@@ -197,6 +136,11 @@ class RayCluster:
             _reach(parsed.host, int(where.rpartition(":")[2]), where)
             options["address"] = where
         else:
+            # Read when Ray is imported. Its processes inherit them, as they do where our own modules are
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else 127.0.0.1 is made this machine's own address
+            os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+            root = str(Path(__file__).parents[3])
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
             options |= {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
             options |= {"num_cpus": workers, "object_store_memory": OBJECTS_BYTES}
         with _signals_kept():
@@ -214,7 +158,7 @@ class RayCluster:
                     if where
                     else "see /tmp/ray/session_latest/logs",
                 ) from error
-        return cls(ray, 0 if where else workers)  # on a cluster, one that stands by would take their CPUs
+        return cls(ray, 0 if where else workers)  # others may need the CPUs of one that is named
 
     def __init__(self, ray: Any, ahead: int) -> None:
         self._ray = ray
@@ -230,7 +174,7 @@ class RayCluster:
         return _RayWorker(self._ray, self._shard.options(**options).remote())
 
     def close(self) -> None:
-        """Leaves the cluster; one that was started here ends."""
+        """Leaves the cluster, once; one that was started here ends."""
         with _signals_kept():
             self._ray.shutdown()
 
@@ -258,17 +202,6 @@ class _RayWorker:
     def kill(self) -> None:
         with contextlib.suppress(Exception):  # it is gone already
             self._ray.kill(self._handle)
-
-
-def _set_environment(*, is_local: bool) -> None:
-    """Sets what Ray reads when it is imported. Its processes inherit it, as they do where our own modules are."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it tells its makers otherwise
-    if not is_local:
-        return
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else 127.0.0.1 is made this machine's own address
-    os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
-    root = str(Path(__file__).parents[3])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
 
 
 def _reach(host: str, port: int, where: str) -> None:

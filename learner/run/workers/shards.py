@@ -248,6 +248,7 @@ class Shards:
 
     def close(self) -> None:
         """Ends the workers, each of which commits what it has received; and the cluster, if it was started here."""
+        self.on_sample = lambda actor_id, experience: None  # who looks at samples has ended before
         closing = [(one, one.worker.ask("close")) for one in self.places if one.worker is not None and one.is_live]
         futures.wait([answer for _, answer in closing], ANSWER_S)
         for one, last in closing:
