@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from broker.contract import errors
 from tests.benchmarks import _kept
 
 TASKS = os.environ.get("WORKERS_TASKS", "CartPole-v1,Pendulum-v1").split(",")
@@ -51,7 +52,12 @@ def _trained(task: str, seed: str, workers: int) -> dict[str, Any]:
             os.chmod(name, 0o755)  # Mosquitto runs as another user
             command = [sys.executable, "-m", "learner", "demo", "--env", task, "--seed", seed, "--no-energy", "--json"]
             command += ["--ingest-workers", str(workers), "--run-dir", str(Path(name) / "run")]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # one that was not solved counts too
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+            if done.returncode not in (
+                errors.EXIT_OK,
+                errors.NotSolved.exit_code,
+            ):  # one that was not solved counts too
+                raise RuntimeError(f"{task} with {workers} workers ended with {done.returncode}, seed {seed}")
             summary = json.loads(done.stdout)
         keys = ("algorithm", "solved", "solved_return", "env_steps", "int8_return_mean")
         return {"wall_s": summary["train_wall_s"], **{key: summary[key] for key in keys}}

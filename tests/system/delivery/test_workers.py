@@ -164,18 +164,17 @@ class Succession:
 
     def took_s(self) -> tuple[float, float]:
         """Seconds from the kill until the next learner's workers had begun, and until both shards took in again."""
-        workers = [one for one in self._family if str(one.pid) in self._said.find(BEGUN)[-1]]
-        assert len(workers) == 2
-        _, alive = psutil.wait_procs(workers, 30.0)
-        assert not alive, "no worker outlives its learner"
-        taken = [rows_of(self._run, shard) for shard in range(2)]
         self._begun += 1
         conftest.wait_until(lambda: len(self._said.find(BEGUN)) == self._begun, "workers have begun again", 120.0)
-        begun_s = time.monotonic() - self._killed
+        begun_s, taken = time.monotonic() - self._killed, [rows_of(self._run, shard) for shard in range(2)]
         conftest.wait_until(
             lambda: all(rows_of(self._run, shard) > taken[shard] for shard in range(2)), "both take in", 60.0
         )
         back_s = time.monotonic() - self._killed
+        workers = [one for one in self._family if str(one.pid) in self._said.find(BEGUN)[-2]]
+        assert len(workers) == 2
+        _, alive = psutil.wait_procs(workers, 30.0)
+        assert not alive, "no worker outlives its learner"
         for one in self._family:  # agents of Ray's own stay about as long as they look for its head
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
