@@ -56,7 +56,7 @@ def _trained(task: str, seed: str, workers: int) -> dict[str, Any]:
             if done.returncode not in (
                 errors.EXIT_OK,
                 errors.NotSolved.exit_code,
-            ):  # one that was not solved counts too
+            ):  # not solved counts
                 raise RuntimeError(f"{task} with {workers} workers ended with {done.returncode}, seed {seed}")
             summary = json.loads(done.stdout)
         keys = ("algorithm", "solved", "solved_return", "env_steps", "int8_return_mean")
