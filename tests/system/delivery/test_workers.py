@@ -182,9 +182,12 @@ class Succession:
 
 
 def is_ready(standby: subprocess.Popen[str]) -> bool:
-    """Whether the processes of its workers are there."""
-    family = psutil.Process(standby.pid).children(recursive=True)
-    return sum("ray::Process" in " ".join(one.cmdline()) for one in family if one.is_running()) == 2
+    """Whether the processes of its workers are there, and TensorFlow is loaded: meanwhile stderr is held back."""
+    workers = 0
+    for one in psutil.Process(standby.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            workers += "ray::Process" in " ".join(one.cmdline())
+    return workers == 2 and os.readlink(f"/proc/{standby.pid}/fd/2") == os.readlink("/proc/self/fd/2")
 
 
 @pytest.mark.slow
