@@ -85,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
         printing = contextlib.redirect_stdout(sys.stderr)  # Ray prints to what is for the summary alone
     try:
         with beside, printing:
-            held = None
+            held = place = None
             if args.standby:
-                held = train.stand_by(initial.train, args.resume, stop)
+                held, place = train.stand_by(initial.train, args.resume, stop)
                 if args.resume and held is None:
                     print(f"the run has ended by itself: {args.resume}", file=sys.stderr)
                     return errors.EXIT_OK
@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
                 held=held,
                 take_over=args.take_over,
                 adopt=args.standby and not args.resume,
+                place=place,
                 stop=stop,
                 display=display,
             )

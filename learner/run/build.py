@@ -14,16 +14,13 @@ from broker.contract import messages, specs
 from learner import algorithms, config
 from learner.audit import auditor, drift, holding, model_store
 from learner.experience import rate_limiter, replay, rollouts
-from learner.files import checkpoint, records, run_directory
+from learner.files import checkpoint, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing
 from learner.policies import adopting, canary, publisher, trial_record
-from learner.run import devices, taking_in
+from learner.run import before_learning, devices
 from learner.run.loop import (
-    assigning,
-    checkpoints,
     first_steps,
-    pace,
     policy_scores,
     publishing,
     receiving,
@@ -33,7 +30,7 @@ from learner.run.loop import (
     updating,
     waiting,
 )
-from learner.run.reports import actor_hours, breakdown, console, energy, metrics, notices, progress
+from learner.run.reports import actor_hours, breakdown, console, energy, metrics, notices
 from learner.run.workers import sampling, shards
 
 _log = logging.getLogger(__name__)
@@ -45,23 +42,22 @@ def build(
     fleet: session.Session,
     actors: roster.Roster,
     saved: checkpoint.Checkpoint | None,
+    begun: before_learning.Begun,
     display: console.Console,
     started_s: float,
     stop: threading.Event,
     tracker: energy.Tracker | None = None,
     adopted: algorithms.Algorithm | None = None,
 ) -> training_loop.TrainingLoop:
-    """Makes a training loop that is ready to train.
-
-    The order counts: what the ledger has is in replay before anything is assigned, and actors gather their first steps
-    while the networks are compiled.
+    """Makes a training loop that is ready to train, while actors gather their first steps.
 
     Args:
         settings: The run's.
         directory: The run's.
         fleet: The learner's session, which has joined.
         actors: Those who are there.
-        saved: Checkpoint to go on from; None begins anew, with what the run's ledger holds, if it has one.
+        saved: Checkpoint to go on from, if there is one.
+        begun: What the session has begun with.
         display: Shows progress.
         started_s: Monotonic time at which the process began.
         stop: Ends training when set.
@@ -69,27 +65,15 @@ def build(
         adopted: One that begins with a policy that the fleet has (see `adopt`); None makes one.
 
     Raises:
-        SpecError: The run was made for another environment.
-        RunError: The checkpoint or the ledger cannot be used.
+        RunError: The checkpoint cannot be used.
     """
     train, algorithm_settings, spec = settings.train, settings.algorithm, actors.the_spec
-    asking = scoring.Scoring(fleet.command, train, fleet.id)
-    failures, counted, kept = notices.Notices(), progress.Progress(), records.Records()
-    rng = np.random.default_rng(train.seed)
-    buffer, limiter = _memory(settings, spec)
-    steps = pace.Pace(train, algorithm_settings, limiter, started_s)
-    saving = checkpoints.Checkpoints(directory, kept, spec, actors.env_id, fleet.epoch, rng, steps, counted)
-    version = saving.restore(saved) if saved else 0
-    taken = taking_in.begin(
-        settings, directory, fleet, actors, buffer, saving, steps, counted, kept, is_new=saved is None, stop=stop
-    )
+    asking, failures = scoring.Scoring(fleet.command, train, fleet.id), notices.Notices()
+    taken, limiter, steps, saving, assigner, counted, kept, rng, version = begun
+    ingesting = taken.ingest
     with contextlib.ExitStack() as failing:
-        if isinstance(taken.ingest, shards.Shards):
-            failing.callback(taken.ingest.close)  # else workers would stay until this process ends
-        ingesting, earlier_steps = taken.ingest, taken.earlier_steps
-        fleet.announce(spec.fingerprint, version)
-        assigner = assigning.Assigner(settings, fleet, actors, steps, ingesting, counted, directory, earlier_steps)
-        assigner.assign()
+        if isinstance(ingesting, shards.Shards):
+            failing.callback(ingesting.close)  # else workers would stay until this process ends
         _log.info("compiling the networks; the actors gather their first steps meanwhile")
         algorithm = adopted or devices.make(settings, spec)
         if saved:
@@ -201,21 +185,6 @@ def adopt(
         found.order,
     )
     return settings._replace(algorithm=adopting.explored(settings.algorithm)), algorithm
-
-
-def _memory(
-    settings: config.Settings, spec: specs.EnvSpec
-) -> tuple[replay.Replay | rollouts.Rollouts | None, rate_limiter.RateLimiter]:
-    """Makes what experience is kept in, if not in workers, and what keeps fleet and learner in step."""
-    train, algorithm = settings.train, settings.algorithm
-    if isinstance(algorithm, config.OnPolicyConfig):
-        waiting = rollouts.of(spec, algorithm)
-        return waiting, rate_limiter.PhaseLimiter(train.learning_starts, algorithm.rollout_steps, waiting.__len__)
-    assert isinstance(algorithm, config.OffPolicyConfig)
-    per_call = train.replicas * updating.updates_per_call(algorithm, spec.observation.size)
-    error_buffer = max(2.0 * algorithm.batch_size * per_call, train.samples_per_insert * train.message_steps)
-    limiter = rate_limiter.RateLimiter(train.samples_per_insert, train.learning_starts, error_buffer)
-    return None if train.ingest_workers else replay.of(spec, algorithm), limiter
 
 
 def _updater(

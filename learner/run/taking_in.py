@@ -16,7 +16,7 @@ from learner.files import records, run_directory
 from learner.fleet import roster, session
 from learner.run.loop import checkpoints, pace
 from learner.run.reports import progress
-from learner.run.workers import beginning, sampling
+from learner.run.workers import beginning, cluster, sampling
 
 
 class Taken(NamedTuple):
@@ -52,20 +52,21 @@ def begin(
     kept: records.Records,
     *,
     is_new: bool,
+    place: cluster.Cluster | None = None,
     stop: threading.Event | None = None,
 ) -> Taken:
     """Opens the run's ledger, and has what it holds in replay; or begins the workers, each of which has one.
 
-    Without a `buffer` there are workers.
+    Without a `buffer` there are workers, and a `place` for them.
 
     Raises:
         SpecError: The run was made for another environment.
         RunError: A ledger cannot be used.
-        RuntimeMissing: There is no cluster for workers.
         Stopped: `stop` was set while workers began.
     """
     train, spec = settings.train, actors.the_spec
     if buffer is None:
+        assert place is not None
         steps.limiter.set_inserted(0)  # the ledgers tell
         counted.set_episodes(0)
 
@@ -79,7 +80,7 @@ def begin(
         earlier_steps = directory.owed_steps() if len(saving.epochs) > 1 else 0
         actors.set_earlier_steps(earlier_steps)
         made = beginning.begin(
-            settings, directory, fleet, actors, saving.epochs, earlier_steps, {*held}, count_missed, stop
+            settings, directory, fleet, actors, saving.epochs, earlier_steps, {*held}, count_missed, place, stop
         )
         found = sampling.ShardedReplay(made, settings.algorithm.capacity)
         return Taken(made, made, None, found, held, earlier_steps, [made.times])

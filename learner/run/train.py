@@ -1,6 +1,7 @@
 """One session of a learner, from joining the fleet to the summary.
 
-Nothing here imports TensorFlow before actors are sought: its three seconds pass while they arrive.
+Nothing here imports TensorFlow before actors are sought: its three seconds pass while they arrive. Nor does it wait for
+it before they are assigned, and workers take in what they send.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from learner.files import checkpoint, run_directory
 from learner.fleet import budget, gathering, roster, session
 from learner.policies import retained_policy
 from learner.quantize.tflite import stderr_filter
-from learner.run import standby
+from learner.run import before_learning, standby
 from learner.run.reports import console, energy, summary
 from learner.run.workers import cluster
 
@@ -44,6 +45,7 @@ def run(
     held: run_directory.RunDirectory | None = None,
     take_over: bool,
     adopt: bool = False,
+    place: cluster.RayCluster | None = None,
     stop: threading.Event,
     display: console.Console,
 ) -> tuple[dict[str, Any], Path]:
@@ -56,6 +58,7 @@ def run(
         held: The same, where it is open already.
         take_over: Claim the fleet though another learner is live; that one ends.
         adopt: Begin a new run with the policy that the fleet has, if it has one that fits.
+        place: For workers, where that is open already.
         stop: Set from outside to end the session early.
         display: Shows progress; closed at the end.
 
@@ -64,18 +67,19 @@ def run(
         NothingLearned: The time ended before any actor came.
     """
     started_s = time.monotonic()
+    workers = initial.train.ingest_workers
+    directory = held or (run_directory.RunDirectory.open(resume, resume=True) if resume else None)
+    if directory:
+        run_directory.check_workers(directory.path, workers)
+    saved = checkpoint.load_newest(directory.checkpoints) if directory else None
+    if directory and saved is None:
+        _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
+    if workers and place is None:
+        place = _open(initial.train)
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:
-        if workers := initial.train.ingest_workers:
-            cluster.check(initial.train.ray)
         _look_for_devices(initial.train)
-        directory = held or (run_directory.RunDirectory.open(resume, resume=True) if resume else None)
-        if directory:
-            run_directory.check_workers(directory.path, workers)
-        saved = checkpoint.load_newest(directory.checkpoints) if directory else None
-        if directory and saved is None:
-            _log.warning("the run has no checkpoint yet: it begins again, with its settings and what its ledger holds")
         tracker = energy.Tracker(initial.train.country) if initial.train.energy else None
         if tracker:
             tracker.start()
@@ -102,11 +106,17 @@ def run(
             if retained is not None:
                 settings, adopted = _adopt(settings, fleet, retained, actors)
             directory.describe(settings)
-            from learner.run import build  # with TensorFlow, which has had time to load
+            begun = before_learning.begin(settings, directory, fleet, actors, saved, started_s, stop, place)
+            while loading.is_alive():
+                loading.join(session.HEARTBEAT_S / 2)
+                fleet.beat()
+            from learner.run import build
 
             _set_up_tensorflow(settings.train)
             sys.setswitchinterval(SWITCH_S)
-            loop = build.build(settings, directory, fleet, actors, saved, display, started_s, stop, tracker, adopted)
+            loop = build.build(
+                *(settings, directory, fleet, actors, saved, begun, display, started_s, stop, tracker, adopted)
+            )
             loop.train()
             used = tracker.stop() if tracker else None
             error = tracker.error if tracker else "switched off"
@@ -128,24 +138,38 @@ def run(
         raise
     finally:
         loading.join()  # until then stderr is held back, and an error message would be lost with it
+        if place is not None:
+            place.close()
 
 
 def stand_by(
     settings: config.TrainConfig, path: Path | None, stop: threading.Event
-) -> run_directory.RunDirectory | None:
-    """Waits as `standby.wait` does, or as `wait_apart` where there is no path, with TensorFlow loaded meanwhile."""
-    if settings.ingest_workers:
+) -> tuple[run_directory.RunDirectory | None, cluster.RayCluster | None]:
+    """Waits as `standby.wait` does, or as `wait_apart` where there is no path; returns its directory, and Ray.
+
+    TensorFlow is loaded meanwhile, and Ray started on this machine. One on others is left alone until a run needs it:
+    it may be started anew meanwhile.
+    """
+    place = None
+    if settings.ray:
         cluster.check(settings.ray)
+    elif settings.ingest_workers:
+        place = _open(settings)
     loading = threading.Thread(target=_load_tensorflow, name="load-tensorflow", daemon=True)
     loading.start()
     try:
         _look_for_devices(settings)
         if path is not None:
-            return standby.wait(settings, path, stop)
+            return standby.wait(settings, path, stop), place
         standby.wait_apart(settings, stop)
-        return None
+        return None, place
     finally:
         loading.join()  # until then stderr is held back
+
+
+def _open(settings: config.TrainConfig) -> cluster.RayCluster:
+    cluster.check(settings.ray)
+    return cluster.RayCluster.open(settings.ray, settings.ingest_workers)
 
 
 def _hear_retained(fleet: session.Session) -> retained_policy.RetainedPolicy:

@@ -3,7 +3,8 @@
 A benchmark is a module beside this file with `run()`, which yields rows with the keys in `KEYS`. Ratios are measured
 side by side, alternating, in one run; `spread` is the range of the ratio (or value) over those runs. Each row also has
 `machine`: how fast that was; and `broker`, where that matters: `embedded` where Mosquitto is not installed. A benchmark
-that cannot do without is a row with `left_out`, and the exit code is then 18.
+that cannot do without is a row with `left_out`, and the exit code is then 18. With BENCH_KEPT=FILE those that take many
+minutes go on where they were ended (`_kept.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ real environments at a control rate, and act on each new policy at once; what th
 its sealing, as where a fleet speaks rarely, or its messages have a long way. The learner keeps up, policies are not
 rounded, and nobody waits for grants: what is measured is age alone.
 
-AGE_SEEDS (3) says how many seeds, AGE_TASKS names the tasks with commas.
+AGE_SEEDS (3) says how many seeds, AGE_TASKS names the tasks with commas. A task takes minutes: with BENCH_KEPT=FILE one
+that was ended goes on where it was (`_kept.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from learner.algorithms import registry
 from learner.experience import rate_limiter, replay
 from learner.networks import layers
 from learner.quantize import fp32
+from tests.benchmarks import _kept
 
 AGES_S = 1.0, 10.0, 100.0
 SEEDS = int(os.environ.get("AGE_SEEDS", "3"))
@@ -137,7 +139,7 @@ class _Fleet:
 def run() -> Iterator[dict[str, Any]]:
     """Yields a row for each task and age; reference is the least of the ages."""
     for env_id in TASKS:
-        found = {age_s: [_learned(env_id, age_s, seed) for seed in range(SEEDS)] for age_s in AGES_S}
+        found = {age_s: [_kept_or_learned(env_id, age_s, seed) for seed in range(SEEDS)] for age_s in AGES_S}
         least = statistics.median(one.seconds for one in found[AGES_S[0]])
         for age_s, each in found.items():
             seconds = [one.seconds for one in each]
@@ -154,6 +156,11 @@ def run() -> Iterator[dict[str, Any]]:
                 "explain": f"virtual; {ACTORS} actors at {RATES[env_id]:g} steps/s; {[round(s) for s in seconds]} s, "
                 f"{[one.steps for one in each]} steps taken; {late} not within {LIMIT_S:g} s, and count with it",
             }
+
+
+def _kept_or_learned(env_id: str, age_s: float, seed: int) -> Learned:
+    found = _kept.or_found(["age", env_id, age_s, seed], lambda: _learned(env_id, age_s, seed)._asdict())
+    return Learned(**found)
 
 
 def _learned(env_id: str, age_s: float, seed: int) -> Learned:

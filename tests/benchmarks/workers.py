@@ -3,6 +3,8 @@
 What they take in is recorded (`_recorded.py`). Updates are of the same fleet in turn: Mosquitto with TLS, a real
 learner that samples from two shards of replay or from its own, two real actors of CartPole at a control rate.
 Everything shares this machine.
+
+WORKERS_PARTS names some of its parts: recorded, kill, updates, thresholds (`_thresholds.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from broker.contract import errors, topics
-from tests.benchmarks import _load, _recorded
+from tests.benchmarks import _load, _recorded, _thresholds
 
 TURNS = int(os.environ.get("WORKERS_TURNS", "3"))
-PARTS = os.environ.get("WORKERS_PARTS", "recorded,kill,updates").split(",")
+PARTS = os.environ.get("WORKERS_PARTS", "recorded,kill,updates,thresholds").split(",")
 PHASE_S = float(os.environ.get("WORKERS_PHASE_S", "15"))
 LEARNER = [
     *("--learning-starts", "400", "--samples-per-insert", "100000", "--hidden", "256,256", "--batch-size", "64"),
@@ -29,18 +31,23 @@ LEARNER = [
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yields rows of what is taken in, and one of updates a second."""
+    """Yields the rows of each part."""
     if importlib.util.find_spec("ray") is None:
         raise errors.RuntimeMissing("Ray is not installed", todo="pip install 'actorq-fleet[ray]'")
     if "recorded" in PARTS:
         yield from _recorded.rows()
     if "kill" in PARTS:
         yield from _recorded.kill_rows()
-    if "updates" not in PARTS:
-        return
+    if "updates" in PARTS:
+        yield _updates()
+    if "thresholds" in PARTS:
+        yield from _thresholds.rows()
+
+
+def _updates() -> dict[str, Any]:
     pairs = [(_updates_per_s(2), _updates_per_s(0)) for _ in range(TURNS)]
     ratios = [sharded / local for sharded, local in pairs]
-    yield {
+    return {
         "benchmark": "workers",
         "case": "updates/s with two shards of replay on Ray, DQN, MLP 256x2, batch 64",
         "value": round(statistics.median(sharded for sharded, _ in pairs), 1),

@@ -1,4 +1,4 @@
-"""Begins a run's workers: their ledgers, what each of them is told, and the cluster that they run on."""
+"""Begins a run's workers: their ledgers, and what each of them is told."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ def begin(
     earlier_steps: float,
     held: set[str],
     on_missed: Callable[[int, int], None],
+    place: cluster.Cluster,
     stop: threading.Event | None = None,
 ) -> shards.Shards:
     """Starts the workers of a run whose ledgers are there; returns when all of them hear their actors.
@@ -110,10 +111,11 @@ def begin(
         earlier_steps: Steps that each actor may hold of sessions before this one.
         held: Actors that are held back.
         on_missed: Called with steps and episodes that the ledgers have and no worker has told.
+        place: Where they run.
         stop: Ends the wait for them when set.
 
     Raises:
-        ActorqError: A worker cannot begin, or there is no cluster.
+        ActorqError: A worker cannot begin.
         Stopped: `stop` was set meanwhile.
     """
     train, algorithm, spec = settings.train, settings.algorithm, actors.the_spec
@@ -144,7 +146,6 @@ def begin(
     def count(came: plan.Received) -> None:
         actors.count_received(came.actor_id, came.boot, came.assigned_epoch, came.steps)
 
-    place = cluster.RayCluster.open(train.ray, train.ingest_workers)
     made = shards.Shards(place, train.ingest_workers, fleet.epoch, make_plan, count, on_missed, fleet.wake)
     made.held |= held
     made.receipt_s = lambda: actors.receipt_s

@@ -118,6 +118,7 @@ class RayCluster:
 
     Args:
         ray: The module.
+        ahead: Workers to start before anybody asks for them.
     """
 
     @classmethod
@@ -157,19 +158,23 @@ class RayCluster:
                     if where
                     else "see /tmp/ray/session_latest/logs",
                 ) from error
-        return cls(ray)
+        return cls(ray, 0 if where else workers)  # others may need the CPUs of one that is named
 
-    def __init__(self, ray: Any) -> None:
+    def __init__(self, ray: Any, ahead: int) -> None:
         self._ray = ray
         self._shard = ray.remote(Process)
+        self._ahead: list[Worker] = [self._started() for _ in range(ahead)]
 
     def start_worker(self) -> Worker:
         """Begins to start a process; what it is asked waits until it is there."""
+        return self._ahead.pop() if self._ahead else self._started()
+
+    def _started(self) -> Worker:
         options = {"num_cpus": 1, "max_concurrency": CALLS_AT_ONCE, "max_restarts": 0}
         return _RayWorker(self._ray, self._shard.options(**options).remote())
 
     def close(self) -> None:
-        """Leaves the cluster; one that was started here ends."""
+        """Leaves the cluster, once; one that was started here ends."""
         with _signals_kept():
             self._ray.shutdown()
 

@@ -201,9 +201,7 @@ class Shards:
                 for one in self.places:
                     if one.is_live:
                         self._ask(one, "flush")  # which ends the wait of the report that is under way
-                    self._finish_report(one)
-                    if one.is_live:
-                        self._note_report(one, self._ask(one, "report", self._tell(), 0.0))
+                    self._hear(one)
         else:
             self._advance()
         new, self._new = self._new, []
@@ -225,6 +223,7 @@ class Shards:
             # The next worker of the place counts its transitions anew, and would take others for these
             if self.places[shard].life % _LIVES == life and (asked := self.ask_later(shard, "quarantine", ids)):
                 found += self.answer_of(shard, asked) or []
+                self._hear(self.places[shard])
         return found
 
     def hold(self, actor_id: str, since: tuple[int, int] | None) -> int:
@@ -232,6 +231,7 @@ class Shards:
         self.held.add(actor_id)
         self.put_aside += 1
         steps: int = self._ask(self._of(actor_id), "hold", actor_id, since)
+        self._hear(self._of(actor_id))
         return steps
 
     def release(self, actor_id: str) -> list[messages.Experience]:
@@ -248,6 +248,7 @@ class Shards:
 
     def close(self) -> None:
         """Ends the workers, each of which commits what it has received; and the cluster, if it was started here."""
+        self.on_sample = lambda actor_id, experience: None  # who looks at samples has ended before
         closing = [(one, one.worker.ask("close")) for one in self.places if one.worker is not None and one.is_live]
         futures.wait([answer for _, answer in closing], ANSWER_S)
         for one, last in closing:
@@ -459,6 +460,12 @@ class Shards:
         one.counts, one.seconds, one.steps_too_old = {}, {}, 0
         self.restarts += 1
         self._start(one)
+
+    def _hear(self, one: _Place) -> None:
+        """Takes in all that a worker can tell now: of replay that has become empty nothing is drawn."""
+        self._finish_report(one)
+        if one.is_live:
+            self._note_report(one, self._ask(one, "report", self._tell(), 0.0))
 
     def _finish_report(self, one: _Place) -> None:
         """Takes in the report that is under way: it must not come after one that is asked for later."""

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,37 +150,72 @@ def test_killed_workers_come_back_and_with_a_killed_broker_and_nothing_is_lost_o
     assert not alive, "nothing of Ray outlives the learner"
 
 
+class Succession:
+    """Kills learners of a run with -9, and waits until each shard takes in again."""
+
+    def __init__(self, run: Path, said: Stderr) -> None:
+        self._run, self._said, self._begun = run, said, 1
+
+    def kill(self, learner: subprocess.Popen[str]) -> None:
+        self._family = psutil.Process(learner.pid).children(recursive=True)
+        self._killed = time.monotonic()
+        learner.send_signal(signal.SIGKILL)
+        learner.wait()
+
+    def took_s(self) -> tuple[float, float]:
+        """Seconds from the kill until the next learner's workers had begun, and until both shards took in again."""
+        self._begun += 1
+        conftest.wait_until(lambda: len(self._said.find(BEGUN)) == self._begun, "workers have begun again", 120.0)
+        begun_s, taken = time.monotonic() - self._killed, [rows_of(self._run, shard) for shard in range(2)]
+        conftest.wait_until(
+            lambda: all(rows_of(self._run, shard) > taken[shard] for shard in range(2)), "both take in", 60.0
+        )
+        back_s = time.monotonic() - self._killed
+        workers = [one for one in self._family if str(one.pid) in self._said.find(BEGUN)[-2]]
+        assert len(workers) == 2
+        _, alive = psutil.wait_procs(workers, 30.0)
+        assert not alive, "no worker outlives its learner"
+        for one in self._family:  # agents of Ray's own stay about as long as they look for its head
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        return begun_s, back_s
+
+
+def is_ready(standby: subprocess.Popen[str]) -> bool:
+    """Whether the processes of its workers are there, and TensorFlow is loaded: meanwhile stderr is held back."""
+    workers = 0
+    for one in psutil.Process(standby.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            workers += "ray::Process" in " ".join(one.cmdline())
+    return workers == 2 and os.readlink(f"/proc/{standby.pid}/fd/2") == os.readlink("/proc/self/fd/2")
+
+
 @pytest.mark.slow
 def test_a_killed_learner_takes_its_workers_along_and_its_run_goes_on_with_nothing_lost_or_twice(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fleet, run, said = start_fleet("mosquitto", tls=True), run_root / "run", Stderr(capfd)
-    kept = books.Books(run_root / "books", run)
+    kept, following = books.Books(run_root / "books", run), Succession(run, said)
     for actor in ACTORS:
-        fleet.start_actor(actor, kept.environment(actor))
-    learner = fleet.start_learner([*FLAGS, "--run-dir", str(run), "--actors", str(len(ACTORS))])
-    conftest.wait_until(lambda: said.find(BEGUN), "the workers have begun", 120.0)
-    kept.await_rows(50)
-    family = psutil.Process(learner.pid).children(recursive=True)
-    workers = [one for one in family if str(one.pid) in said.find(BEGUN)[0]]
-    assert len(workers) == 2
+        fleet.start_actor(actor, [*kept.environment(actor), "--rate-hz", "100"])  # so that none waits for updates
+    flags = [*FLAGS, "--samples-per-insert", "2", "--checkpoint-period-s", "2"]
+    learner = fleet.start_learner([*flags, "--run-dir", str(run), "--actors", str(len(ACTORS))])
+    conftest.wait_until(lambda: list(run.glob("checkpoints/*.npz")), "a checkpoint", 120.0)
+    kept.await_rows(10)
 
-    learner.send_signal(signal.SIGKILL)
-    learner.wait()
-    _, alive = psutil.wait_procs(workers, 30.0)
-    assert not alive, "no worker outlives the learner"
-    for one in family:  # agents of Ray's own stay about as long as they look for its head
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    rows, began = kept.rows(), time.monotonic()
-    again = fleet.start_learner(["--resume", str(run), "--json"])
-    conftest.wait_until(lambda: len(said.find(BEGUN)) == 2, "the workers have begun again", 120.0)
-    conftest.wait_until(lambda: kept.rows() > rows + 50, "experience is committed again", 60.0)
+    following.kill(learner)
+    again = fleet.start_learner(["--resume", str(run), "--json"], "learner-2")
+    by_resume = following.took_s()
+    standby = fleet.start_learner(["--resume", str(run), "--standby", "--json"], "learner-3")
+    conftest.wait_until(lambda: said.find("standing by for the run") and is_ready(standby), "one stands by", 120.0)
+    following.kill(again)
+    by_standby = following.took_s()
     with capfd.disabled():
-        print(f"experience was committed again {time.monotonic() - began:.1f} s after the next learner was started")
+        for how, (begun_s, back_s) in (("--resume", by_resume), ("--standby", by_standby)):
+            print(f"after kill -9 of the learner, {how}: workers after {begun_s:.1f} s, both shards {back_s:.1f} s")
 
     settle(fleet, kept)
-    again.send_signal(signal.SIGTERM)
-    output, _ = again.communicate(timeout=60.0)
-    assert again.returncode == errors.EXIT_INTERRUPTED
+    standby.send_signal(signal.SIGTERM)
+    output, _ = standby.communicate(timeout=60.0)
+    assert standby.returncode == errors.EXIT_INTERRUPTED
     assert json.loads(output)["env_steps"] == sum(steps for steps, _ in totals(run))

@@ -19,7 +19,7 @@ from learner import config
 from learner.experience import validate
 from learner.files import run_directory
 from learner.fleet import budget, gathering, roster, session
-from learner.run import build
+from learner.run import before_learning, build
 from learner.run.loop import training_loop
 from learner.run.reports import console
 from tests import conftest
@@ -71,8 +71,9 @@ def taking_in(port: int, run: Path, **changes: Any) -> Iterator[tuple[training_l
         gathering.gather(train, here, actors, stop)
         directory = run_directory.RunDirectory.open(run, resume=False)
         directory.describe(settings)
-        display = console.Console(io.StringIO())
-        loop = build.build(settings, directory, here, actors, None, display, time.monotonic(), stop)
+        display, now_s = console.Console(io.StringIO()), time.monotonic()
+        begun = before_learning.begin(settings, directory, here, actors, None, now_s, stop)
+        loop = build.build(settings, directory, here, actors, None, begun, display, now_s, stop)
         training = threading.Thread(target=loop.train)
         training.start()
         try:

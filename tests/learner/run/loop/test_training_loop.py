@@ -22,7 +22,7 @@ from learner.experience import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import gathering, roster, session
 from learner.networks import layers
-from learner.run import build
+from learner.run import before_learning, build
 from learner.run.loop import training_loop
 from learner.run.reports import console, energy, summary
 from tests import conftest
@@ -130,8 +130,9 @@ def training(
             directory.describe(settings)
             saved = checkpoint.load_newest(directory.checkpoints)
             display, now_s = console.Console(io.StringIO()), time.monotonic()
+            begun = before_learning.begin(settings, directory, here, actors, saved, now_s, stop)
             yield (
-                build.build(settings, directory, here, actors, saved, display, now_s, stop),
+                build.build(settings, directory, here, actors, saved, begun, display, now_s, stop),
                 actor,
                 judge,
             )

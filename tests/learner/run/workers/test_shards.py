@@ -193,7 +193,12 @@ def one_of(transitions: int, **answers: Any) -> Callable[[], dict[str, Any]]:
     def sample(n: int, seed: int) -> tuple[Any, ...]:
         return (*[np.full(n, transitions, np.float32)] * 6, np.arange(n))
 
-    return lambda: alive(begun(transitions))() | {"sample": sample, **answers}
+    return lambda: alive(begun(transitions))() | {"sample": sample, "report": reporting(transitions), **answers}
+
+
+def reporting(transitions: int) -> Callable[[plan.Told, float], plan.Report]:
+    """Returns a `report` of a worker that has nothing to tell but how many are in its replay."""
+    return lambda told, wait_s: plan.Report([], [], [], transitions, 0, 0, 0, {}, {})
 
 
 def test_a_batch_waits_for_the_next_worker_where_all_have_died() -> None:
@@ -246,6 +251,19 @@ def test_nothing_that_was_drawn_before_an_actor_was_held_back_is_learned_from(mo
         put_aside()
         before = len(asked)
         assert memory.sample(2, 3, rng).observation.min() > before
+
+
+def test_where_all_of_replay_is_held_back_there_is_nothing_to_sample_at_once() -> None:
+    place = Scripts(one_of(100, hold=100))
+    made = Counted().shards(place)
+    made.begin()
+    memory, rng = sampling.ShardedReplay(made, 1000), np.random.default_rng(0)
+    memory.sample(1, 5, rng)
+    place.started[0].answers |= {"report": reporting(0), "sample": None}
+    made.hold("pi", None)
+    assert len(memory) == 0, "no draw may wait for what nobody has"
+    with pytest.raises(IndexError, match="empty"):
+        memory.sample(1, 5, rng)
 
 
 def test_with_all_workers_dead_there_is_nothing_to_sample() -> None:
