@@ -383,16 +383,21 @@ def _nested(cls: type[Any], name: str, value: Any) -> Any:
     try:
         return cls(
             **{
-                key: value[key] if _is_plain(value[key], hint) else read(f"{name}.{key}", value[key])
-                for key, (hint, read) in readers.items()
+                key: item
+                if (may_lack if (item := value[key]) is None else _is_plain(item, hint))
+                else read(f"{name}.{key}", item)
+                for key, (hint, may_lack, read) in readers.items()
             }
         )
     except errors.SpecError as error:
         raise errors.DecodeError(f"field {name}: {error.what}", reason="field") from error
 
 
-_READERS = {cls: {name: (hint, _reader(hint)) for name, hint in hints.items()} for cls, hints in _HINTS.items()}
-"""The type and the reader of each field: to find a reader by its type takes longer than to use it."""
+_READERS = {
+    cls: {name: (hint, hint in _OR_NONE, _reader(hint)) for name, hint in hints.items()}
+    for cls, hints in _HINTS.items()
+}
+"""The type of each field, whether it may be None, and its reader, since to find that takes longer than to use it."""
 
 
 def _is_plain(value: Any, hint: Any) -> bool:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from broker.contract import address, errors
-from broker.mqtt import attempts, connect_errors, network_thread, outbox, paho_client, socket_loop, subscriptions
+from broker.mqtt import attempts, connect_errors, network_thread, outbox, paho_client, socket_loop, subscriptions, turns
 
 LOCK_WAIT_S = 0.001  # the most that `publish` waits for the network thread, where the caller says nothing else
 
@@ -38,6 +38,7 @@ class Link:
         listens_first: Send what is retained only after hearing what is retained at the topics subscribed to.
         has_room: While it is false, what the broker sends is left in the socket, so that TCP holds the broker back.
         qos: At which it is sent what it subscribes to: 1, or 0 where it can do without some of it.
+        turn_s: The network thread serves the socket again where for so long nobody has called `poll`.
         on_connect: Called on the network thread after everything retained was sent.
 
     Raises:
@@ -57,6 +58,7 @@ class Link:
         listens_first: bool = False,
         has_room: Callable[[], bool] = lambda: True,
         qos: int = 1,
+        turn_s: float = turns.PERIOD_S,
         on_connect: Callable[[], None] = lambda: None,
     ) -> None:
         addresses = _parsed(brokers, has_tls=tls is not None)
@@ -65,7 +67,7 @@ class Link:
         self._attempts = attempts.Attempts(addresses, tls)
         self._subscriptions = subscriptions.Subscriptions(qos)
         self._outbox = outbox.Outbox(self._lock, last=will[0] if will else "")
-        self._loop = socket_loop.SocketLoop(self._lock, self._ready, self._outbox, has_room)
+        self._loop = socket_loop.SocketLoop(self._lock, self._ready, self._outbox, has_room, turn_s)
         self._network = network_thread.NetworkThread(
             self._new_client,
             self._attempts,

@@ -23,16 +23,22 @@ class SocketLoop:
         ready: Set while the connection is in use.
         owed: What waits to be sent.
         has_room: While it is false, what the broker sends is left in the socket.
+        turn_s: See `turns.Turns`.
 
     Attributes:
         gather_s: See `Link.gather_s`.
     """
 
     def __init__(
-        self, lock: threading.RLock, ready: threading.Event, owed: outbox.Outbox, has_room: Callable[[], bool]
+        self,
+        lock: threading.RLock,
+        ready: threading.Event,
+        owed: outbox.Outbox,
+        has_room: Callable[[], bool],
+        turn_s: float,
     ) -> None:
         self._lock, self._ready, self._owed, self._has_room = lock, ready, owed, has_room
-        self._wakeup, self._turns = wakeup.Wakeup(), turns.Turns()
+        self._wakeup, self._turns = wakeup.Wakeup(), turns.Turns(turn_s)
         self._client: paho_client.Client | None = None
         self._poll, self._turn_poll = select.poll(), select.poll()
         self._looked_at_s = 0.0

@@ -5,16 +5,21 @@ from __future__ import annotations
 import threading
 import time
 
-PERIOD_S = 0.1  # a caller that took no turn for so long is busy with something else
+PERIOD_S = 0.1
 
 
 class Turns:
-    """The turns of a caller, as its network thread sees them."""
+    """The turns of a caller, as its network thread sees them.
 
-    def __init__(self) -> None:
+    Args:
+        period_s: A caller that took no turn for so long is busy with something else.
+    """
+
+    def __init__(self, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
         self._resting = threading.Event()
         self._resting.set()
-        self._begun_at = -PERIOD_S
+        self._begun_at = -period_s
 
     def begin(self) -> None:
         """Takes note that the caller serves the socket now, and soon again."""
@@ -27,4 +32,4 @@ class Turns:
 
     def wait_for_rest(self) -> bool:
         """Waits until the caller rests or took no turn for a while; returns false if it does neither."""
-        return self._resting.wait(PERIOD_S) or time.monotonic() - self._begun_at >= PERIOD_S
+        return self._resting.wait(self._period_s) or time.monotonic() - self._begun_at >= self._period_s

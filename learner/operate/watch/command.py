@@ -103,7 +103,14 @@ def run(args: argparse.Namespace) -> int:
             open_.enter_context(contextlib.closing(told))
         curve = Curve(args.fleet, args.curve)
 
+        followed_s = -math.inf
+
         def follow(now_s: float) -> None:
+            nonlocal followed_s
+            following.read()
+            if now_s - followed_s < watcher.FOLLOW_S:
+                return
+            followed_s = now_s
             following.follow()
             curve.follow(now_s)
             view.hear_drift(curve.run.drift if curve.run is not None else {})
@@ -252,6 +259,11 @@ def _serve(
     )
     serving = Server(config)
 
+    def turn(now_s: float) -> None:
+        if follow is not None:
+            follow(now_s)
+        page.tell()
+
     def stop() -> None:
         page.closed = serving.should_exit = True
 
@@ -261,22 +273,21 @@ def _serve(
     print(f"{title}: {url}", file=sys.stderr, flush=True)
     if args.json:
         print(json.dumps({"url": url, "port": port}), flush=True)
-    asyncio.run(_run(serving, listener, follow, stop))
+    asyncio.run(_run(serving, listener, turn, stop))
 
 
 async def _run(
     serving: Any,
     listener: socket.socket,
-    follow: Callable[[float], None] | None,
-    stop: Any,
+    turn: Callable[[float], None],
+    stop: Callable[[], None],
 ) -> None:
     loop = asyncio.get_running_loop()
     served = asyncio.ensure_future(serving.serve(sockets=[listener]))
     try:
         while not served.done():
-            if follow is not None:
-                follow(loop.time())
-            await asyncio.wait([served], timeout=watcher.FOLLOW_S)
+            turn(loop.time())
+            await asyncio.wait([served], timeout=watcher.READ_S)
     finally:
         stop()
         await served

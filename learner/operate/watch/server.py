@@ -24,8 +24,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from learner.operate.watch import exposition, fleet_view, run_files
 
-PERIOD_S = 0.08
-"""Between two looks for what to send."""
 FLEET_PERIOD_S = 1.0
 PAGES_MAX = 32
 COOKIE = "actorq_watch"
@@ -57,6 +55,7 @@ class Page:
     ) -> None:
         self._view, self._run, self._title, self._actors = view, run, title, actors
         self._pages = 0
+        self._news = asyncio.Event()
         self._exposition = exposition.Exposition(view, run)
         self.closed = False
 
@@ -99,14 +98,20 @@ class Page:
             return Response(f"{PAGES_MAX} pages are open already\n", status_code=503)
         return StreamingResponse(self._stream(), media_type="text/event-stream", headers=_HEADERS)
 
+    def tell(self) -> None:
+        """Has every page that is open be sent what is new to it, or be ended; to be called again and again."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
     async def _stream(self) -> AsyncIterator[bytes]:
         self._pages += 1
         try:
             changes = _Changes(self._view, self._run, self._title, self._actors)
             while not self.closed:
+                news = self._news
                 if text := changes.drain(asyncio.get_running_loop().time()):
                     yield f"data: {text}\n\n".encode()
-                await asyncio.sleep(PERIOD_S)
+                await news.wait()
         finally:
             self._pages -= 1
 
