@@ -88,8 +88,8 @@ class Watcher:
         enrolled = self._enrolment.macs
         self._view.keep(enrolled)
         self._to_ask = self._to_ask or sorted(enrolled)
-        often = min(_ASKED_PER_S, len(enrolled) / _ASKED_S)
-        asked, self._to_ask = self._to_ask[: math.ceil(often * FOLLOW_S)], self._to_ask[math.ceil(often * FOLLOW_S) :]
+        count = math.ceil(FOLLOW_S * min(_ASKED_PER_S, len(enrolled) / _ASKED_S))
+        asked, self._to_ask = self._to_ask[:count], self._to_ask[count:]
         new = enrolled.keys() - self._asked
         self._asked = set(enrolled)
         self.brokers.follow([self._topics.assignment(name) for name in sorted(new.union(asked) & enrolled.keys())])
