@@ -18,6 +18,26 @@ LIBRARY = ("__init__", "launcher", "release_directory", "download")
 """Modules of edge_actor.updates that a tiny release brings along, as a real one would."""
 CRASHES = {"edge_actor/run/service.py": ("    lines = log_lines.LogLines.attached()\n", "    raise SystemExit(10)\n")}
 """What makes a real release end when it is to act, and not when it looks at the board."""
+UNHEARD = {
+    "edge_actor/run/fleet_connection.py": (
+        "return self._mac.seal(self.experience_topic, body)",
+        'return b"x" + self._mac.seal(self.experience_topic, body)',
+    )
+}
+"""What has a real release connect, act and send, and nothing that it sends is understood."""
+FILLS = {
+    "edge_actor/run/service.py": (
+        "    lines = log_lines.LogLines.attached()\n",
+        """    lines = log_lines.LogLines.attached()
+    with open(f"{os.environ['ACTORQ_RELEASES']}/{os.environ['ACTORQ_RELEASE']}/all", "ab") as taken:
+        for bits in range(30, 8, -1):
+            with contextlib.suppress(OSError):
+                while True:
+                    os.posix_fallocate(taken.fileno(), taken.seek(0, os.SEEK_END), 1 << bits)
+""",
+    )
+}
+"""What has a real release take all that is free on the disk when it is to act, and act on."""
 
 
 def wheel(directory: Path, files: Mapping[str, str | bytes], version: str = "9.0") -> Path:

@@ -7,6 +7,10 @@
 # arm64 and armhf; amd64 (no emulation, no cores) runs what must fail in setup_pi.sh, at the machine's own speed.
 # Emulation proves wheels, instructions, kernels and numbers; never latency or energy.
 #
+# UPDATE_PLUGS    with `trixie arm64 boot`: not empty makes it a long run, of an hour and more on one core. The booted board is
+#                 given releases that do not work, each kind once, and then so many of which the plug is pulled, at moments
+#                 drawn over a whole update; each is told as a line of JSON. 0 pulls none
+# UPDATE_SEED     draws the moments; another one for each part of a run that is done in parts     0
 # PYTHON          with TensorFlow, for models and the learner     .venv/bin/python
 # FLEET_ALONE     not empty: the kernels' answers and the fleet with its audit, without the actor's tests
 set -euo pipefail

@@ -30,13 +30,6 @@ pytestmark = [pytest.mark.system, pytest.mark.mosquitto, pytest.mark.slow]
 SYSTEMD = 'while :; do "$@"; sleep 0.1; done'
 """What `Restart=always` makes of a service."""
 ACTOR = ["--env", "CartPole-v1", "--rate-hz", "100", "--heartbeat-s", "0.2", "--allow", "pause,update"]
-UNHEARD = {
-    "edge_actor/run/fleet_connection.py": (
-        "return self._mac.seal(self.experience_topic, body)",
-        'return b"x" + self._mac.seal(self.experience_topic, body)',
-    )
-}
-"""It connects, acts and sends, and nothing that it sends is understood."""
 NOISE = random.Random(7).randbytes(8 * release.PIECE_BYTES)
 """Packs to nothing smaller."""
 
@@ -197,7 +190,7 @@ def test_updates_of_two_actors(site: Site, tmp_path: Path, wheel: Path) -> None:
     site.await_acting("a")
     assert site.birth("a").release == "9.1"
 
-    unheard = releases.changed(wheel, tmp_path / "unheard", "9.3", UNHEARD)
+    unheard = releases.changed(wheel, tmp_path / "unheard", "9.3", releases.UNHEARD)
     told, _ = site.update(unheard, "a", "--trial-s", "5", code=refused)
     assert told["a"]["outcome"] == "undone" and "within 5 s it did not say" in told["a"]["text"], told
     site.await_acting("a")

@@ -1,0 +1,225 @@
+"""What becomes of releases of the program that a booted board is given over the broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.contract import errors
+from learner.run import local_fleet
+from tests import conftest
+from tests.fakes import releases
+from tests.pi import machine, witness
+from tests.system.conftest import started
+
+_ENDS_S = 900.0
+"""For a board that was booted, tries a release and goes back, emulated beside others: a bound, not a figure."""
+_SAYS_S = 120.0
+_TRIAL_S = 60
+_AFTER_S = 10.0
+"""So long after the answer of an update that no plug disturbs the last moments lie."""
+_BAD = 4
+"""Each so-many-th release crashes."""
+
+
+class Updates:
+    """Orders given to one board.
+
+    Args:
+        fleet: Its fleet.
+        actor: Its name.
+        directory: For releases, and with the fleet's release key.
+        board: The machine.
+        seen: What is known of it.
+    """
+
+    def __init__(
+        self,
+        fleet: local_fleet.LocalFleet,
+        actor: str,
+        directory: Path,
+        board: machine.Machine,
+        seen: witness.Witness,
+    ) -> None:
+        self._fleet, self._actor, self._directory = fleet, actor, directory
+        self._board, self._seen = board, seen
+        self._wheel = releases.built(directory / "wheel")
+        self._took_s = 0.0
+
+    # -- in CI --------------------------------------------------------------------------------------------------------
+
+    def take_one_that_works(self, within_s: float) -> None:
+        """The board acts as a release, so many seconds after the command's start at most."""
+        began_s = time.monotonic()
+        with self._ordered(self._release("9.1")) as command:
+            told = _answer(command, errors.EXIT_OK)
+        self._took_s = time.monotonic() - began_s
+        self._board.say(f"it acts as the new release, {self._took_s:.0f} s after the command began,")
+        assert told["outcome"] == "done", told
+        assert self._took_s <= within_s
+        conftest.wait_until(lambda: self._seen.states and self._seen.release == "9.1", "a heartbeat of it", _SAYS_S)
+
+    def give_up_one_that_crashes(self) -> None:
+        """... and comes back from one that ends when it is to act; the plug is pulled just before its trial."""
+        with self._ordered(self._release("9.2", releases.CRASHES)) as command:
+            conftest.wait_until(
+                lambda: command.poll() is not None or not self._seen.is_online, "the end of the process", _ENDS_S
+            )
+            assert command.poll() is None, "the board has taken that release"
+            assert not self._gave_up, "its trial is yet to come"
+            self._board.pull_the_plug()
+            self._board.power_on()
+            self._seen.await_new_boot()
+            self._board.say("experience arrives again")
+            told = _answer(command, errors.OrderRefused.exit_code)
+        assert told["outcome"] == "undone" and "it ended with 10 before" in told["text"], told
+        conftest.wait_until(lambda: self._seen.is_online, "a heartbeat", _SAYS_S)
+        assert self._seen.release == "9.1"
+
+    # -- the long run -------------------------------------------------------------------------------------------------
+
+    def refuse_what_another_key_signed(self) -> None:
+        """The board refuses it, and the process that acted acts on."""
+        home = self._fleet.directory / "home"
+        public = home / "fleets" / self._fleet.name / "release.pub"
+        before, boot, kept = self._seen.release, self._seen.boot, public.read_bytes()
+        other = make_key(self._directory, self._fleet.name, home, "other.pem", "--force")
+        with self._ordered(self._release("9.3"), key=other) as command:
+            told = _answer(command, errors.OrderRefused.exit_code)
+        public.write_bytes(kept)
+        assert told["outcome"] == "refused" and "is not signed by this fleet's release key" in told["text"], told
+        assert self._seen.await_acting(boot, _ENDS_S) == before
+        assert self._seen.boot == boot, "it was started again"
+        conftest.wait_until(
+            lambda: self._seen.states[-1].vitals.refused.get("release_signature") == 1, "that it counts it", _SAYS_S
+        )
+        _say({"release": "signed by another key", "told": told["text"], "acts": before})
+
+    def give_up_one_that_is_not_heard(self) -> None:
+        """The board goes back from a release that acts, and whose experience no learner understands."""
+        told = self._give_up("9.4", releases.UNHEARD)
+        assert told["outcome"] == "undone" and f"within {_TRIAL_S} s it did not say" in told["text"], told
+        assert self._seen.acted["9.4"] > 0, "it did act"
+        _say({"release": "not heard by the learner", "told": told["text"], "acts": self._seen.release})
+
+    def give_up_one_that_fills_the_disk(self) -> None:
+        """The board goes back from a release that leaves no room on the disk, and takes the next one all the same."""
+        told = self._give_up("9.5", releases.FILLS)
+        why = next(line for line in self._log.splitlines() if "release 9.5-" in line and "is given up" in line)
+        assert told["outcome"] in ("undone", "failed"), told
+        about = {"told": f"{told['outcome']}: {told['text']}", "logged": why.partition("actorq-launch: ")[2]}
+        _say({"release": "fills the disk", **about, "acts": self._seen.release})
+        with self._ordered(self._release("9.6")) as command:
+            assert _answer(command, errors.EXIT_OK)["outcome"] == "done"
+        assert self._seen.await_acting(self._seen.boot, _ENDS_S) == "9.6"
+        _say({"release": "the one after it", "acts": "9.6"})
+
+    def pull_plugs(self, count: int, seed: int) -> None:
+        """The plug is pulled at moments drawn over a whole update; each time a release that works acts in the end."""
+        drawn = random.Random(seed)
+        for number in range(1, count + 1):
+            at_s = drawn.uniform(0.0, self._took_s + _AFTER_S)
+            about = {"trial": f"{number} of {count}", "seed": seed}
+            _say(about | self._pull(f"9.{100 * (seed + 1) + number}", number % _BAD != 0, at_s))
+
+    def _pull(self, version: str, works: bool, at_s: float) -> dict[str, Any]:
+        before, edits = self._seen.release, {} if works else releases.CRASHES
+        with self._ordered(self._release(version, edits), "--wait-s", "420") as command:
+            conftest.wait_until(lambda: self._was_given or command.poll() is not None, "the order", _SAYS_S)
+            assert self._was_given, self._said.read_text()
+            given_s = time.monotonic()
+            while (left_s := given_s + at_s - time.monotonic()) > 0:
+                time.sleep(left_s)  # the moment is drawn, and no event
+            then, boot = self._moment(command, version), self._seen.boot
+            self._board.pull_the_plug()
+            self._board.power_on()
+            on_s = time.monotonic()
+            told = _answer(command)
+            acts = self._seen.await_acting(boot + 1, _ENDS_S)
+        about = {"from": before, "to": version, "works": works, "pulled_s": round(at_s, 1), "then": then}
+        about |= {"told": f"{told['outcome']}: {told['text']}", "acts": acts, "acts_s": round(time.monotonic() - on_s)}
+        expected = {"done": [version], "undone": [before], "failed": [before], "refused": [before]}
+        assert acts in (expected.get(told["outcome"], [before, version]) if works else [before]), about
+        return about
+
+    def _moment(self, command: subprocess.Popen[str], version: str) -> str:
+        """What goes on, as far as it is known here."""
+        if command.poll() is not None:
+            return "the update has ended"
+        if not self._seen.is_online:
+            return "no process acts"
+        return f"{self._seen.release} acts{' on trial' if self._seen.release == version else ''}"
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, version: str, edits: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+        before, boot = self._seen.release, self._seen.boot
+        with self._ordered(self._release(version, edits), "--trial-s", str(_TRIAL_S)) as command:
+            told = _answer(command, errors.OrderRefused.exit_code)
+        assert self._seen.await_acting(boot + 1, _ENDS_S) == before
+        assert self._gave_up
+        return told
+
+    def _release(self, version: str, edits: Mapping[str, tuple[str, str]] = {}) -> Path:
+        return releases.changed(self._wheel, self._directory / version, version, edits)
+
+    @contextlib.contextmanager
+    def _ordered(self, wheel: Path, *options: str, key: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+        """`fleet update` of the board, under way."""
+        words = [sys.executable, "-m", "learner", "fleet", "update", str(wheel), self._actor, *options]
+        words += ["--fleet", self._fleet.name, "--broker", self._fleet.address, "--json"]
+        words += ["--key", str(key or self._directory / "release.pem")]
+        home = os.environ | {"ACTORQ_HOME": str(self._fleet.directory / "home")}
+        self._log_from = self._board.log.stat().st_size
+        with (
+            self._said.open("w") as said,
+            started(words, env=home, stdout=subprocess.PIPE, stderr=said) as command,
+        ):
+            yield command
+
+    @property
+    def _said(self) -> Path:
+        """What the last command said on stderr."""
+        return self._directory / "said"
+
+    @property
+    def _was_given(self) -> bool:
+        """Returns whether the order of the last command goes out."""
+        return "stage 1 of 1: " in self._said.read_text()
+
+    @property
+    def _log(self) -> str:
+        """What the board said on its console since the last command began."""
+        return self._board.log.read_bytes()[self._log_from :].decode(errors="replace")
+
+    @property
+    def _gave_up(self) -> bool:
+        return "is given up" in self._log
+
+
+def make_key(directory: Path, fleet: str, home: Path, name: str = "release.pem", *options: str) -> Path:
+    """Makes a release key for a fleet; the public half is in bundles that are made from then on."""
+    path = directory / name
+    words = [sys.executable, "-m", "broker", "release-key", "--fleet", fleet, "-o", str(path), *options]
+    subprocess.run(words, check=True, env=os.environ | {"ACTORQ_HOME": str(home)}, stderr=subprocess.DEVNULL)
+    return path
+
+
+def _answer(command: subprocess.Popen[str], *codes: int) -> dict[str, Any]:
+    """What became of the order in the end."""
+    output, _ = command.communicate(timeout=_ENDS_S)
+    assert not codes or command.returncode in codes, output
+    answer: dict[str, Any] = json.loads(output.splitlines()[0])
+    return answer
+
+
+def _say(about: Mapping[str, Any]) -> None:
+    print(json.dumps(about), flush=True)
