@@ -46,8 +46,8 @@ class Machine:
         words = [word for word in cmdline.split() if not word.startswith(("console=", "root=", "init="))]
         command = ["qemu-system-aarch64", "-M", "virt", "-cpu", "cortex-a72", *self._cores, "-m", "1024", "-nographic"]
         command += ["-kernel", str(self._kernel / "vmlinuz"), "-initrd", str(self._initrd), "-no-reboot"]
-        # unsafe: a flush costs nothing. What the board has written to its card is in this machine's memory, and outlives
-        # qemu; what it has not is in qemu's alone, and is lost with it
+        # unsafe: a flush costs nothing. What the board has written to its card is with this machine, and outlives qemu;
+        # what it has not is in qemu's memory, and is lost
         command += ["-drive", f"file={self._card},if=none,format=raw,cache=unsafe,id=card"]
         command += ["-device", "virtio-blk-pci,drive=card", "-device", "virtio-net-pci,netdev=net,romfile="]
         command += ["-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{self.ssh_port}-:22"]

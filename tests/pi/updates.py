@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,17 @@ from tests.system.conftest import started
 _ENDS_S = 900.0
 """For a board that was booted, tries a release and goes back, emulated beside others: a bound, not a figure."""
 _SAYS_S = 120.0
-_TRIAL_S = 60
+_TRIAL_S = 90
 _AFTER_S = 10.0
 """So long after the answer of an update that no plug disturbs the last moments lie."""
 _BAD = 4
 """Each so-many-th release crashes."""
+_RELEASES = "/var/lib/actorq/releases"
+_RESCUE = (
+    f"sudo -n sh -c 'systemctl status --no-pager actorq-actor; df /; ls -la {_RELEASES} /var/lib/actorq/actors/*; "
+    f"rm -f {_RELEASES}/*/all; systemctl restart actorq-actor'"
+)
+"""What one wants to know of a board that does not come back, and what lets the next trial begin."""
 
 
 class Updates:
@@ -86,52 +93,82 @@ class Updates:
 
     # -- the long run -------------------------------------------------------------------------------------------------
 
-    def refuse_what_another_key_signed(self) -> None:
+    def take_many(self, plugs: int, seed: int, on_board: Callable[[str], str]) -> None:
+        """The board takes a release of each kind that is no good, and so many of which the plug is pulled.
+
+        Each is told as a line of JSON. One that does not end as it should does not end the run, unless the board stays
+        away for good.
+
+        Args:
+            plugs: Updates within which the plug is pulled once, at a moment drawn over the whole of them.
+            seed: Draws the moments.
+            on_board: Runs a command on the board, and says what it says.
+        """
+        kinds = [
+            self._refuse_what_another_key_signed,
+            self._give_up_one_that_is_not_heard,
+            self._give_up_one_that_fills,
+        ]
+        drawn, failures = random.Random(seed), 0
+        moments_s = [drawn.uniform(0.0, self._took_s + _AFTER_S) for _ in range(plugs)]
+        trials = [functools.partial(self._pull, seed, number, at_s) for number, at_s in enumerate(moments_s, 1)]
+        for step in (*kinds, *trials):
+            boot = self._seen.boot
+            try:
+                print(json.dumps(step()), flush=True)
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                failures += 1
+                print(json.dumps({"failed": f"{step}", "why": str(error)[:2000]}), flush=True)
+                print(self._log[-20_000:], file=sys.stderr, flush=True)
+                on_board(_RESCUE)
+                self._seen.await_acting(boot, _ENDS_S)
+        current = on_board(f"sudo -n readlink {_RELEASES}/current")
+        assert current.startswith(f"{self._seen.release}-"), f"{self._seen.release} is what it said, {current} is kept"
+        self._board.say(f"{current.strip()} is what acts, and what it says,")
+        assert not failures
+
+    def _refuse_what_another_key_signed(self) -> dict[str, Any]:
         """The board refuses it, and the process that acted acts on."""
         home = self._fleet.directory / "home"
         public = home / "fleets" / self._fleet.name / "release.pub"
         before, boot, kept = self._seen.release, self._seen.boot, public.read_bytes()
         other = make_key(self._directory, self._fleet.name, home, "other.pem", "--force")
-        with self._ordered(self._release("9.3"), key=other) as command:
-            told = _answer(command, errors.OrderRefused.exit_code)
-        public.write_bytes(kept)
+        try:
+            with self._ordered(self._release("9.3"), key=other) as command:
+                told = _answer(command, errors.OrderRefused.exit_code)
+        finally:
+            public.write_bytes(kept)
         assert told["outcome"] == "refused" and "is not signed by this fleet's release key" in told["text"], told
         assert self._seen.await_acting(boot, _ENDS_S) == before
         assert self._seen.boot == boot, "it was started again"
         conftest.wait_until(
             lambda: self._seen.states[-1].vitals.refused.get("release_signature") == 1, "that it counts it", _SAYS_S
         )
-        _say({"release": "signed by another key", "told": told["text"], "acts": before})
+        return {"release": "signed by another key", "told": told["text"], "acts": before}
 
-    def give_up_one_that_is_not_heard(self) -> None:
+    def _give_up_one_that_is_not_heard(self) -> dict[str, Any]:
         """The board goes back from a release that acts, and whose experience no learner understands."""
         told = self._give_up("9.4", releases.UNHEARD)
         assert told["outcome"] == "undone" and f"within {_TRIAL_S} s it did not say" in told["text"], told
         assert self._seen.acted["9.4"] > 0, "it did act"
-        _say({"release": "not heard by the learner", "told": told["text"], "acts": self._seen.release})
+        return {"release": "not heard by the learner", "told": told["text"], "acts": self._seen.release}
 
-    def give_up_one_that_fills_the_disk(self) -> None:
+    def _give_up_one_that_fills(self) -> dict[str, Any]:
         """The board goes back from a release that leaves no room on the disk, and takes the next one all the same."""
         told = self._give_up("9.5", releases.FILLS)
         why = next(line for line in self._log.splitlines() if "release 9.5-" in line and "is given up" in line)
         assert told["outcome"] in ("undone", "failed"), told
-        about = {"told": f"{told['outcome']}: {told['text']}", "logged": why.partition("actorq-launch: ")[2]}
-        _say({"release": "fills the disk", **about, "acts": self._seen.release})
+        about = {"told": f"{told['outcome']}: {told['text']}", "logged": why.partition("release ")[2]}
+        about |= {"acts": self._seen.release}
         with self._ordered(self._release("9.6")) as command:
             assert _answer(command, errors.EXIT_OK)["outcome"] == "done"
         assert self._seen.await_acting(self._seen.boot, _ENDS_S) == "9.6"
-        _say({"release": "the one after it", "acts": "9.6"})
+        return {"release": "fills the disk", **about, "and_then": "9.6"}
 
-    def pull_plugs(self, count: int, seed: int) -> None:
-        """The plug is pulled at moments drawn over a whole update; each time a release that works acts in the end."""
-        drawn = random.Random(seed)
-        for number in range(1, count + 1):
-            at_s = drawn.uniform(0.0, self._took_s + _AFTER_S)
-            about = {"trial": f"{number} of {count}", "seed": seed}
-            _say(about | self._pull(f"9.{100 * (seed + 1) + number}", number % _BAD != 0, at_s))
-
-    def _pull(self, version: str, works: bool, at_s: float) -> dict[str, Any]:
-        before, edits = self._seen.release, {} if works else releases.CRASHES
+    def _pull(self, seed: int, number: int, at_s: float) -> dict[str, Any]:
+        """The plug is pulled; once the board has booted a release that works acts, and the right one."""
+        before, version, works = self._seen.release, f"9.{100 + number}", number % _BAD != 0
+        edits = {} if works else releases.CRASHES
         with self._ordered(self._release(version, edits), "--wait-s", "420") as command:
             conftest.wait_until(lambda: self._was_given or command.poll() is not None, "the order", _SAYS_S)
             assert self._was_given, self._said.read_text()
@@ -144,7 +181,8 @@ class Updates:
             on_s = time.monotonic()
             told = _answer(command)
             acts = self._seen.await_acting(boot + 1, _ENDS_S)
-        about = {"from": before, "to": version, "works": works, "pulled_s": round(at_s, 1), "then": then}
+        about: dict[str, Any] = {"seed": seed, "pulled": number, "from": before, "to": version, "works": works}
+        about |= {"at_s": round(at_s, 1), "of_s": round(self._took_s + _AFTER_S), "then": then}
         about |= {"told": f"{told['outcome']}: {told['text']}", "acts": acts, "acts_s": round(time.monotonic() - on_s)}
         expected = {"done": [version], "undone": [before], "failed": [before], "refused": [before]}
         assert acts in (expected.get(told["outcome"], [before, version]) if works else [before]), about
@@ -219,7 +257,3 @@ def _answer(command: subprocess.Popen[str], *codes: int) -> dict[str, Any]:
     assert not codes or command.returncode in codes, output
     answer: dict[str, Any] = json.loads(output.splitlines()[0])
     return answer
-
-
-def _say(about: Mapping[str, Any]) -> None:
-    print(json.dumps(about), flush=True)

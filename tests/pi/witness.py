@@ -72,7 +72,7 @@ class Witness(plain_client.PlainClient):
         conftest.wait_until(lambda: self._newest_boot() > known, "experience of a new boot", BOOT_S)
 
     def await_acting(self, boot: int, timeout_s: float) -> str:
-        """Waits for fresh experience of the process that is online, of that boot or a later one; returns its release."""
+        """Waits for fresh experience of the process that is online, of this boot or a later one; says its release."""
         before = self._newest_message()
 
         def acts() -> bool:
