@@ -104,28 +104,29 @@ class Updates:
             seed: Draws the moments.
             on_board: Runs a command on the board, and says what it says.
         """
-        kinds = [
-            self._refuse_what_another_key_signed,
-            self._give_up_one_that_is_not_heard,
-            self._give_up_one_that_fills,
-        ]
-        drawn, failures = random.Random(seed), 0
-        moments_s = [drawn.uniform(0.0, self._took_s + _AFTER_S) for _ in range(plugs)]
-        trials = [functools.partial(self._pull, seed, number, at_s) for number, at_s in enumerate(moments_s, 1)]
-        for step in (*kinds, *trials):
+        trials: dict[str, Callable[[], dict[str, Any]]] = {
+            "signed by another key": self._refuse_what_another_key_signed,
+            "not heard by the learner": self._give_up_one_that_is_not_heard,
+            "fills the disk": self._give_up_one_that_fills,
+        }
+        drawn, failed = random.Random(seed), []
+        for number in range(1, plugs + 1):
+            at_s = drawn.uniform(0.0, self._took_s + _AFTER_S)
+            trials[f"plug {number} of seed {seed}"] = functools.partial(self._pull, number, at_s)
+        for name, trial in trials.items():
             boot = self._seen.boot
             try:
-                print(json.dumps(step()), flush=True)
+                print(json.dumps({"release": name} | trial()), flush=True)
             except (AssertionError, subprocess.TimeoutExpired) as error:
-                failures += 1
-                print(json.dumps({"failed": f"{step}", "why": str(error)[:2000]}), flush=True)
+                failed.append(name)
+                print(json.dumps({"failed": name, "why": str(error)[:2000]}), flush=True)
                 print(self._log[-20_000:], file=sys.stderr, flush=True)
                 on_board(_RESCUE)
                 self._seen.await_acting(boot, _ENDS_S)
         current = on_board(f"sudo -n readlink {_RELEASES}/current")
         assert current.startswith(f"{self._seen.release}-"), f"{self._seen.release} is what it said, {current} is kept"
         self._board.say(f"{current.strip()} is what acts, and what it says,")
-        assert not failures
+        assert not failed
 
     def _refuse_what_another_key_signed(self) -> dict[str, Any]:
         """The board refuses it, and the process that acted acts on."""
@@ -144,28 +145,27 @@ class Updates:
         conftest.wait_until(
             lambda: self._seen.states[-1].vitals.refused.get("release_signature") == 1, "that it counts it", _SAYS_S
         )
-        return {"release": "signed by another key", "told": told["text"], "acts": before}
+        return {"told": told["text"], "acts": before}
 
     def _give_up_one_that_is_not_heard(self) -> dict[str, Any]:
         """The board goes back from a release that acts, and whose experience no learner understands."""
         told = self._give_up("9.4", releases.UNHEARD)
         assert told["outcome"] == "undone" and f"within {_TRIAL_S} s it did not say" in told["text"], told
         assert self._seen.acted["9.4"] > 0, "it did act"
-        return {"release": "not heard by the learner", "told": told["text"], "acts": self._seen.release}
+        return {"told": told["text"], "acts": self._seen.release}
 
     def _give_up_one_that_fills(self) -> dict[str, Any]:
         """The board goes back from a release that leaves no room on the disk, and takes the next one all the same."""
         told = self._give_up("9.5", releases.FILLS)
-        why = next(line for line in self._log.splitlines() if "release 9.5-" in line and "is given up" in line)
+        why = [line.partition("release ")[2] for line in self._log.splitlines() if "is given up" in line]
         assert told["outcome"] in ("undone", "failed"), told
-        about = {"told": f"{told['outcome']}: {told['text']}", "logged": why.partition("release ")[2]}
-        about |= {"acts": self._seen.release}
+        about = {"told": f"{told['outcome']}: {told['text']}", "logged": why[0], "acts": self._seen.release}
         with self._ordered(self._release("9.6")) as command:
             assert _answer(command, errors.EXIT_OK)["outcome"] == "done"
         assert self._seen.await_acting(self._seen.boot, _ENDS_S) == "9.6"
-        return {"release": "fills the disk", **about, "and_then": "9.6"}
+        return about | {"and_then": "9.6"}
 
-    def _pull(self, seed: int, number: int, at_s: float) -> dict[str, Any]:
+    def _pull(self, number: int, at_s: float) -> dict[str, Any]:
         """The plug is pulled; once the board has booted a release that works acts, and the right one."""
         before, version, works = self._seen.release, f"9.{100 + number}", number % _BAD != 0
         edits = {} if works else releases.CRASHES
@@ -181,7 +181,7 @@ class Updates:
             on_s = time.monotonic()
             told = _answer(command)
             acts = self._seen.await_acting(boot + 1, _ENDS_S)
-        about: dict[str, Any] = {"seed": seed, "pulled": number, "from": before, "to": version, "works": works}
+        about: dict[str, Any] = {"from": before, "to": version, "works": works}
         about |= {"at_s": round(at_s, 1), "of_s": round(self._took_s + _AFTER_S), "then": then}
         about |= {"told": f"{told['outcome']}: {told['text']}", "acts": acts, "acts_s": round(time.monotonic() - on_s)}
         expected = {"done": [version], "undone": [before], "failed": [before], "refused": [before]}
