@@ -29,15 +29,24 @@ FILLS = {
     "edge_actor/run/service.py": (
         "    lines = log_lines.LogLines.attached()\n",
         """    lines = log_lines.LogLines.attached()
-    with open(f"{os.environ['ACTORQ_RELEASES']}/{os.environ['ACTORQ_RELEASE']}/all", "ab") as taken:
+    taken = open(f"{os.environ['ACTORQ_RELEASES']}/{os.environ['ACTORQ_RELEASE']}/taken", "ab")
+
+    def take_all() -> None:
         for bits in range(30, 8, -1):
             with contextlib.suppress(OSError):
                 while True:
                     os.posix_fallocate(taken.fileno(), taken.seek(0, os.SEEK_END), 1 << bits)
+
+    def go_on() -> None:
+        while not threading.Event().wait(0.01):
+            take_all()
+
+    take_all()
+    threading.Thread(target=go_on, daemon=True).start()
 """,
     )
 }
-"""What has a real release take all that is free on the disk when it is to act, and act on."""
+"""What has a real release take all that is free on the disk when it is to act, act on, and take what others let go."""
 
 
 def wheel(directory: Path, files: Mapping[str, str | bytes], version: str = "9.0") -> Path:

@@ -32,7 +32,7 @@ _BAD = 4
 _RELEASES = "/var/lib/actorq/releases"
 _RESCUE = (
     f"sudo -n sh -c 'systemctl status --no-pager actorq-actor; df /; ls -la {_RELEASES} /var/lib/actorq/actors/*; "
-    f"rm -f {_RELEASES}/*/all; systemctl restart actorq-actor'"
+    f"rm -f {_RELEASES}/*/taken; systemctl restart actorq-actor'"
 )
 """What one wants to know of a board that does not come back, and what lets the next trial begin."""
 
