@@ -25,6 +25,8 @@ _ENDS_S = 900.0
 """For a board that was booted, tries a release and goes back, emulated beside others: a bound, not a figure."""
 _SAYS_S = 120.0
 _TRIAL_S = 90
+_WAIT = ("--wait-s", "420")
+"""For a board that boots, or tries a release, to answer."""
 _AFTER_S = 10.0
 """So long after the answer of an update that no plug disturbs the last moments lie."""
 _BAD = 4
@@ -60,6 +62,7 @@ class Updates:
         self._board, self._seen = board, seen
         self._wheel = releases.built(directory / "wheel")
         self._took_s = 0.0
+        self._log_from = 0
 
     # -- in CI --------------------------------------------------------------------------------------------------------
 
@@ -111,14 +114,15 @@ class Updates:
             "not heard by the learner": self._give_up_one_that_is_not_heard,
             "fills the disk": self._give_up_one_that_fills,
         }
-        drawn, failed = random.Random(seed), []
+        drawn = random.Random(seed)
+        failed: list[str] = []
         for number in range(1, plugs + 1):
             trials[f"plug {number} of seed {seed}"] = functools.partial(self._pull, number, drawn.random())
         for name, trial in trials.items():
             boot = self._seen.boot
             try:
                 print(json.dumps({"release": name} | trial()), flush=True)
-            except (AssertionError, subprocess.TimeoutExpired) as error:
+            except Exception as error:  # whatever it is, the trials after it tell something too
                 failed.append(name)
                 print(json.dumps({"failed": name, "why": str(error)[:2000]}), flush=True)
                 print(self._log[-20_000:], file=sys.stderr, flush=True)
@@ -174,7 +178,7 @@ class Updates:
         before, version, works = self._seen.release, f"9.{100 + number}", number % _BAD != 0
         edits, of_s = {} if works else releases.CRASHES, self._took_s + _AFTER_S
         at_s = share * of_s
-        with self._ordered(self._release(version, edits), "--wait-s", "420") as command:
+        with self._ordered(self._release(version, edits), *_WAIT) as command:
             given_s = self._await_given(command)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 command.wait(at_s)
@@ -206,7 +210,7 @@ class Updates:
 
     def _give_up(self, version: str, edits: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
         before, boot = self._seen.release, self._seen.boot
-        with self._ordered(self._release(version, edits), "--trial-s", str(_TRIAL_S)) as command:
+        with self._ordered(self._release(version, edits), "--trial-s", str(_TRIAL_S), *_WAIT) as command:
             told = _answer(command, errors.OrderRefused.exit_code)
         assert self._seen.await_acting(boot + 1, _ENDS_S) == before
         assert self._gave_up
