@@ -112,8 +112,8 @@ def _assert_scrubbed(card: Path, directory: Path, secrets: Sequence[str]) -> Non
 def _on_board(board: machine.Machine, key: Path, command: str) -> str:
     """What a command says to the user that flash.sh makes, who logs in by key, and becomes root without a password."""
     ssh = ["ssh", "-i", str(key), "-p", str(board.ssh_port), "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"]
-    ssh += ["-o", "ConnectTimeout=300"]
-    ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "pi@127.0.0.1", command]
+    ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "ConnectTimeout=300"]
+    ssh += ["pi@127.0.0.1", command]
     said = subprocess.run(ssh, capture_output=True, text=True, check=False, timeout=witness.BOOT_S)
     print(f"boot: {said.stdout}{said.stderr}", file=sys.stderr)
     return said.stdout
