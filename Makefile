@@ -1,9 +1,10 @@
 # Variables: PYTHON (interpreter for .venv), ARGS (passed to the demo, pytest or chaos), ONLY (one benchmark), DURATION_S,
-# SUITES (of test-boot).
+# JOBS (files of tests at once), SUITES (of test-boot).
 PYTHON ?= python3
 ARGS ?=
 ONLY ?=
 DURATION_S ?= 900
+JOBS ?= 2
 SUITES ?= bookworm trixie
 
 BIN := .venv/bin
@@ -23,8 +24,8 @@ help: ## this list
 demo: .venv/.runtime ## train CartPole with a broker, a learner and two int8 actors on this machine (ARGS="--env ...")
 	@$(BIN)/actorq-learner demo $(ARGS)
 
-test: .venv/.dev .venv/.tflite-runtime ## run the tests (ARGS="-k name" picks some)
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/.dev .venv/.tflite-runtime ## run the tests, two files at once (JOBS=0: one after the other; ARGS="-k name" picks some)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 check: .venv/.dev ## ruff, mypy, import-linter, shellcheck
 	$(BIN)/ruff check .

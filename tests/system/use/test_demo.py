@@ -38,7 +38,7 @@ def test_trains_cartpole_with_int8_actors(kind: str, run_root: Path) -> None:
     assert len(summary["int8_returns"]) == len(summary["fp32_returns"]) == 20
     assert summary["delegate"] == "XNNPACK"
     assert summary["publish_to_acting_count"] >= 2
-    assert summary["messages_refused"] == {}
+    assert summary["messages_refused"].keys() <= {"duplicate"}  # sent again where a receipt took long
     assert summary["train_wall_s"] > summary["learner_wall_s"]
     assert 0.0 < summary["invoke_us_p50"] <= summary["observation_to_action_us_p50"]
     energy = summary["energy"]

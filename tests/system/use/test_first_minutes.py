@@ -63,7 +63,7 @@ def test_a_clash_is_said_before_anything_is_started(run_root: Path) -> None:
 @pytest.mark.fault(24)
 @pytest.mark.fault(28)
 def test_a_broken_and_slow_environment_is_named_and_nothing_learned_is_no_success(run_root: Path) -> None:
-    done = demo("Rickety", run_root / "run", "--max-wall-s", "12")
+    done = demo("Rickety", run_root / "run", "--learning-starts", "1000", "--max-wall-s", "24")
     assert "the environment of actor actor-" in done.stderr
     assert "OSError: the wheel came off" in done.stderr
     assert " of 1,000 first steps; learning waits for about" in done.stderr
