@@ -165,13 +165,13 @@ class Journal:
             self._delete(segment)
 
     def close(self) -> None:
-        """Unlocks the directory; removes it if nothing is in it that is needed."""
+        """Unlocks the directory; one in memory is removed if nothing is in it that is needed."""
         for segment in list(self._segments):
             if segment.needed:
                 os.close(segment.file)
             else:
                 self._delete(segment)
-        if not self._segments:
+        if not self._segments and not self._synced:  # on a disk that is full it could not be made again
             with contextlib.suppress(OSError):  # it is the user's directory, and holds something else
                 self._directory.rmdir()
         self._segments = []

@@ -117,6 +117,8 @@ class ReleaseTrial:
         directory, number = self._updater.directory, self._trial
         assert directory is not None
         try:
+            if not self._updater.leaves_room:
+                raise OSError("it leaves less of the disk free than update_reserve_bytes asks for")
             if not directory.confirm():
                 return None  # it was given up a moment ago, and the launcher ends this process
             answer = _noted(self._log, number, "done", f"acts as release {directory.running}")
@@ -138,13 +140,14 @@ def resume(log: order_log.OrderLog, directory: release_directory.ReleaseDirector
     """
     trial = int(directory.trial.get("number", 0)) if directory is not None else 0
     failed = directory.failed if directory is not None else {}
+    why = failed.get("why") or "the disk was too full to note why"
     try:
         for number in log.taken(KIND):
             if number == trial:
                 continue
             if number == failed.get("number"):
-                _noted(log, number, order_log.UNDONE, f"release {failed['name']} was given up: {failed['why']}")
-                _log.warning("release %s was given up: %s", failed["name"], failed["why"])
+                _noted(log, number, order_log.UNDONE, f"release {failed['name']} was given up: {why}")
+                _log.warning("release %s was given up: %s", failed["name"], why)
             else:
                 _noted(log, number, order_log.FAILED, "the actor ended while it took the release: order it again")
         if directory is not None and not trial:

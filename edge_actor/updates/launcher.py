@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,7 +60,8 @@ def try_release(root: Path) -> int | None:
         if not usable(root, trial["name"]):
             give_up(root, "it is not there as a whole, or the program beneath it was replaced")
         elif trial["starts"] >= STARTS:
-            give_up(root, f"it was started {STARTS} times, and did not come so far as to say that it acts")
+            why = f"it was started {STARTS} times, and did not come so far as to say that it acts"
+            abandon(root, trial["name"], why)
         elif (code := try_out(root, trial)) is not None:
             return code
     return None
@@ -92,7 +94,7 @@ def try_out(root: Path, trial: dict[str, Any]) -> int | None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if current(root) == name or stopped:
         return code if code >= 0 else 128 - code
-    give_up(root, f"it ended with {code} before it said that it acts and reaches the learner")
+    abandon(root, name, f"it ended with {code} before it said that it acts and reaches the learner")
     return None
 
 
@@ -170,11 +172,33 @@ def give_up(root: Path, why: str) -> None:
         trial = read(root / "trial")
         if not trial or trial["name"] == current(root):
             return
-        with contextlib.suppress(OSError):  # that nobody will hear why is the smaller evil
+        try:
             write(root / "failed", trial | {"why": why})
-        (root / "trial").unlink()
+            (root / "trial").unlink()
+        except OSError:  # a full disk has room for another name
+            (root / "trial").replace(root / "failed")
         sync(root)
     warn(f"release {trial['name']} is given up: {why}")
+
+
+def abandon(root: Path, name: str, why: str) -> None:
+    """Gives a release up that no process is any longer, and frees what it took: that may be all of the disk."""
+    give_up(root, why)
+    if current(root) == name:
+        return
+    discard(root / name)
+    failed = read(root / "failed")
+    if failed.get("name") == name and not failed["why"]:
+        with contextlib.suppress(OSError):  # that nobody will hear why is the smaller evil
+            write(root / "failed", failed | {"why": why})
+
+
+def discard(release: Path) -> None:
+    """Removes a release; what says that it is whole first, for the plug may be pulled before the rest is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        (release / "base").unlink()
+        sync(release)
+    shutil.rmtree(release, ignore_errors=True)
 
 
 def warn(text: str) -> None:

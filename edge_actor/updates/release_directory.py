@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
@@ -64,7 +63,7 @@ class ReleaseDirectory:
         kept = {self.running, launcher.current(self.root), keep, self.partial(keep).name}
         for one in self.root.iterdir() if self.root.exists() else ():
             if one.is_dir() and not one.is_symlink() and one.name not in kept:
-                _discard(one)
+                launcher.discard(one)
 
     def forget_partial(self, name: str) -> None:
         """Removes what was needed until a release was unpacked."""
@@ -92,6 +91,10 @@ class ReleaseDirectory:
                 where=str(self.root),
             )
 
+    def leaves(self, reserve_bytes: int) -> bool:
+        """Returns whether so much of the disk is free."""
+        return shutil.disk_usage(self.root).free >= reserve_bytes
+
     def unpack(self, listed: release.Release, name: str, stream: Path) -> None:
         """Unpacks the wheels of a stream into NAME/site. It has its name once all of it is on the disk.
 
@@ -102,7 +105,7 @@ class ReleaseDirectory:
         where = self.root / name
         if launcher.usable(self.root, name):
             return
-        _discard(where)  # of another program beneath
+        launcher.discard(where)  # of another program beneath
         made = self.partial(name) / "release"
         shutil.rmtree(made, ignore_errors=True)
         room = _Room(listed.files, listed.unpacked_bytes)
@@ -260,14 +263,6 @@ def _bounded(source: IO[bytes], room: _Room) -> Iterator[bytes]:
     while chunk := source.read(_CHUNK_BYTES):
         room.reserve(0, len(chunk))
         yield chunk
-
-
-def _discard(release_directory: Path) -> None:
-    """Removes a release; what says that it is whole first, for the plug may be pulled before the rest is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        (release_directory / "base").unlink()
-        storage.sync_directory(release_directory)
-    shutil.rmtree(release_directory, ignore_errors=True)
 
 
 def _write_synced(path: Path, data: bytes | Iterator[bytes]) -> None:

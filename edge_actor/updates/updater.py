@@ -97,6 +97,15 @@ class Updater:
         """Returns whether a release is being taken, or its result has not been read."""
         return self._thread is not None
 
+    @property
+    def leaves_room(self) -> bool:
+        """Returns whether the disk has what must be left free.
+
+        Raises:
+            OSError: It cannot be asked.
+        """
+        return self.directory is None or self.directory.leaves(self._reserve_bytes)
+
     def why_not(self) -> str:
         """Returns why this actor takes no release, if that is so."""
         if not self._key:

@@ -142,6 +142,15 @@ def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert journal.default_directory(state, "") == state / "spool", "someone else may have made it, to read along"
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_on_a_disk_an_empty_directory_stays_since_a_full_one_has_no_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    monkeypatch.setattr(journal, "in_memory", lambda directory: in_memory)
+    opened(tmp_path / "spool").close()
+    assert (tmp_path / "spool").exists() != in_memory
+
+
 def test_knows_what_lies_in_memory() -> None:
     assert journal.in_memory(Path("/dev/shm")) == ("tmpfs" in subprocess.getoutput("stat -f -c %T /dev/shm"))
     assert not journal.in_memory(Path("/proc"))

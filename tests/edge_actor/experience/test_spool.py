@@ -238,7 +238,7 @@ def test_nothing_is_left_behind_when_all_has_its_receipt(boot: Boot, tmp_path: P
     made = boot(3)
     made.acknowledge(messages.Receipt("a", 7, 3))
     made.close()
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
 
 
 def test_what_is_damaged_between_two_messages_is_passed_over(boot: Boot, tmp_path: Path) -> None:

@@ -148,6 +148,28 @@ def test_one_that_cannot_be_kept_goes_on_trying(board: Board, monkeypatch: pytes
     assert board.poll(True, True) == "done"
 
 
+def test_one_that_takes_the_room_that_must_stay_free_is_not_kept(board: Board) -> None:
+    board.give()
+    board.finds("ready")
+    board.poll()
+    board.start(NAME)
+    board.takes._reserve_bytes = 1 << 60
+    assert board.poll(True, True) == "" and launcher.current(board.root) == ""
+    board.takes._reserve_bytes = 0
+    board.proving._judge_again_s = 0.0
+    assert board.poll(True, True) == "done"
+
+
+def test_a_reason_that_a_full_disk_did_not_take_is_told_as_that(board: Board) -> None:
+    board.give()
+    board.finds("ready")
+    board.poll()
+    (board.root / ".failed").mkdir()  # the note cannot be written
+    launcher.give_up(board.root, "it ended with 3")
+    board.start("1.9-before")
+    assert board.give().text == f"release {NAME} was given up: the disk was too full to note why"
+
+
 def test_a_process_that_ended_while_it_took_a_release(board: Board) -> None:
     board.give()
     board.start("1.9-before")

@@ -141,6 +141,7 @@ def test_one_that_does_not_work_is_given_up(board: Callable[..., Board], way: st
         ["acts", "base"],
     ]
     assert one.log[3][2].startswith(why)
+    assert not (one.root / NAME).exists()
     assert one.codes == [75], "the launcher needed nobody to go back"
     one.check_whole()
 
@@ -150,9 +151,10 @@ def test_one_that_fills_the_disk_is_given_up(board: Callable[..., Board]) -> Non
     one.environment["PLUG_COUNT"] = ""  # a file that grows
     (one.directory / "stderr").symlink_to(os.devnull)  # as a journal, it takes all
     assert one.act() == "base"
-    assert one.log == [["starts", "base"], ["starts", NAME], ["starts", "base"], ["acts", "base"]]
+    assert one.log == [["starts", "base"], ["starts", NAME], ["starts", "base"], ["gave_up", NAME], ["acts", "base"]]
     assert one.codes == [75], "the launcher needed nobody to go back"
-    assert not launcher.read(one.root / "failed"), "why could not be written down"
+    assert launcher.read(one.root / "failed")["why"] == "", "it could not be written down"
+    assert not (one.root / NAME).exists(), "what it took is free again"
     one.check_whole()
     assert one.act() == "base"
 
