@@ -7,7 +7,7 @@ library, so that no release can break it. The directory of releases ($ACTORQ_REL
     NAME/base   the program beside which it was laid; beside another one it does not count
     current     a link to the release that is known to work; without one the program set up here acts
     trial       one that has yet to prove itself: {"name", "number", "limit_s", "starts"}
-    failed      one that did not, and "why", until the actor has told it
+    failed      one that did not, and "why", until the actor has told it; the release itself is gone then
 
 Each is replaced in one step and synced, so the plug may be pulled at any moment. A release on trial is `current` once
 it says so itself (`confirm`), and not before: whatever happens to it until then, the release before it acts again.
@@ -69,7 +69,7 @@ def try_release(root: Path) -> int | None:
 
 def try_out(root: Path, trial: dict[str, Any]) -> int | None:
     """Runs a release on trial; returns the exit code of one that proved itself, or was told to stop, else None."""
-    name, stopped = trial["name"], False
+    name, stopped, why = trial["name"], False, ""
     write(root / "trial", trial | {"starts": trial["starts"] + 1})
     command, environment = as_release(root, name)
     environment.pop("WATCHDOG_PID", None)  # systemd means this process by it; the unit lets its child speak
@@ -81,7 +81,8 @@ def try_out(root: Path, trial: dict[str, Any]) -> int | None:
         while child.poll() is None and time.monotonic() < until and current(root) != name:
             time.sleep(LOOK_S)
         if child.poll() is None:
-            give_up(root, f"within {trial['limit_s']:g} s it did not say that it acts and reaches the learner")
+            why = f"within {trial['limit_s']:g} s it did not say that it acts and reaches the learner"
+            give_up(root, why)
         while child.poll() is None and current(root) == name:
             child.wait()
         code = end(child)
@@ -94,7 +95,7 @@ def try_out(root: Path, trial: dict[str, Any]) -> int | None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if current(root) == name or stopped:
         return code if code >= 0 else 128 - code
-    abandon(root, name, f"it ended with {code} before it said that it acts and reaches the learner")
+    abandon(root, name, why or f"it ended with {code} before it said that it acts and reaches the learner")
     return None
 
 
