@@ -6,7 +6,7 @@ import queue
 import ssl
 import threading
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
@@ -49,7 +49,7 @@ class PlainClient:
         self.reason = str(reason)
         self._event.set()
 
-    def __enter__(self) -> PlainClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
