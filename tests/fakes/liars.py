@@ -1,6 +1,6 @@
 """Actors that do not do what they say: environments which, once they are made, change the actor's own code around them.
 
-`--env liars.py:Flipped` and so on; the task is Pendulum-v1 with all of them, but for those that are named for another.
+`--env liars.py:Flipped` and so on; the task is Pendulum-v1 with all of them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ def weights(model: bytes) -> range:
 class Honest(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The task, and nothing else."""
 
-    TASK = "Pendulum-v1"
-
     def __init__(self) -> None:
-        super().__init__(gymnasium.make(self.TASK))
+        super().__init__(gymnasium.make("Pendulum-v1"))
 
 
 class _Building(Honest):
@@ -70,12 +68,6 @@ class Older(_Building):
     def build(self, model: bytes, batch: int, **options: Any) -> Any:
         self._first = self._first or model
         return _build(self._first, batch, **options)
-
-
-class OlderCartPole(Older):
-    """Does so in CartPole-v1."""
-
-    TASK = "CartPole-v1"
 
 
 class OtherKernels(_Building):
