@@ -128,8 +128,7 @@ def main(directory: Path, board: Path) -> None:
     for name, after_s in _named_after_s(run).items():
         print(f"audit: {name} {after_s:.1f} s: {summary['actors_held'][name]}")
     shown = ("env_steps", "policy_version", "publish_to_acting_count", "int8_return_mean", "runtime", "delegate")
-    shown += ("messages_refused",)
-    print("fleet, over TLS: " + ", ".join(f"{name} {summary[name]}" for name in shown))
+    print("fleet, over TLS: " + ", ".join(f"{name} {summary[name]}" for name in (*shown, "messages_refused")))
 
 
 if __name__ == "__main__":
