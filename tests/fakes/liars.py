@@ -57,10 +57,19 @@ class _Building(Honest):
 class Flipped(_Building):
     """Runs each policy with one bit of one weight flipped: the file was read wrongly.
 
-    Of some weights it is the one that changes the most answers: many a flipped bit changes none, and is no lie.
+    It is that of some weights of the first policy which changes the most answers: many a flipped bit changes none, and
+    is no lie.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._at = 0
+
     def build(self, model: bytes, batch: int, **options: Any) -> Any:
+        self._at = self._at or self._most_telling(model, options)
+        return _build(_flip(model, self._at), batch, **options)
+
+    def _most_telling(self, model: bytes, options: dict[str, Any]) -> int:
         seen = np.stack([self.observation_space.sample() for _ in range(64)])
 
         def answers(model: bytes) -> NDArray[np.float32]:
@@ -70,8 +79,7 @@ class Flipped(_Building):
             return built.output.copy()
 
         where, right = weights(model), answers(model)
-        broken = [_flip(model, at) for at in where[:: len(where) // 16]]
-        return _build(max(broken, key=lambda one: np.count_nonzero(answers(one) != right)), batch, **options)
+        return max(where[:: len(where) // 8], key=lambda at: int(np.count_nonzero(answers(_flip(model, at)) != right)))
 
 
 class Older(_Building):

@@ -32,7 +32,7 @@ _ACTING = ("--rate-hz", "25", "--envs", "4")
 """Five emulated actors without a rate would take all there is of this machine, and the learner would have none."""
 _LEARNING = ("--algorithm", "ddpg", "--hidden", "64,64", "--critic-hidden", "32", "--batch-size", "32")
 _PACE = ("--learning-starts", "200", "--samples-per-insert", "4", "--publish-period-updates", "64")
-_SCORES = ("--evaluate-episodes", "2", "--no-energy")
+_SCORES = ("--evaluate-episodes", "1", "--no-energy")
 _OTHER_CORE = "QEMU_CPU=max"
 """ARM's built-in kernels answer like XNNPACK's in every bit. For this core, newer than any Pi's, XNNPACK has others,
 which qemu computes wrongly, in silence."""
