@@ -19,19 +19,19 @@ _build = runtimes.build
 _flush = trajectory.Trajectory.flush
 
 
-def weights(model: bytes) -> range:
-    """Returns where in a model's file its largest int8 kernel lies."""
+def kernels(model: bytes) -> list[range]:
+    """Returns where in a model's file the int8 kernels of its dense layers lie, in their order."""
     from ai_edge_litert import interpreter as litert  # here: 32-bit boards lie too, and have another runtime
 
     built = litert.Interpreter(model_content=model)
-    written = {int(index) for op in built._get_ops_details() for index in op["outputs"]}
-    found = [
-        built.get_tensor(one["index"]).tobytes()
-        for one in built.get_tensor_details()
-        if one["dtype"] == np.int8 and len(one["shape"]) == 2 and one["index"] not in written
-    ]
-    largest = max(found, key=len)
-    return range(model.index(largest), model.index(largest) + len(largest))
+    dense = [op["inputs"][1] for op in built._get_ops_details() if op["op_name"] == "FULLY_CONNECTED"]
+    found = [built.get_tensor(int(index)).tobytes() for index in dense]
+    return [range(model.index(kernel), model.index(kernel) + len(kernel)) for kernel in found]
+
+
+def weights(model: bytes) -> range:
+    """Returns where the largest of them lies."""
+    return max(kernels(model), key=len)
 
 
 def _flip(model: bytes, at: int) -> bytes:
@@ -57,8 +57,8 @@ class _Building(Honest):
 class Flipped(_Building):
     """Runs each policy with one bit of one weight flipped: the file was read wrongly.
 
-    It is that of some weights of the first policy which changes the most answers: many a flipped bit changes none, and
-    is no lie.
+    It is in the first layer, and of some there the one that changes the most answers of the first policy: many a bit
+    changes none, and is no lie.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Flipped(_Building):
             built.invoke()
             return built.output.copy()
 
-        where, right = weights(model), answers(model)
+        where, right = kernels(model)[0], answers(model)
         return max(where[:: len(where) // 8], key=lambda at: int(np.count_nonzero(answers(_flip(model, at)) != right)))
 
 
