@@ -1,6 +1,6 @@
 """Actors that do not do what they say: environments which, once they are made, change the actor's own code around them.
 
-`--env liars.py:Flipped` and so on; the task is Pendulum-v1 with all of them, but for those that are named for another.
+`--env liars.py:Flipped` and so on; the task is Pendulum-v1 with all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_actor.experience import trajectory
 from edge_actor.policies import interpreter, runtimes
@@ -18,28 +19,30 @@ _build = runtimes.build
 _flush = trajectory.Trajectory.flush
 
 
-def weights(model: bytes) -> range:
-    """Returns where in a model's file its largest int8 kernel lies."""
+def kernels(model: bytes) -> list[range]:
+    """Returns where in a model's file the int8 kernels of its dense layers lie, in their order."""
     from ai_edge_litert import interpreter as litert  # here: 32-bit boards lie too, and have another runtime
 
     built = litert.Interpreter(model_content=model)
-    written = {int(index) for op in built._get_ops_details() for index in op["outputs"]}
-    found = [
-        built.get_tensor(one["index"]).tobytes()
-        for one in built.get_tensor_details()
-        if one["dtype"] == np.int8 and len(one["shape"]) == 2 and one["index"] not in written
-    ]
-    largest = max(found, key=len)
-    return range(model.index(largest), model.index(largest) + len(largest))
+    dense = [op["inputs"][1] for op in built._get_ops_details() if op["op_name"] == "FULLY_CONNECTED"]
+    found = [built.get_tensor(int(index)).tobytes() for index in dense]
+    return [range(model.index(kernel), model.index(kernel) + len(kernel)) for kernel in found]
+
+
+def weights(model: bytes) -> range:
+    """Returns where the largest of them lies."""
+    return max(kernels(model), key=len)
+
+
+def _flip(model: bytes, at: int) -> bytes:
+    return model[:at] + bytes([model[at] ^ 1 << 7]) + model[at + 1 :]
 
 
 class Honest(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The task, and nothing else."""
 
-    TASK = "Pendulum-v1"
-
     def __init__(self) -> None:
-        super().__init__(gymnasium.make(self.TASK))
+        super().__init__(gymnasium.make("Pendulum-v1"))
 
 
 class _Building(Honest):
@@ -52,12 +55,31 @@ class _Building(Honest):
 
 
 class Flipped(_Building):
-    """Runs each policy with one bit of one weight flipped: the file was read wrongly."""
+    """Runs each policy with one bit of one weight flipped: the file was read wrongly.
+
+    It is in the first layer, and of some there the one that changes the most answers of the first policy: many a bit
+    changes none, and is no lie.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at = 0
 
     def build(self, model: bytes, batch: int, **options: Any) -> Any:
-        where, broken = weights(model), bytearray(model)
-        broken[where[len(where) // 2]] ^= 1 << 7
-        return _build(bytes(broken), batch, **options)
+        self._at = self._at or self._most_telling(model, options)
+        return _build(_flip(model, self._at), batch, **options)
+
+    def _most_telling(self, model: bytes, options: dict[str, Any]) -> int:
+        seen = np.stack([self.observation_space.sample() for _ in range(64)])
+
+        def answers(model: bytes) -> NDArray[np.float32]:
+            built = _build(model, len(seen), **options)
+            built.input[:] = seen
+            built.invoke()
+            return built.output.copy()
+
+        where, right = kernels(model)[0], answers(model)
+        return max(where[:: len(where) // 8], key=lambda at: int(np.count_nonzero(answers(_flip(model, at)) != right)))
 
 
 class Older(_Building):
@@ -70,12 +92,6 @@ class Older(_Building):
     def build(self, model: bytes, batch: int, **options: Any) -> Any:
         self._first = self._first or model
         return _build(self._first, batch, **options)
-
-
-class OlderCartPole(Older):
-    """Does so in CartPole-v1."""
-
-    TASK = "CartPole-v1"
 
 
 class OtherKernels(_Building):
