@@ -184,10 +184,12 @@ def _home_assistant(args: argparse.Namespace, view: fleet_view.FleetView) -> hom
 
 
 def _wait_for_others() -> None:
-    """Has this process begin where a core is idle, and interrupt nobody: a learner may compute on this machine."""
+    """Has this process begin where a core is idle, interrupt nobody and yield: a learner may compute here."""
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        os.nice(19)
 
 
 def _require() -> None:
