@@ -64,6 +64,12 @@ class Board:
         wanted = updater.Wanted(7, DIGEST, 30.0)
         self.takes.result = updater.Result(wanted, outcome, "a text", NAME, 5)
 
+    def put_on_trial(self) -> None:
+        """The release is ordered, found good so far, and noted for the next process to try."""
+        self.give()
+        self.finds("ready")
+        self.poll()
+
     def poll(self, acts: bool | None = None, receipt: bool | None = None) -> str:
         self.runner.poll(lambda: acts, lambda: receipt)
         return self.answers[-1].outcome if self.answers else ""
@@ -99,9 +105,7 @@ def test_a_release_is_tried_by_the_next_process_and_kept(board: Board) -> None:
 
 
 def test_a_learner_that_wants_nothing_is_proof_after_a_while(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    board.give()
-    board.finds("ready")
-    board.poll()
+    board.put_on_trial()
     board.start(NAME)
     assert board.poll(True, None) == ""
     monkeypatch.setattr(release_trial, "_QUIET_S", 0.0)
@@ -112,9 +116,7 @@ def test_a_learner_that_wants_nothing_is_proof_after_a_while(board: Board, monke
 
 
 def test_a_release_that_was_given_up_is_undone_with_the_reason(board: Board) -> None:
-    board.give()
-    board.finds("ready")
-    board.poll()
+    board.put_on_trial()
     launcher.give_up(board.root, "it ended with 3")
     board.start("1.9-before")
     answer = board.give()
@@ -125,9 +127,7 @@ def test_a_release_that_was_given_up_is_undone_with_the_reason(board: Board) -> 
 
 
 def test_one_that_was_given_up_a_moment_ago_cannot_keep_itself(board: Board) -> None:
-    board.give()
-    board.finds("ready")
-    board.poll()
+    board.put_on_trial()
     board.start(NAME)
     launcher.give_up(board.root, "too late")
     assert board.poll(True, True) == ""
@@ -135,9 +135,7 @@ def test_one_that_was_given_up_a_moment_ago_cannot_keep_itself(board: Board) -> 
 
 
 def test_one_that_cannot_be_kept_goes_on_trying(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    board.give()
-    board.finds("ready")
-    board.poll()
+    board.put_on_trial()
     board.start(NAME)
     serials = (board.root / NAME / "serial", board.root / "serial")
     for serial in serials:
@@ -149,9 +147,7 @@ def test_one_that_cannot_be_kept_goes_on_trying(board: Board, monkeypatch: pytes
 
 
 def test_one_that_takes_the_room_that_must_stay_free_is_not_kept(board: Board) -> None:
-    board.give()
-    board.finds("ready")
-    board.poll()
+    board.put_on_trial()
     board.start(NAME)
     board.takes._reserve_bytes = 1 << 60
     assert board.poll(True, True) == "" and launcher.current(board.root) == ""
@@ -161,9 +157,7 @@ def test_one_that_takes_the_room_that_must_stay_free_is_not_kept(board: Board) -
 
 
 def test_a_reason_that_a_full_disk_did_not_take_is_told_as_that(board: Board) -> None:
-    board.give()
-    board.finds("ready")
-    board.poll()
+    board.put_on_trial()
     (board.root / ".failed").mkdir()  # the note cannot be written
     launcher.give_up(board.root, "it ended with 3")
     board.start("1.9-before")
@@ -178,9 +172,7 @@ def test_a_process_that_ended_while_it_took_a_release(board: Board) -> None:
 
 
 def test_what_was_kept_just_before_the_plug_was_pulled_is_told(board: Board) -> None:
-    board.give()
-    board.finds("ready")
-    board.poll()
+    board.put_on_trial()
     assert launcher.confirm(board.root, NAME)
     board.start(NAME)
     assert board.poll(True, True) == "done"
