@@ -67,7 +67,7 @@ class Training:
         """Stops the learner; what it refused."""
         learner = self.fleet.children["learner"]
         learner.send_signal(signal.SIGTERM)
-        output, _ = learner.communicate(timeout=60.0)
+        output, _ = learner.communicate(timeout=240.0)
         assert learner.returncode == errors.EXIT_INTERRUPTED
         assert self.fleet.children["pi"].poll() is None, self.fleet.log_tail("pi")
         return Counter(json.loads(output)["messages_refused"])

@@ -57,7 +57,7 @@ def start_fleet(run_root: Path) -> Iterator[Callable[..., local_fleet.LocalFleet
         fleet.stop()
 
 
-def command(module: str, *arguments: str, home: Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def command(module: str, *arguments: str, home: Path, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Runs one of our commands to its end."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],

@@ -78,7 +78,7 @@ def test_either_of_two_brokers_may_die(start_fleet: StartFleet, run_root: Path, 
     both_get_through()
 
     fleet.children["learner"].send_signal(15)
-    output, _ = fleet.children["learner"].communicate(timeout=60.0)
+    output, _ = fleet.children["learner"].communicate(timeout=240.0)
     found, balance = kept.in_ledger(), kept.balance()
     assert balance.twice == balance.invented == 0
     assert found.keys() == set(lives)

@@ -63,7 +63,7 @@ class Site:
 
     def leave(self, child: subprocess.Popen[str]) -> None:
         child.send_signal(signal.SIGTERM)
-        assert child.wait(20.0) in (errors.EXIT_OK, -signal.SIGTERM), "the latter before it could say hello"
+        assert child.wait(120.0) in (errors.EXIT_OK, -signal.SIGTERM), "the latter before it could say hello"
 
     def await_balance(self, *lives: books.Life) -> None:
         """All that these lives accepted reaches the ledger, once."""
@@ -89,7 +89,7 @@ def test_of_two_machines_with_one_card_the_later_is_refused_and_nothing_is_lost(
     first = site.start("pi", "one", AHEAD)
     site.await_more("pi")
     second = site.start("pi", "two", AHEAD)
-    assert second.wait(30.0) == errors.ActorRefused.exit_code
+    assert second.wait(120.0) == errors.ActorRefused.exit_code
     assert "another machine goes by the name 'pi'" in site.fleet.log_tail("pi-two")
     assert "two machines go by this name" in site.fleet.log_tail("learner")
     assert first.poll() is None, "the one that was there goes on"

@@ -62,7 +62,7 @@ def test_every_accepted_step_is_in_the_ledger_once(
         brokers.wait_until(lambda: kept.boots() == round_ + 2, "the next boot's messages follow", 90.0)  # noqa: B023  called at once
     kept.await_rows(5)
     fleet.children["learner"].send_signal(signal.SIGTERM)
-    output, _ = fleet.children["learner"].communicate(timeout=60.0)
+    output, _ = fleet.children["learner"].communicate(timeout=240.0)
     assert fleet.children["learner"].returncode == errors.EXIT_INTERRUPTED
 
     lives = [("pi", life) for life in range(4)]  # the fifth still holds some

@@ -52,9 +52,9 @@ def test_what_is_lost_was_dropped_and_counted_on_both_sides(
     conftest.wait_until(lambda: newest in kept.in_ledger()[life], "what it holds has arrived", 60.0)
     dropped = steps_dropped(fleet)
     fleet.children["robot"].send_signal(signal.SIGTERM)
-    assert fleet.children["robot"].wait(10.0) == errors.EXIT_OK
+    assert fleet.children["robot"].wait(120.0) == errors.EXIT_OK
     learner.send_signal(signal.SIGTERM)
-    output, _ = learner.communicate(timeout=60.0)
+    output, _ = learner.communicate(timeout=240.0)
 
     balance = kept.balance()
     assert balance.twice == balance.invented == 0

@@ -51,7 +51,7 @@ def test_killed_before_its_first_checkpoint_a_run_goes_on_with_what_its_ledger_h
     with pytest.raises(errors.RunError, match="holds a run already"):
         run_directory.RunDirectory.open(run, resume=False)
     again = fleet.start_learner(["--resume", str(run), "--json"])
-    output, _ = again.communicate(timeout=120.0)
+    output, _ = again.communicate(timeout=240.0)
     assert again.returncode == errors.EXIT_OK
     summary = json.loads(output)
     assert ledger.about(run / run_directory.LEDGER)["id"] == book, "actors need not send again what it has"

@@ -140,7 +140,7 @@ class Real(Actor):
 
     def leave(self) -> None:
         self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(10.0) in (0, -signal.SIGTERM), "the latter before it could say hello"
+        assert self._process.wait(120.0) in (0, -signal.SIGTERM), "the latter before it could say hello"
         self.lives = False
 
     @property

@@ -111,7 +111,7 @@ def test_the_newcomer_has_the_fleet_and_the_first_ends(
         assert first.poll() is None
         first.send_signal(signal.SIGCONT)
         relay.mend()
-    assert first.wait(30.0) == errors.FleetBusy.exit_code
+    assert first.wait(120.0) == errors.FleetBusy.exit_code
     assert "another learner has taken this fleet over" in capfd.readouterr().err
     two.await_rows(20)
     assert second.poll() is None
@@ -124,10 +124,10 @@ def test_the_newcomer_has_the_fleet_and_the_first_ends(
     late.close()
 
     fleet.children["pi"].send_signal(signal.SIGTERM)
-    assert fleet.children["pi"].wait(10.0) == errors.EXIT_OK
+    assert fleet.children["pi"].wait(120.0) == errors.EXIT_OK
     newest_seq = max(seq for _, seq in rows(two))
     second.send_signal(signal.SIGTERM)
-    second.communicate(timeout=60.0)
+    second.communicate(timeout=240.0)
     life = ("pi", 0)
     found = np.concatenate([one.in_ledger()[life], two.in_ledger()[life]])
     assert len(found) == len(np.unique(found)), "in one of the two replays at most"

@@ -62,7 +62,7 @@ def test_after_an_outage_all_is_in_the_ledger_and_only_what_is_new_in_replay(
     conftest.wait_until(lambda: receipted(fleet) >= last, "it has its receipt", 20.0)
     conftest.wait_until(lambda: rows_of(run)[-1]["steps_too_old"] > 0, "a row of metrics tells", 20.0)
     learner.send_signal(signal.SIGTERM)
-    output, _ = learner.communicate(timeout=60.0)
+    output, _ = learner.communicate(timeout=240.0)
     assert learner.returncode == errors.EXIT_INTERRUPTED, fleet.log_tail("learner")
 
     balance, summary = kept.balance(), json.loads(output)

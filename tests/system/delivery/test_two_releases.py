@@ -73,7 +73,7 @@ def test_an_actor_of_the_schema_before_loses_nothing_before_and_after_its_update
     conftest.wait_until(lambda: acted_on(kept).get(("a", messages.SCHEMA_VERSION), 0) > 1, "it acts updated", 90.0)
     assert kept.rows() > rows
     fleet.children["b"].send_signal(signal.SIGTERM)
-    assert fleet.children["b"].wait(20.0) == errors.EXIT_OK
+    assert fleet.children["b"].wait(120.0) == errors.EXIT_OK
     fleet.start_actor("b", flags["b"])  # which sends what the life before left
 
     lives = [("a", 0), ("b", 0)]
@@ -81,7 +81,7 @@ def test_an_actor_of_the_schema_before_loses_nothing_before_and_after_its_update
     balance = kept.balance(*lives)
     assert balance.holds and balance.dropped == 0 and balance.accepted > 200, balance
     learner.send_signal(signal.SIGTERM)
-    output, _ = learner.communicate(timeout=60.0)
+    output, _ = learner.communicate(timeout=240.0)
     assert learner.returncode == errors.EXIT_INTERRUPTED
     refused = json.loads(output)["messages_refused"]
     assert not [reason for reason in refused if "schema" in reason or "conflict" in reason], refused

@@ -51,7 +51,7 @@ def test_nothing_that_a_stranger_sends_stops_training(
                 client.publish(topic, body)  # unsigned
                 client.publish(topic, forger.seal(topic, body))
                 client.publish(topic, examples.LEARNER.seal(topic, body))  # another fleet's learner
-    output, _ = fleet.children["learner"].communicate(timeout=120.0)
+    output, _ = fleet.children["learner"].communicate(timeout=240.0)
     assert fleet.children["learner"].returncode == errors.EXIT_OK
     assert fleet.children[ACTOR].poll() is None, fleet.log_tail(ACTOR)
     summary = json.loads(output)
@@ -116,7 +116,7 @@ def test_experience_longer_than_replay_is_counted(
         while client.received.empty():
             client.publish(topic, mac.seal(topic, codec.encode(long)))
             time.sleep(0.1)  # until the learner listens; it has no birth of this actor, and needs none
-    output, _ = fleet.children["learner"].communicate(timeout=120.0)
+    output, _ = fleet.children["learner"].communicate(timeout=240.0)
     assert fleet.children["learner"].returncode == errors.EXIT_OK
     summary = json.loads(output)
     assert summary["messages_refused"]["too_long"] == 1

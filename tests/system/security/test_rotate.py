@@ -32,7 +32,7 @@ def test_a_fleet_at_work_gets_new_keys(start_fleet: Callable[..., local_fleet.Lo
 
     done = conftest.command("broker", "rotate", "--fleet", fleet.name, "-o", str(home), home=home)
     assert done.returncode == errors.EXIT_OK, done.stderr
-    assert fleet.children["learner"].wait(30) == errors.IdentityError.exit_code
+    assert fleet.children["learner"].wait(120.0) == errors.IdentityError.exit_code
     assert fleet.children["pi"].poll() is None, "an actor acts on; it is out, and holds what it has"
     fleet.children["pi"].kill()
     fleet.children["pi"].wait()
@@ -40,7 +40,7 @@ def test_a_fleet_at_work_gets_new_keys(start_fleet: Callable[..., local_fleet.Lo
 
     fleet.start_actor("pi", actor)  # its bundle is the new one now
     resumed = fleet.start_learner(["--resume", str(run), "--max-env-steps", str(before[1] + 20_000), "--json"])
-    output, _ = resumed.communicate(timeout=120.0)
+    output, _ = resumed.communicate(timeout=240.0)
     assert resumed.returncode == errors.EXIT_OK
     assert fleet.children["pi"].poll() is None, fleet.log_tail("pi")
     summary = json.loads(output)

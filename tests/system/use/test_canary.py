@@ -168,7 +168,7 @@ def test_trials_in_training_and_a_learner_that_is_killed_in_one(
     assert main_sent[-1].epoch > epoch
     conftest.wait_until(lambda: sum(1 for one in main_sent if one.epoch > epoch) > 1, "one is decided", 60.0)
     again.terminate()
-    again.communicate(timeout=60.0)
+    again.communicate(timeout=240.0)
     assert again.returncode == errors.EXIT_INTERRUPTED
     tried = {one.order for one in canary_sent}
     reached = {order: len(witness.acted[order]) for order in tried}

@@ -63,7 +63,7 @@ def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
     assert first["run"] == "actor-bound-16-float32-throughput-seed0"
 
     other = subprocess.run(
-        compare("--resume", str(directory), "--seeds", "2"), capture_output=True, text=True, timeout=60, check=False
+        compare("--resume", str(directory), "--seeds", "2"), capture_output=True, text=True, timeout=300, check=False
     )
     assert other.returncode == errors.RunError.exit_code
     assert "begun with other arguments: seeds 1, not 2" in other.stderr
@@ -100,7 +100,7 @@ def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
 
 def test_an_environment_that_there_is_not_ends_it_in_one_line(run_root: Path) -> None:
     words = compare("--env", "NoSuchEnv-v0", "-o", str(run_root / "none"))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == errors.EnvironmentFailure.exit_code
     assert done.stderr.count("error: ") == 1
     assert "NoSuchEnv" in done.stderr
@@ -114,7 +114,7 @@ def test_runs_that_fail_are_kept_and_named(run_root: Path) -> None:
     with started(words, stderr=subprocess.PIPE) as child:
         conftest.wait_until((directory / "plan.json").exists, "the settings were found good", timeout_s=60.0)
         environment.unlink()
-        _, stderr = child.communicate(timeout=120.0)
+        _, stderr = child.communicate(timeout=240.0)
     assert child.returncode == errors.RunError.exit_code
     assert stderr.count("failed, and is left out: ") == 2
     assert (
@@ -163,7 +163,7 @@ def test_actors_that_are_there_go_through_all_runs_and_past_an_interruption(
     with started(words, stderr=subprocess.PIPE, env=environment) as child:
         conftest.wait_until(lambda: len(lines(directory / "runs.jsonl")) == 1, "one run has ended", timeout_s=120.0)
         child.send_signal(signal.SIGINT)
-        _, stderr = child.communicate(timeout=60.0)
+        _, stderr = child.communicate(timeout=240.0)
     assert child.returncode == errors.EXIT_INTERRUPTED, stderr
     assert f"go on with: actorq-learner compare --resume {directory}" in stderr
     assert len(lines(directory / "runs.jsonl")) == 1

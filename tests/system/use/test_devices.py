@@ -44,7 +44,7 @@ def test_a_killed_run_goes_on_on_two_devices_and_learns(
         ["--resume", str(run), "--evaluate-episodes", "5", "--solved-return", "10", "--max-env-steps", "20000"]
         + ["--json"]
     )
-    output, _ = again.communicate(timeout=120.0)
+    output, _ = again.communicate(timeout=240.0)
     assert again.returncode == errors.EXIT_OK, fleet.log_tail("learner")
     summary = json.loads(output)
     assert summary["updates"] > before > 0

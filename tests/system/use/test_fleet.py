@@ -103,7 +103,7 @@ def test_an_actor_with_another_spec_is_turned_away(start_fleet: StartFleet, run_
     fleet.start_learner([*QUICK, "--run-dir", str(run_root / "run"), "--publish-period-updates", "100"])
     brokers.wait_until(lambda: list((run_root / "run").glob("policies/*")), "training goes on", timeout_s=60.0)
     other = fleet.start_actor("second", ["--env", "Acrobot-v1"])
-    assert other.wait(30.0) == errors.ActorRefused.exit_code
+    assert other.wait(120.0) == errors.ActorRefused.exit_code
     assert "float32[6]" in fleet.log_tail("second")
     assert fleet.children["first"].poll() is None
     assert fleet.children["learner"].poll() is None

@@ -99,7 +99,7 @@ def test_odd_answers_by_the_thousand(
     )
     threads = {thread.name for thread in threading.enumerate()}
     learner.send_signal(signal.SIGTERM)
-    output, _ = learner.communicate(timeout=60.0)
+    output, _ = learner.communicate(timeout=240.0)
     odd.stop()
     assert learner.returncode == errors.EXIT_INTERRUPTED, output
     assert odd.error is None, odd.error

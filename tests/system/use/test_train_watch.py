@@ -93,7 +93,7 @@ def test_the_page_of_a_learner_shows_who_is_there_and_who_drifts(
         assert newest_row(run)["observations_outside"] > 0.2
         assert "actor pi drifts" in said.read_text()
         learner.send_signal(signal.SIGINT)
-        assert learner.wait(60.0) == errors.EXIT_INTERRUPTED, said.read_text()
+        assert learner.wait(120.0) == errors.EXIT_INTERRUPTED, said.read_text()
         with pytest.raises(urllib.error.URLError):
             get(url)
         assert "Traceback" not in said.read_text()

@@ -220,10 +220,10 @@ def test_a_connection_that_is_cut_in_the_middle_of_the_pieces(site: Site, tmp_pa
         words = [sys.executable, "-m", "learner", *site.words(large, "a")]
         home = os.environ | {"ACTORQ_HOME": str(site.home)}
         with started(words, env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as updating:
-            assert relay.blocked.wait(30.0), f"half of it never came; the command ended with {updating.poll()}"
+            assert relay.blocked.wait(120.0), f"half of it never came; the command ended with {updating.poll()}"
             conftest.wait_until(lambda: not site.learners["a"].states[-1].online, "the broker misses the actor", 30.0)
             relay.mend()
-            output, said = updating.communicate(timeout=100.0)
+            output, said = updating.communicate(timeout=240.0)
         assert updating.returncode == errors.EXIT_OK, f"{said}\n{(tmp_path / 'a.log').read_text()[-3000:]}"
         assert json.loads(output)["outcome"] == "done"
         assert site.birth("a").release == "9.1"
