@@ -1,6 +1,7 @@
 """The page of `actorq-learner watch` with 200 simulated actors and two real ones.
 
-How late it is, when it shows that a plug was pulled, what a scrape takes, its memory, and what it costs a learner.
+How late it is, without a learner beside it and with one, when it shows that a plug was pulled, what a scrape takes, its
+memory, and what it costs a learner.
 
 The heartbeats are on the clock of this machine, and so is the browser, headless Chromium by WebDriver: a heartbeat has
 reached the pixels at the second animation frame after its row was written. Chromium and chromium-driver must be
@@ -22,6 +23,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,26 +76,38 @@ def run() -> Iterator[dict[str, Any]]:
             yield from _scraped(url)
             yield _row("memory of the page's process", [_load.rss_mb(watch.pid)], "MB", None, "resident")
         if COST_S:
-            yield _cost(site, watch, url)
+            learner, passes = _learner(site)
+            yield _cost(site, watch, url, passes)
+            if RUNS:
+                with webdriver.browser() as page:
+                    yield from _late(page, url, watch.pid, f"beside a learner, all on {os.cpu_count()} cores: ")
+            site.stop_learner(learner)
+
+
+def _late(page: webdriver.Browser, url: str, pid: int, where: str = "") -> Iterator[dict[str, Any]]:
+    """Yields rows of how late a browser shows heartbeats."""
+    page.open(url)
+    page.wait(f"return document.querySelectorAll('#rows tr:not(.away)').length == {ACTORS + REAL}", 60.0)
+    page.run(_WATCH)
+    p95, counts = [], 0
+    cpu_before = _load.cpu_s(pid)
+    for _ in range(RUNS):
+        page.run(_TAKE)
+        time.sleep(WINDOW_S)
+        late = sorted(page.run(_TAKE))
+        counts += len(late)
+        p95.append(late[int(0.95 * (len(late) - 1))])
+    share = (_load.cpu_s(pid) - cpu_before) / (RUNS * WINDOW_S)
+    yield _row(
+        f"{where}heartbeat to pixel, p95", p95, "ms", 200.0, f"{counts / RUNS / WINDOW_S:.0f} heartbeats/s drawn"
+    )
+    yield _row(f"{where}a core that the page's process takes", [100 * share], "%", None, "one page open")
 
 
 def _shown(url: str, pid: int, real: dict[str, subprocess.Popen[str]]) -> Iterator[dict[str, Any]]:
     """Yields rows of what a browser shows, and when."""
     with webdriver.browser() as page:
-        page.open(url)
-        page.wait(f"return document.querySelectorAll('#rows tr:not(.away)').length == {ACTORS + REAL}", 60.0)
-        page.run(_WATCH)
-        p95, counts = [], 0
-        cpu_before = _load.cpu_s(pid)
-        for _ in range(RUNS):
-            page.run(_TAKE)
-            time.sleep(WINDOW_S)
-            late = sorted(page.run(_TAKE))
-            counts += len(late)
-            p95.append(late[int(0.95 * (len(late) - 1))])
-        share = (_load.cpu_s(pid) - cpu_before) / (RUNS * WINDOW_S)
-        yield _row("heartbeat to pixel, p95", p95, "ms", 200.0, f"{counts / RUNS / WINDOW_S:.0f} heartbeats/s drawn")
-        yield _row("a core that the page's process takes", [100 * share], "%", None, "one page open")
+        yield from _late(page, url, pid)
         took = []
         for name, actor in real.items():
             is_silent = (
@@ -124,8 +138,8 @@ def _scraped(url: str) -> Iterator[dict[str, Any]]:
         yield _row("lines that promtool check metrics complains with", [float(len(said))], "lines", None, f"{said[:3]}")
 
 
-def _cost(site: _load.Site, watch: subprocess.Popen[str], url: str) -> dict[str, Any]:
-    """Compares a learner's updates with those in turns in which the page's process is stopped."""
+def _learner(site: _load.Site) -> tuple[subprocess.Popen[str], Path]:
+    """Returns a learner at work, and the file in which it notes its updates."""
     passes = site.directory / "passes.txt"
     # 32 samples of each step: the fleet offers more than it can use, and still acts; with many more it would be held
     learner = site.spawn(
@@ -134,10 +148,15 @@ def _cost(site: _load.Site, watch: subprocess.Popen[str], url: str) -> dict[str,
         + ["--actors", "1", "--samples-per-insert", "32", "--batch-size", "128", "--learning-starts", "1000"]
         + ["--max-env-steps", "1000000000", "--publish-period-updates", "1000", "--checkpoint-period-s", "3600"]
     )
-    reading = threading.Thread(target=_read, args=(f"{url}events",), daemon=True)
-    reading.start()  # an owner's browser is on a machine of its own
     while site.newest_metrics()["policy_version"] < 3:
         time.sleep(0.1)
+    return learner, passes
+
+
+def _cost(site: _load.Site, watch: subprocess.Popen[str], url: str, passes: Path) -> dict[str, Any]:
+    """Compares a learner's updates with those in turns in which the page's process is stopped."""
+    reading = threading.Thread(target=_read, args=(f"{url}events",), daemon=True)
+    reading.start()  # an owner's browser is on a machine of its own
 
     def share(seconds: float) -> float:
         cpu_before = _load.cpu_s(watch.pid)
@@ -158,7 +177,6 @@ def _cost(site: _load.Site, watch: subprocess.Popen[str], url: str) -> dict[str,
     watch.send_signal(signal.SIGCONT)
     time.sleep(TURN_S)
     steady = share(STEADY_S)
-    site.stop_learner(learner)
     found = _windows.compare(_windows.read(passes), np.array(turns, float), TURN_S)
     on = statistics.mean(shares)
     return {

@@ -61,7 +61,7 @@ class Updates:
         self._fleet, self._actor, self._directory = fleet, actor, directory
         self._board, self._seen = board, seen
         self._wheel = releases.built(directory / "wheel")
-        self._took_s = 0.0
+        self._took_s = self._trial_s = 0.0
         self._log_from = 0
 
     # -- in CI --------------------------------------------------------------------------------------------------------
@@ -71,9 +71,10 @@ class Updates:
         began_s = time.monotonic()
         with self._ordered(self._release("9.1")) as command:
             given_s = self._await_given(command)
+            trial_s = self._await_trial(command)
             told = _answer(command, errors.EXIT_OK)
         ended_s = time.monotonic()
-        self._took_s, took_s = ended_s - given_s, ended_s - began_s
+        self._took_s, self._trial_s, took_s = ended_s - given_s, ended_s - trial_s, ended_s - began_s
         self._board.say(f"it acts as the new release, {took_s:.0f} s after the command began,")
         assert told["outcome"] == "done", told
         assert took_s <= within_s
@@ -82,9 +83,7 @@ class Updates:
     def give_up_one_that_crashes(self) -> None:
         """... and comes back from one that ends when it is to act; the plug is pulled just before its trial."""
         with self._ordered(self._release("9.2", releases.CRASHES)) as command:
-            conftest.wait_until(
-                lambda: command.poll() is not None or not self._seen.is_online, "the end of the process", _ENDS_S
-            )
+            self._await_trial(command)
             assert command.poll() is None, "the board has taken that release"
             assert not self._gave_up, "its trial is yet to come"
             self._board.pull_the_plug()
@@ -105,7 +104,8 @@ class Updates:
         away for good.
 
         Args:
-            plugs: Updates within which the plug is pulled once, at a moment drawn over the whole of them.
+            plugs: Updates within which the plug is pulled once, at a moment drawn over the whole of one and over the
+                trial of the next.
             seed: Draws the moments.
             on_board: Runs a command on the board, and says what it says.
         """
@@ -173,17 +173,20 @@ class Updates:
     def _pull(self, number: int, share: float) -> dict[str, Any]:
         """The plug is pulled; once the board has booted a release that works acts, and the right one.
 
-        It is after this share of the time from the order until a while after the answer to the newest whole update.
+        It is after this share of the time from the order, or from the end of the process before, until a while after
+        the answer to the newest whole update.
         """
         before, version, works = self._seen.release, f"9.{100 + number}", number % _BAD != 0
-        edits, of_s = {} if works else releases.CRASHES, self._took_s + _AFTER_S
-        at_s = share * of_s
-        with self._ordered(self._release(version, edits), *_WAIT) as command:
-            given_s = self._await_given(command)
+        of_trial = number % 2 == 0
+        with self._ordered(self._release(version, {} if works else releases.CRASHES), *_WAIT) as command:
+            from_s, of_s = self._await_given(command), self._took_s
+            if of_trial:
+                from_s, of_s = self._await_trial(command), self._trial_s
+            at_s = share * (of_s + _AFTER_S)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                command.wait(at_s)
-                self._took_s = time.monotonic() - given_s if works else self._took_s
-            while (left_s := given_s + at_s - time.monotonic()) > 0:
+                command.wait(max(0.0, from_s + at_s - time.monotonic()))
+                self._ended(works, of_trial, time.monotonic() - from_s)
+            while (left_s := from_s + at_s - time.monotonic()) > 0:
                 time.sleep(left_s)  # the moment is drawn, and no event
             then, boot = self._moment(command, version), self._seen.boot
             self._board.pull_the_plug()
@@ -192,11 +195,19 @@ class Updates:
             told = _answer(command)
             acts = self._seen.await_acting(boot + 1, _ENDS_S)
         about: dict[str, Any] = {"from": before, "to": version, "works": works}
-        about |= {"at_s": round(at_s, 1), "of_s": round(of_s, 1), "then": then}
-        about |= {"told": f"{told['outcome']}: {told['text']}", "acts": acts, "acts_s": round(time.monotonic() - on_s)}
+        about |= {"over": "the trial" if of_trial else "the update", "at_s": round(at_s, 1), "of_s": round(of_s, 1)}
+        about |= {"then": then, "told": f"{told['outcome']}: {told['text']}"}
+        about |= {"acts": acts, "acts_s": round(time.monotonic() - on_s)}
         expected = {"done": [version], "undone": [before], "failed": [before], "refused": [before]}
         assert acts in (expected.get(told["outcome"], [before, version]) if works else [before]), about
         return about
+
+    def _ended(self, works: bool, of_trial: bool, took_s: float) -> None:
+        """Notes how long a whole one took, from its order or from the end of the process before."""
+        if works and of_trial:
+            self._trial_s = took_s
+        elif works:
+            self._took_s = took_s
 
     def _moment(self, command: subprocess.Popen[str], version: str) -> str:
         """What goes on, as far as it is known here."""
@@ -246,6 +257,13 @@ class Updates:
 
         conftest.wait_until(lambda: is_given() or command.poll() is not None, "the order", _SAYS_S)
         assert is_given(), self._said.read_text()
+        return time.monotonic()
+
+    def _await_trial(self, command: subprocess.Popen[str]) -> float:
+        """Waits until the process that acted has ended, for the new release to be tried; returns when that was."""
+        conftest.wait_until(
+            lambda: command.poll() is not None or not self._seen.is_online, "the end of the process", _ENDS_S
+        )
         return time.monotonic()
 
     @property
