@@ -54,6 +54,7 @@ class Watcher:
             qos=0,  # the next state is soon here
             turn_s=4 * READ_S,
         )
+        self._newest: dict[str, tuple[memoryview, bool]] = {}  # genuine states, by actor; decoded at the end of a read
         self._to_ask: list[str] = []  # of this round
         self._asked: set[str] = set()
         self.brokers.subscribe(self._topics.learner_state, self._hear_learner)
@@ -69,14 +70,25 @@ class Watcher:
         self._enrolment.read()
         self.brokers.start()
 
-    def read(self) -> None:
-        """Takes in what has come, in the caller's thread, without waiting; every READ_S."""
-        ends = time.monotonic() + _READING_S
-        while time.monotonic() < ends:
+    def read(self) -> bool:
+        """Takes in what has come, in the caller's thread, without waiting; every READ_S.
+
+        Of what an actor said more than once meanwhile, the newest: on a machine that has no time for this process, it
+        is late by what it last waited, and not by all that it has missed.
+
+        Returns:
+            Whether there may be more, so that it should be called again at once.
+        """
+        ends, is_more = time.monotonic() + _READING_S, True
+        while is_more and time.monotonic() < ends:
             before = self.brokers.bytes_received
             self.brokers.poll()
-            if self.brokers.bytes_received == before:
-                return
+            is_more = self.brokers.bytes_received != before
+        newest, self._newest = self._newest, {}
+        for actor_id, (body, retained) in newest.items():
+            with self._refusals_counted():
+                self._view.hear_actor(actor_id, codec.decode(messages.ActorState, body), retained=retained)
+        return is_more
 
     def follow(self) -> None:
         """Takes in who was enrolled, forgets who was revoked, and asks for some assignments; every FOLLOW_S.
@@ -113,8 +125,7 @@ class Watcher:
         if payload:
             with self._refusals_counted():
                 actor_id = self._topics.actor_id(topic)
-                body = self._enrolment.mac(actor_id).open(topic, payload)
-                self._view.hear_actor(actor_id, codec.decode(messages.ActorState, body), retained=retained)
+                self._newest[actor_id] = self._enrolment.mac(actor_id).open(topic, payload), retained
 
     def _hear_assignment(self, topic: str, payload: bytes, retained: bool) -> None:
         if payload:

@@ -20,6 +20,7 @@ import pytest
 from broker.contract import codec, messages, signing, topics
 from broker.fleet import identity
 from broker.serve.mosquitto import access, process
+from learner.operate.watch import fleet_view, watcher
 from tests import conftest
 from tests.fakes import fake_learner, plain_client, simulated_actor, webdriver
 
@@ -93,6 +94,26 @@ def test_shows_what_an_actor_says_and_counts_what_it_cannot_have_said(fleet: ide
             urllib.request.urlopen(urllib.request.Request(url, method="POST"))
         page = get(url) + get(f"{url}page.js") + get(f"{url}page.css")
         assert "http://" not in page and "https://" not in page, "it loads nothing from a network"
+
+
+def test_of_what_an_actor_said_meanwhile_the_newest_is_shown(
+    fleet: identity.Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, topic = fleet_view.FleetView(), topics.Topics("lab").actor_state("pi")
+    following = watcher.Watcher(fleet, ("mqtts://127.0.0.1:1",), view, fleet.watch_tls())
+    following._enrolment.read()
+
+    def say_all() -> None:
+        for heartbeat, key in ((1, b""), (2, b""), (3, b""), (4, bytes(32))):
+            state = messages.ActorState(True, "s", 1, heartbeat, BIRTH, messages.Vitals(steps=10 * heartbeat))
+            sealed = signing.ActorMac(key or fleet.bundle("pi").mac_key).seal(topic, codec.encode(state))
+            following._hear_state(topic, sealed, False)
+
+    monkeypatch.setattr(following.brokers, "poll", say_all)
+    assert not following.read(), "nothing came by the socket"
+    revision, [row], _ = view.rows()
+    assert (revision, row["steps"]) == (1, 30), "one change, of the newest genuine one"
+    assert view.refused == {"signature": 1}
 
 
 @pytest.mark.mosquitto
