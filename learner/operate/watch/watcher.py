@@ -15,7 +15,7 @@ from learner.fleet import brokers, enrolment
 from learner.operate.watch import fleet_view
 
 _log = logging.getLogger(__name__)
-READ_S = 0.12
+READ_S = 0.08
 """Between two calls of `read`: what came meanwhile is read together, since most of what a message costs is that this
 process wakes for it, and finds nothing of itself in the core's caches."""
 _READING_S = 0.05
