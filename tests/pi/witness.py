@@ -26,7 +26,6 @@ class Witness(plain_client.PlainClient):
     Attributes:
         release: The release that it acts as, in its own words.
         acted: Steps that it took as each release, in its own words.
-        recorded: Steps that it had accepted for delivery in each boot when it last said so.
     """
 
     def __init__(self, fleet: local_fleet.LocalFleet, actor: str, run_dir: Path) -> None:
@@ -37,7 +36,6 @@ class Witness(plain_client.PlainClient):
         self._ledger = run_dir / "ledger.sqlite"
         self.release = ""
         self.acted: dict[str, int] = {}
-        self.recorded: dict[int, int] = {}
         self.subscribe(topics.Topics(fleet.name).actor_state(actor))
 
     @property
@@ -51,7 +49,6 @@ class Witness(plain_client.PlainClient):
                 self.release = state.birth.release
             if state.online:
                 self.acted[self.release] = max(self.acted.get(self.release, 0), state.vitals.steps)
-                self.recorded[state.boot] = state.vitals.steps_recorded
         return self._states
 
     @property
@@ -98,7 +95,8 @@ class Witness(plain_client.PlainClient):
         Returns:
             How much that is.
         """
-        recorded = dict(self.recorded)
+        # Of what was heard of each boot the last; read first, since the ledger goes on
+        recorded = {state.boot: state.vitals.steps_recorded for state in self.states if state.online}
         held = {row[0]: row for row in self._rows(_BOOTS)}
         for boot, first, last, count, _ in held.values():
             assert (first, last) == (1, count), f"boot {boot}: messages {first} to {last} are here, but only {count}"
