@@ -1,4 +1,4 @@
-"""paho's client, driven by its public loop interface, with three private methods overridden. The only file with paho.
+"""paho's client, driven by its public loop interface, with two private methods overridden. The only file with paho.
 
 paho itself asks for the first bytes of a packet one by one, for its body in the pieces that TLS decrypts, copies a
 payload three times more than it takes, and writes each packet by itself. Each call lets go of Python's lock, and beside
@@ -13,11 +13,13 @@ import logging
 import random
 import select
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
+from paho.mqtt.exception import MalformedPacket
 
 from broker.contract import messages
 
@@ -25,6 +27,10 @@ KNOWN_PAHO = "2.2."
 """The releases whose private methods were read; setup.cfg has the same bound."""
 TOO_LARGE = "it sends more than any policy has"
 _AT_ONCE_BYTES = 1 << 16
+_READS_AT_ONCE = 100
+"""Of one packet; then what is to be sent has its turn."""
+_LEAST_BYTES, _HEADER_BYTES = 2, 5
+"""Of a packet's header: a byte for its kind, and its length in one to four."""
 matches = functools.lru_cache(4096)(mqtt.topic_matches_sub)
 """Returns whether a topic filter and a topic match; paho builds a tree at each call."""
 
@@ -40,9 +46,6 @@ class Client(mqtt.Client):
         will: Topic and payload, retained.
         on_full: Called when the socket did not take all.
         on_failure: Takes what paho logs as an error: that alone says that a certificate is refused, or a packet.
-
-    Attributes:
-        is_amid_packet: A packet has come in part.
     """
 
     def __init__(
@@ -67,15 +70,22 @@ class Client(mqtt.Client):
         self.max_inflight_messages_set(0)  # the window is `Outbox`'s
         self.enable_logger(_Failures(on_failure))
         self.on_socket_register_write = lambda *_: None  # thus paho queues what it is to send, and `flush` writes it
-        self._ahead, self._at = b"", 0
-        self._is_reading = self.is_amid_packet = False
-        self._on_full = on_full
+        self._buffer = bytearray(_AT_ONCE_BYTES)
+        self._begin = self._end = 0  # of what was read, from the start of a packet on
+        self._header, self._needed = 0, _LEAST_BYTES  # bytes of that packet's header, if known; and of all of it
+        self._is_reading = False
+        self._on_full, self._on_failure = on_full, on_failure
 
     @property
     def has_read(self) -> bool:
         """Returns whether there is more to read, though the socket may say that there is not."""
         sock = self.socket()
-        return self._at < len(self._ahead) or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+        return self._end - self._begin >= self._needed or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+
+    @property
+    def is_amid_packet(self) -> bool:
+        """Returns whether a packet has come in part."""
+        return self._begin < self._end
 
     def can_read(self) -> bool:
         """Returns whether there is more to read, from the socket or before."""
@@ -102,32 +112,89 @@ class Client(mqtt.Client):
             self._on_full()
         return code
 
-    def _sock_recv(self, bufsize: int) -> bytes:
-        """Refuses packets that are too large, and reads ahead: 13 % of 400 kB."""
-        if bufsize > messages.MAX_PACKET_BYTES:  # what is left of a packet; paho would take 268 MB
-            raise ConnectionAbortedError(TOO_LARGE)
-        self.is_amid_packet = bufsize > 1  # of its header paho asks for one at a time
-        if self._at == len(self._ahead):
-            if bufsize >= _AT_ONCE_BYTES:
-                taken = super()._sock_recv(bufsize)
-                self.is_amid_packet = len(taken) < bufsize
-                return taken
-            self._ahead, self._at = super()._sock_recv(_AT_ONCE_BYTES), 0
-        taken = self._ahead[self._at : self._at + bufsize]
-        self._at += len(taken)
-        self.is_amid_packet = len(taken) < bufsize
-        return taken
+    def _packet_read(self) -> MQTTErrorCode:
+        """Reads ahead, and hands on a message with one copy of its payload, not four. Refuses what is too large."""
+        try:
+            is_whole = self._read_first()
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            is_whole = False
+        except OSError as error:
+            self._on_failure(f"failed to receive on socket: {error}")
+            return MQTTErrorCode.MQTT_ERR_CONN_LOST
+        try:
+            return self._handle_first() if is_whole else MQTTErrorCode.MQTT_ERR_AGAIN
+        except MalformedPacket:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
-    def _handle_publish(self) -> MQTTErrorCode:
-        """Gives a message to its callback with one copy of its payload, not four: 22 % of 400 kB, 19 % of 4 MB."""
-        command, packet = self._in_packet["command"], memoryview(self._in_packet["packet"])
+    def _read_first(self) -> bool:
+        """Reads until the first packet is whole, or for long enough; returns whether it is.
+
+        Raises:
+            BlockingIOError, SSLWantReadError, SSLWantWriteError: No more has come.
+            OSError: The connection is over, or is to be.
+        """
+        for _ in range(_READS_AT_ONCE):
+            if self._end - self._begin >= self._needed and self._is_whole():
+                return True
+            if self._begin + self._needed > len(self._buffer) or self._begin == self._end:
+                self._make_room()
+            sock: Any = self.socket()
+            size = sock.recv_into(memoryview(self._buffer)[self._end :]) if sock is not None else 0
+            if not size:
+                raise ConnectionResetError("the broker has closed the connection")
+            self._end += size
+            with self._msgtime_mutex:
+                self._last_bytes_received = time.monotonic()
+        return False
+
+    def _make_room(self) -> None:
+        """Has the first packet begin where the buffer does, which is as large as it needs."""
+        rest = self._buffer[self._begin : self._end]
+        size = max(_AT_ONCE_BYTES, self._needed)
+        if len(self._buffer) != size:
+            self._buffer = bytearray(size)
+        self._buffer[: len(rest)] = rest
+        self._begin, self._end = 0, len(rest)
+
+    def _is_whole(self) -> bool:
+        """Returns whether all of the first packet is here; notes how long its header is, and what it needs in all.
+
+        Raises:
+            ConnectionAbortedError: It is too large, or no packet.
+        """
+        if not self._header:
+            size = 0
+            for at, byte in enumerate(self._buffer[self._begin + 1 : min(self._begin + _HEADER_BYTES, self._end)]):
+                size |= (byte & 0x7F) << 7 * at
+                if byte < 0x80:
+                    break
+            else:
+                self._needed = 1 + self._end - self._begin
+                if self._needed > _HEADER_BYTES:
+                    raise ConnectionAbortedError("it sends what is no MQTT")
+                return False
+            if size > messages.MAX_PACKET_BYTES:  # paho would take 268 MB
+                raise ConnectionAbortedError(TOO_LARGE)
+            self._header, self._needed = at + 2, at + 2 + size
+        return self._end - self._begin >= self._needed
+
+    def _handle_first(self) -> MQTTErrorCode:
+        """Takes the first packet out of what was read; hands a message to its callback, and all else to paho."""
+        command, message = self._buffer[self._begin], None
+        packet = memoryview(self._buffer)[self._begin + self._header : self._begin + self._needed]
         qos, name_end = command >> 1 & 3, 2 + int.from_bytes(packet[:2], "big")
         start = name_end + 2 * qos
-        if qos > 1 or name_end == 2 or start > len(packet):
-            return super()._handle_publish()
-        message = mqtt.MQTTMessage(int.from_bytes(packet[name_end:start], "big"), bytes(packet[2:name_end]))
-        message.dup, message.qos, message.retain = bool(command & 8), qos, bool(command & 1)
-        message.payload = bytes(packet[start:])
+        if command & 0xF0 == MessageType.PUBLISH and qos < 2 and name_end > 2 and start <= len(packet):
+            message = mqtt.MQTTMessage(int.from_bytes(packet[name_end:start], "big"), bytes(packet[2:name_end]))
+            message.dup, message.qos, message.retain = bool(command & 8), qos, bool(command & 1)
+            message.payload = bytes(packet[start:])
+        else:
+            whole: Any = {"command": command, "packet": bytearray(packet), "remaining_length": len(packet), "pos": 0}
+            self._in_packet |= whole
+        self._begin += self._needed
+        self._header, self._needed = 0, _LEAST_BYTES
+        if message is None:
+            return self._packet_handle()
         self._handle_on_message(message)
         return self._send_puback(message.mid) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
 

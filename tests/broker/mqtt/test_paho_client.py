@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
+import random
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import paho.mqtt.client as mqtt
@@ -13,53 +17,125 @@ from broker.mqtt import paho_client as paho
 
 PAYLOAD = bytes(range(256)) * 300
 PUBLISH = 0x30
-OVERRIDDEN = ("_handle_publish", "_packet_write", "_sock_recv")
+OVERRIDDEN = ("_packet_read", "_packet_write")
+USED = (
+    *("_handle_on_message", "_in_packet", "_last_bytes_received", "_msgtime_mutex", "_out_packet", "_packet_handle"),
+    *("_send_puback",),
+)
 
 
-def heard(client: mqtt.Client, command: int, packet: bytes) -> tuple[Any, ...]:
-    """Returns what a packet's callback gets, or how it is refused."""
+def wire(command: int, packet: bytes) -> bytes:
+    """Returns a packet with its header, as it comes."""
+    length, size = bytearray(), len(packet)
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([command, *length, size]) + packet
+
+
+def heard(client: mqtt.Client, *pieces: bytes) -> tuple[Any, ...]:
+    """Returns what callbacks get of what comes piece by piece, after the last code, or how it is refused."""
     messages: list[Any] = []
     client.on_message = lambda _, __, message: messages.append(
         (message.topic, message.payload, message.qos, message.retain, message.dup, message.mid)
     )
-    client._in_packet |= {"command": command, "packet": bytearray(packet), "remaining_length": len(packet)}
-    try:
-        code = client._packet_handle()
-    except Exception as error:  # whichever paho raises
-        return type(error), *messages
-    return code is MQTTErrorCode.MQTT_ERR_SUCCESS, *messages
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+        client._sock = ours
+        code: Any = MQTTErrorCode.MQTT_ERR_SUCCESS
+        try:
+            for piece in pieces:
+                theirs.sendall(piece)
+                while code is MQTTErrorCode.MQTT_ERR_SUCCESS:
+                    code = client._packet_read()
+                if code is MQTTErrorCode.MQTT_ERR_AGAIN:
+                    code = MQTTErrorCode.MQTT_ERR_SUCCESS
+        except Exception as error:  # whichever paho raises
+            code = type(error)
+        client._sock = None
+    return code, *messages
 
 
-@pytest.mark.parametrize(
-    ("command", "packet"),
-    [
-        (PUBLISH, b"\x00\x03a/b" + PAYLOAD),
-        (PUBLISH, b"\x00\x03a/b"),
-        (PUBLISH | 1, b"\x00\x03a/b" + PAYLOAD),
-        (PUBLISH | 2, b"\x00\x03a/b\x12\x34" + PAYLOAD),
-        (PUBLISH | 8 | 2, b"\x00\x03a/b\x12\x34"),
-        (PUBLISH | 2, b"\x00\x03a/b\x12"),
-        (PUBLISH | 2, "\x00\x03ä/".encode() + b"\x12\x34x"),
-        (PUBLISH, b"\x00\x00" + PAYLOAD),
-        (PUBLISH, b"\x00\x09a/b"),
-        (PUBLISH, b"\x00"),
-        (PUBLISH, b""),
-        (PUBLISH | 6, b"\x00\x03a/b\x12\x34" + PAYLOAD),
-    ],
-)
-def test_a_message_reaches_its_callback_as_by_paho_itself(
-    monkeypatch: pytest.MonkeyPatch, command: int, packet: bytes
-) -> None:
-    for cls in (mqtt.Client, paho.Client):  # there is no socket for an acknowledgement
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[mqtt.Client, mqtt.Client]]:
+    """Makes ours and paho's own, with no socket for an acknowledgement."""
+    for cls in (mqtt.Client, paho.Client):
         monkeypatch.setattr(cls, "_send_puback", lambda self, mid: MQTTErrorCode.MQTT_ERR_SUCCESS)
-    plain = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv311)
-    assert heard(paho.Client("x", 1.0), command, packet) == heard(plain, command, packet)
+    return lambda: (paho.Client("x", 1.0), mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv311))
+
+
+ODD = [
+    (PUBLISH, b"\x00\x03a/b" + PAYLOAD),
+    (PUBLISH, b"\x00\x03a/b"),
+    (PUBLISH | 1, b"\x00\x03a/b" + PAYLOAD),
+    (PUBLISH | 2, b"\x00\x03a/b\x12\x34" + PAYLOAD),
+    (PUBLISH | 8 | 2, b"\x00\x03a/b\x12\x34"),
+    (PUBLISH | 2, b"\x00\x03a/b\x12"),
+    (PUBLISH | 2, "\x00\x03ä/".encode() + b"\x12\x34x"),
+    (PUBLISH, b"\x00\x00" + PAYLOAD),
+    (PUBLISH, b"\x00\x09a/b"),
+    (PUBLISH, b"\x00"),
+    (PUBLISH, b""),
+    (PUBLISH | 6, b"\x00\x03a/b\x12\x34" + PAYLOAD),
+    (0xD0, b""),
+    (0xD0, b"x"),
+    (0x40, b"\x12\x34"),
+    (0x40, b"\x12"),
+    (0x90, b"\x12\x34\x01"),
+    (0xF0, b""),
+]
+
+
+@pytest.mark.parametrize(("command", "packet"), ODD)
+def test_a_packet_is_to_us_what_it_is_to_paho(clients: Any, command: int, packet: bytes) -> None:
+    ours, plain = clients()
+    assert heard(ours, wire(command, packet)) == heard(plain, wire(command, packet))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_packets_that_come_in_any_pieces_are_the_same_messages(clients: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    sent = b"".join(
+        wire(
+            PUBLISH | qos << 1,
+            b"\x00\x03a/b" + bytes([0, number] * qos) + rng.randbytes(rng.choice((0, 1, 120, 30_000, 300_000))),
+        )
+        for number in range(1, 12)
+        for qos in (rng.choice((0, 1)),)
+    )
+    cuts = sorted(rng.sample(range(len(sent)), 7) + [1, 2, 3])
+    pieces = [sent[first:last] for first, last in itertools.pairwise([0, *cuts, len(sent)])]
+    ours, plain = clients()
+    assert heard(ours, *pieces) == heard(plain, *pieces)
+    assert not ours.is_amid_packet
+    assert not ours.has_read
+
+
+def test_a_packet_that_has_come_in_part_is_waited_for() -> None:
+    client, packet = paho.Client("x", 1.0), wire(PUBLISH, b"\x00\x03a/b" + PAYLOAD)
+    assert heard(client, packet + packet[:100]) == (
+        MQTTErrorCode.MQTT_ERR_SUCCESS,
+        ("a/b", PAYLOAD, 0, False, False, 0),
+    )
+    assert client.is_amid_packet
+    assert not client.has_read, "it would be asked again and again"
+
+
+def test_what_is_no_packet_or_too_large_ends_the_connection() -> None:
+    said: list[str] = []
+    for start in (b"\x30\xff\xff\xff\xff\x01", b"\x30\xff\xff\xff\x7f"):
+        assert heard(paho.Client("x", 1.0, on_failure=said.append), start) == (MQTTErrorCode.MQTT_ERR_CONN_LOST,)
+    assert "no MQTT" in said[0]
+    assert paho.TOO_LARGE in said[1]
 
 
 def test_only_whole_messages_are_heard() -> None:
     expected = ("a/b", PAYLOAD, 1, True, False, 0x1234)
     client = paho.Client("x", 1.0)
-    assert heard(client, PUBLISH | 3, b"\x00\x03a/b\x12\x34" + PAYLOAD) == (True, expected)
+    packet = wire(PUBLISH | 3, b"\x00\x03a/b\x12\x34" + PAYLOAD)
+    assert heard(client, packet) == (MQTTErrorCode.MQTT_ERR_SUCCESS, expected)
     assert [bytes(one["packet"]) for one in client._out_packet] == [b"\x40\x02\x12\x34"], "and acknowledged"
 
 
@@ -77,7 +153,7 @@ def test_what_is_overridden_is_there(name: str) -> None:
     assert callable(getattr(mqtt.Client, name)), f"look at {paho.__file__}"
 
 
-@pytest.mark.parametrize("name", ["_handle_on_message", "_send_puback", "_in_packet", "_out_packet"])
+@pytest.mark.parametrize("name", USED)
 def test_what_is_used_of_paho_is_there(name: str) -> None:
     assert hasattr(mqtt.Client(CallbackAPIVersion.VERSION2), name), f"look at {paho.__file__}"
 
