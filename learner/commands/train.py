@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 import threading
 import tomllib
@@ -65,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
         return errors.EXIT_OK
     stop = threading.Event()
     cli.on_stop_signal(stop.set)
-    # Of OpenBLAS. More of its threads than the work needs spin between two calls, in the way of everybody else
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(initial.train.threads))
     from learner.fleet import gathering  # here: --help must not load what training needs
     from learner.run import train
     from learner.run.reports import console

@@ -112,7 +112,7 @@ def run(
                 fleet.beat()
             from learner.run import build
 
-            _set_up_tensorflow(settings.train)
+            _set_up_threads(settings.train)
             sys.setswitchinterval(SWITCH_S)
             loop = build.build(
                 *(settings, directory, fleet, actors, saved, begun, display, started_s, stop, tracker, adopted)
@@ -190,7 +190,7 @@ def _adopt(
 
     for topic in retained.topics:
         fleet.brokers.unsubscribe(topic)
-    _set_up_tensorflow(settings.train)
+    _set_up_threads(settings.train)
     return build.adopt(settings, actors.the_spec, retained.newest())
 
 
@@ -231,10 +231,13 @@ def _look_for_devices(settings: config.TrainConfig) -> None:
         devices.prepare(settings.learner_devices)
 
 
-def _set_up_tensorflow(settings: config.TrainConfig) -> None:
-    """Sets TensorFlow's threads, so many for each device that is named, before its first operation fixes them."""
+def _set_up_threads(settings: config.TrainConfig) -> None:
+    """Sets the threads of OpenBLAS, and TensorFlow's, before the first operation fixes those."""
     import tensorflow as tf
+    import threadpoolctl
 
+    if "OPENBLAS_NUM_THREADS" not in os.environ:  # its other threads spin between two calls, in the way of everybody
+        threadpoolctl.threadpool_limits(settings.threads, "blas")
     # Those of the CPU have one pool: of one thread, several devices would compute one after the other
     tf.config.threading.set_intra_op_parallelism_threads(settings.threads * settings.replicas)
     if settings.deterministic:

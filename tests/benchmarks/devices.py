@@ -85,7 +85,7 @@ class _Side:
 def _serve(side: str) -> None:
     chosen = config.TrainConfig(algorithm="dqn", learner_devices=_SIDES[side])
     train._look_for_devices(chosen)
-    train._set_up_tensorflow(chosen)
+    train._set_up_threads(chosen)
     turns: dict[str, Callable[[], dict[str, float]]] = {}
     for line in sys.stdin:
         case = line.rstrip()

@@ -167,7 +167,7 @@ def test_without_its_run_directory_a_standby_goes_on_with_the_policy_that_broker
     monkeypatch.setenv("ACTORQ_HOME", str(fleet.directory / "home"))
     monkeypatch.setattr(session, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(session, "SILENCE_S", 0.3)
-    monkeypatch.setattr(train, "_set_up_tensorflow", lambda settings: None)  # it is in use in this process
+    monkeypatch.setattr(train, "_set_up_threads", lambda settings: None)  # it is in use in this process
     fleet.start_actor("pi", ["--env", "CartPole-v1", "--heartbeat-s", "0.2"])
     live = _publish(config.TrainConfig(fleet=fleet.name, broker=(fleet.address,), wait_s=60.0))
     log = fleet.directory / "logs" / "pi.log"
