@@ -12,6 +12,8 @@ import ssl
 import struct
 from collections.abc import Iterator
 
+from tests.fakes import mqtt_packet
+
 _CONNECT, _CONNACK, _PUBLISH, _PUBACK = 0x10, 0x20, 0x30, 0x40
 _SUBSCRIBE, _SUBACK, _DISCONNECT = 0x82, 0x90, 0xE0
 _QOS_1, _RETAIN = 0x02, 0x01
@@ -56,7 +58,7 @@ class LightConnection:
         flags = 0x80 | 0x40 | 0x20 | _QOS_1 << 2 | 0x04 | 0x02  # user, password, will retained, QoS 1, will, clean
         body = _text("MQTT") + struct.pack("!BBH", 4, flags, KEEPALIVE_S)
         body += _text(client_id) + _text(will[0]) + _data(will[1]) + b"".join(map(_text, credentials))
-        self.socket.sendall(_packet(_CONNECT, body))
+        self.socket.sendall(mqtt_packet.packet(_CONNECT, body))
         answer = self.socket.recv(4)
         if answer != bytes((_CONNACK, 2, 0, 0)):
             raise ConnectionError(f"{client_id}: the broker answered {answer!r}")
@@ -72,20 +74,21 @@ class LightConnection:
         name = _text(topic)
         self._packet_id = self._packet_id % 65535 + 1
         flags = _PUBLISH | _QOS_1 | (_RETAIN if retain else 0)
-        length = _length(len(name) + 2 + len(payload))
+        length = mqtt_packet.length(len(name) + 2 + len(payload))
         self._send(b"".join((bytes((flags,)), length, name, self._packet_id.to_bytes(2, "big"), payload)))
 
     def subscribe(self, topics: list[str]) -> None:
         """Subscribes to topics, at QoS 1."""
         self._packet_id = self._packet_id % 65535 + 1
-        self._send(_packet(_SUBSCRIBE, struct.pack("!H", self._packet_id) + b"".join(_text(t) + b"\1" for t in topics)))
+        body = struct.pack("!H", self._packet_id) + b"".join(_text(topic) + b"\1" for topic in topics)
+        self._send(mqtt_packet.packet(_SUBSCRIBE, body))
 
     def close(self) -> None:
         """Withdraws the will, and closes the socket."""
         self.socket.setblocking(True)
         self.flush()
         with contextlib.suppress(OSError):
-            self.socket.sendall(_packet(_DISCONNECT, b""))
+            self.socket.sendall(mqtt_packet.packet(_DISCONNECT, b""))
         self.socket.close()
 
     def flush(self) -> None:
@@ -151,19 +154,6 @@ def _next(read: bytearray, at: int) -> tuple[int, int, int] | None:
             end = place + 1 + length
             return (read[at], place + 1, end) if end <= len(read) else None
     return None
-
-
-def _packet(first: int, body: bytes) -> bytes:
-    return bytes((first,)) + _length(len(body)) + body
-
-
-def _length(value: int) -> bytes:
-    digits = bytearray()
-    while True:
-        value, digit = divmod(value, 128)
-        digits.append(digit | (0x80 if value else 0))
-        if not value:
-            return bytes(digits)
 
 
 def _text(text: str) -> bytes:

@@ -15,16 +15,9 @@ from broker.fleet import identity
 from broker.mqtt import link
 from tests import conftest
 from tests.fakes import plain_client
+from tests.fakes.mqtt_packet import packet
 
 MOST_BYTES = 30_000_000
-
-
-def packet(kind: int, body: bytes) -> bytes:
-    length, left = bytearray(), len(body)
-    while left > 127:
-        length.append(left & 127 | 128)
-        left >>= 7
-    return bytes([kind, *length, left]) + body
 
 
 def text(value: str) -> bytes:

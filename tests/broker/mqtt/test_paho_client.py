@@ -14,23 +14,15 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
 from broker.mqtt import paho_client as paho
+from tests.fakes import mqtt_packet
 
 PAYLOAD = bytes(range(256)) * 300
 PUBLISH = 0x30
 OVERRIDDEN = ("_packet_read", "_packet_write")
 USED = (
-    *("_handle_on_message", "_in_packet", "_last_bytes_received", "_msgtime_mutex", "_out_packet", "_packet_handle"),
-    *("_send_puback",),
+    *("_handle_on_message", "_in_packet", "_last_bytes_received", "_msgtime_mutex"),
+    *("_out_packet", "_packet_handle", "_send_puback"),
 )
-
-
-def wire(command: int, packet: bytes) -> bytes:
-    """Returns a packet with its header, as it comes."""
-    length, size = bytearray(), len(packet)
-    while size > 0x7F:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([command, *length, size]) + packet
 
 
 def heard(client: mqtt.Client, *pieces: bytes) -> tuple[Any, ...]:
@@ -91,14 +83,14 @@ ODD = [
 @pytest.mark.parametrize(("command", "packet"), ODD)
 def test_a_packet_is_to_us_what_it_is_to_paho(clients: Any, command: int, packet: bytes) -> None:
     ours, plain = clients()
-    assert heard(ours, wire(command, packet)) == heard(plain, wire(command, packet))
+    assert heard(ours, mqtt_packet.packet(command, packet)) == heard(plain, mqtt_packet.packet(command, packet))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_packets_that_come_in_any_pieces_are_the_same_messages(clients: Any, seed: int) -> None:
     rng = random.Random(seed)
     sent = b"".join(
-        wire(
+        mqtt_packet.packet(
             PUBLISH | qos << 1,
             b"\x00\x03a/b" + bytes([0, number] * qos) + rng.randbytes(rng.choice((0, 1, 120, 30_000, 300_000))),
         )
@@ -114,7 +106,7 @@ def test_packets_that_come_in_any_pieces_are_the_same_messages(clients: Any, see
 
 
 def test_a_packet_that_has_come_in_part_is_waited_for() -> None:
-    client, packet = paho.Client("x", 1.0), wire(PUBLISH, b"\x00\x03a/b" + PAYLOAD)
+    client, packet = paho.Client("x", 1.0), mqtt_packet.packet(PUBLISH, b"\x00\x03a/b" + PAYLOAD)
     assert heard(client, packet + packet[:100]) == (
         MQTTErrorCode.MQTT_ERR_SUCCESS,
         ("a/b", PAYLOAD, 0, False, False, 0),
@@ -134,7 +126,7 @@ def test_what_is_no_packet_or_too_large_ends_the_connection() -> None:
 def test_only_whole_messages_are_heard() -> None:
     expected = ("a/b", PAYLOAD, 1, True, False, 0x1234)
     client = paho.Client("x", 1.0)
-    packet = wire(PUBLISH | 3, b"\x00\x03a/b\x12\x34" + PAYLOAD)
+    packet = mqtt_packet.packet(PUBLISH | 3, b"\x00\x03a/b\x12\x34" + PAYLOAD)
     assert heard(client, packet) == (MQTTErrorCode.MQTT_ERR_SUCCESS, expected)
     assert [bytes(one["packet"]) for one in client._out_packet] == [b"\x40\x02\x12\x34"], "and acknowledged"
 
