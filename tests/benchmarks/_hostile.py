@@ -21,7 +21,7 @@ import numpy as np
 
 from broker.contract import address, codec, messages, signing, specs, topics
 from broker.fleet import identity
-from tests.fakes import light_connection
+from tests.fakes import light_connection, mqtt_packet
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
 """The spec of the honest actors: nothing is wrong with what is sent but that it is so much."""
@@ -58,8 +58,8 @@ def states(actor: Hostile) -> Iterator[bytes]:
 def subscriptions(actor: Hostile) -> Iterator[bytes]:
     """Filters without end, which the broker has to keep."""
     for number in itertools.count(1):
-        one = light_connection._text(f"actorq/{actor.fleet}/{number}/+/#") + b"\1"
-        yield packet(_SUBSCRIBE, struct.pack("!H", 1 + number % 60_000) + one)
+        one = mqtt_packet.text(f"actorq/{actor.fleet}/{number}/+/#") + b"\1"
+        yield mqtt_packet.packet(_SUBSCRIBE, struct.pack("!H", 1 + number % 60_000) + one)
 
 
 KINDS: dict[str, Callable[[Hostile], Iterator[bytes]]] = {
@@ -103,10 +103,6 @@ def experience(seq: int, **changes: object) -> messages.Experience:
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def packet(kind: int, body: bytes) -> bytes:
-    return light_connection._packet(kind, body)
-
-
 class Hostile:
     """An actor that floods: it seals with its own key and sends at QoS 0, so that it waits for nobody's answer."""
 
@@ -124,8 +120,8 @@ class Hostile:
 
     def publish(self, leaf: str, payload: bytes, *, retain: bool = False) -> bytes:
         """A packet."""
-        topic = light_connection._text(self._topics.actor(self._id, leaf))
-        return packet(_PUBLISH | retain, topic + payload)
+        topic = mqtt_packet.text(self._topics.actor(self._id, leaf))
+        return mqtt_packet.packet(_PUBLISH | retain, topic + payload)
 
     def say(self, leaf: str, message: messages.Message, *, retain: bool = False) -> bytes:
         """A packet with a sealed message."""

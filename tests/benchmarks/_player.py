@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from paho.mqtt import client as mqtt
 
-from tests.fakes import light_connection
+from tests.fakes import mqtt_packet
 
 _CONNECT, _PUBLISH, _SUBSCRIBE, _UNSUBSCRIBE, _PING, _DISCONNECT = 0x10, 0x30, 0x82, 0xA2, 0xC0, 0xE0
 _CONNACK, _PINGRESP = bytes((0x20, 2, 0, 0)), bytes((0xD0, 0))
@@ -24,10 +24,7 @@ _READ_BYTES = 1 << 16
 
 def packet(topic: str, payload: bytes, number: int, *, retain: bool = False) -> bytes:
     """Returns a PUBLISH at QoS 1 as a broker passes it on; `number` counts what a connection gets."""
-    name = topic.encode()
-    head = struct.pack("!H", len(name)) + name + struct.pack("!H", number % 65535 + 1)
-    length = light_connection._length(len(head) + len(payload))
-    return b"".join((bytes((0x32 | retain,)), length, head, payload))
+    return mqtt_packet.packet(0x32 | retain, mqtt_packet.text(topic) + struct.pack("!H", number % 65535 + 1) + payload)
 
 
 class Player:
@@ -146,7 +143,7 @@ class _Connection:
         while piece := self._socket.recv(_READ_BYTES):
             read += piece
             at = 0
-            while (found := light_connection._next(read, at)) is not None:
+            while (found := mqtt_packet.find(read, at)) is not None:
                 first, start, at = found
                 self._answer(first, bytes(read[start:at]))
             del read[:at]
@@ -173,7 +170,7 @@ class _Connection:
                 self._write(bytes((0xB0, 2)) + body[:2])
                 return
             self._filters |= set(wanted)
-            self._write(bytes((0x90,)) + light_connection._length(2 + len(wanted)) + body[:2] + b"\1" * len(wanted))
+            self._write(mqtt_packet.packet(0x90, body[:2] + b"\1" * len(wanted)))
             for topic, payload in list(self._retained.items()):
                 if payload and any(mqtt.topic_matches_sub(one, topic) for one in wanted):
                     self.send(topic, payload, retain=True)

@@ -56,8 +56,13 @@ class LightConnection:
         self._due = bytearray()
         self._packet_id = 0
         flags = 0x80 | 0x40 | 0x20 | _QOS_1 << 2 | 0x04 | 0x02  # user, password, will retained, QoS 1, will, clean
-        body = _text("MQTT") + struct.pack("!BBH", 4, flags, KEEPALIVE_S)
-        body += _text(client_id) + _text(will[0]) + _data(will[1]) + b"".join(map(_text, credentials))
+        body = mqtt_packet.text("MQTT") + struct.pack("!BBH", 4, flags, KEEPALIVE_S)
+        body += (
+            mqtt_packet.text(client_id)
+            + mqtt_packet.text(will[0])
+            + mqtt_packet.data(will[1])
+            + b"".join(map(mqtt_packet.text, credentials))
+        )
         self.socket.sendall(mqtt_packet.packet(_CONNECT, body))
         answer = self.socket.recv(4)
         if answer != bytes((_CONNACK, 2, 0, 0)):
@@ -71,7 +76,7 @@ class LightConnection:
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Sends at QoS 1, as far as the socket takes it."""
-        name = _text(topic)
+        name = mqtt_packet.text(topic)
         self._packet_id = self._packet_id % 65535 + 1
         flags = _PUBLISH | _QOS_1 | (_RETAIN if retain else 0)
         length = mqtt_packet.length(len(name) + 2 + len(payload))
@@ -80,7 +85,7 @@ class LightConnection:
     def subscribe(self, topics: list[str]) -> None:
         """Subscribes to topics, at QoS 1."""
         self._packet_id = self._packet_id % 65535 + 1
-        body = struct.pack("!H", self._packet_id) + b"".join(_text(topic) + b"\1" for topic in topics)
+        body = struct.pack("!H", self._packet_id) + b"".join(mqtt_packet.text(topic) + b"\1" for topic in topics)
         self._send(mqtt_packet.packet(_SUBSCRIBE, body))
 
     def close(self) -> None:
@@ -113,7 +118,7 @@ class LightConnection:
             if len(piece) < _RECORD_BYTES:
                 break
         at = 0
-        while (found := _next(self._read, at)) is not None:
+        while (found := mqtt_packet.find(self._read, at)) is not None:
             first, start, at = found
             if first & 0xF0 == _PUBLISH:
                 end = start + 2 + int.from_bytes(self._read[start : start + 2], "big")
@@ -142,23 +147,3 @@ class LightConnection:
             while sent < len(data):
                 sent += self.socket.send(memoryview(data)[sent:] if sent else data)
         self._unsent += memoryview(data)[sent:]
-
-
-def _next(read: bytearray, at: int) -> tuple[int, int, int] | None:
-    """Returns the first byte of the packet at `at`, where its content starts and ends; None if it is not all there."""
-    length = shift = 0
-    for place in range(at + 1, min(at + 5, len(read))):
-        length |= (read[place] & 0x7F) << shift
-        shift += 7
-        if read[place] < 0x80:
-            end = place + 1 + length
-            return (read[at], place + 1, end) if end <= len(read) else None
-    return None
-
-
-def _text(text: str) -> bytes:
-    return _data(text.encode())
-
-
-def _data(data: bytes) -> bytes:
-    return len(data).to_bytes(2, "big") + data

@@ -16,3 +16,25 @@ def length(value: int) -> bytes:
         digits.append(digit | (0x80 if value else 0))
         if not value:
             return bytes(digits)
+
+
+def find(read: bytearray, at: int) -> tuple[int, int, int] | None:
+    """Returns the first byte of the packet at `at`, where its content starts and ends; None if it is not all there."""
+    size = shift = 0
+    for place in range(at + 1, min(at + 5, len(read))):
+        size |= (read[place] & 0x7F) << shift
+        shift += 7
+        if read[place] < 0x80:
+            end = place + 1 + size
+            return (read[at], place + 1, end) if end <= len(read) else None
+    return None
+
+
+def text(value: str) -> bytes:
+    """Returns a string with its length before it."""
+    return data(value.encode())
+
+
+def data(value: bytes) -> bytes:
+    """Returns bytes with their length before them."""
+    return len(value).to_bytes(2, "big") + value
