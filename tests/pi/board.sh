@@ -121,9 +121,10 @@ newer_cpuinfo_is_fatal() {
 	say "the control: cpuinfo of a cortex-a76 on a $CORE ends with SIGILL"
 }
 
-# Not: what needs Mosquitto on the board (the broker is elsewhere), and what measures speed. The profile has no deadlines.
+# Not: what needs Mosquitto on the board (the broker is elsewhere), what measures speed, and what takes very long of which the
+# processor changes nothing. The profile has no deadlines.
 actor_tests() {
-	python_on_board '-m pytest -q -p no:cacheprovider -m "not mosquitto" -k "not help_is_quick" --durations=5 --hypothesis-profile=ci \
+	python_on_board '-m pytest -q -p no:cacheprovider -m "not mosquitto and not slow" -k "not help_is_quick" --durations=25 --hypothesis-profile=ci \
 		--ignore=tests/edge_actor/bench/test_bench.py tests/edge_actor' || fail "the actor's tests on $CORE"
 }
 

@@ -136,7 +136,9 @@ def test_without_deviation_nothing_is_perturbed() -> None:
     assert explorer(action=CONTINUOUS, noise_std=0.1).perturbs
 
 
-@pytest.mark.parametrize(("choices", "n_envs"), [(2, 1), (4096, 1), (64, 16), (4096, 16)])
+@pytest.mark.parametrize(
+    ("choices", "n_envs"), [(2, 1), (4096, 1), (64, 16), pytest.param(4096, 16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("head", ["categorical", "gaussian"])
 def test_noise_is_a_blocks_whatever_part_of_it_is_drawn_at_once(choices: int, n_envs: int, head: Any) -> None:
     action = specs.ActionSpec("discrete", n=choices)

@@ -104,6 +104,7 @@ def test_what_a_loop_does_not_take_is_recording(monkeypatch: pytest.MonkeyPatch)
     assert found["record"].seconds == pytest.approx(8 * 75.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [32, 64, 128])
 def test_steps_that_are_long_in_time_with_the_sampling_are_told_truly(
     monkeypatch: pytest.MonkeyPatch, period: int
@@ -156,6 +157,7 @@ def test_a_plan_times_one_row_in_64_and_passes_each_row_once() -> None:
     assert passed / timed == pytest.approx(64, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 20, 64, 640])
 def test_whatever_the_bursts_each_of_their_rows_is_timed_as_often(rows: int) -> None:
     times, hits = step_times.StepTimes(lambda: FREE), np.zeros(rows, int)
