@@ -132,6 +132,17 @@ def test_learner_loads_neither_actor_nor_environment() -> None:
     assert not set(answer["loaded"]) & {"edge_actor", "gymnasium", "ray"}
 
 
+def test_a_learner_loads_tensorflow_without_keras_which_can_be_had_all_the_same() -> None:
+    program = (
+        "import sys; from learner.run import train; train._load_tensorflow(); import learner.run.build, tensorflow; "
+        "unwanted = {'keras', 'matplotlib', 'pandas'} & set(sys.modules); tensorflow.keras.Sequential; "
+        "print(unwanted or 'none', 'keras' in sys.modules)"
+    )
+    finished = run_python("-c", program)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == "none True"
+
+
 def written_imports(package: str) -> Iterator[tuple[str, str]]:
     """Yields where each import stands in the files of a package (`file:line`), and the module that it names."""
     for path in sorted((ROOT / package).rglob("*.py")):

@@ -6,7 +6,7 @@ it before they are assigned, and workers take in what they send.
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import logging
 import math
 import os
@@ -30,6 +30,7 @@ from learner.run.reports import console, energy, summary
 from learner.run.workers import cluster
 
 _log = logging.getLogger(__name__)
+_KERAS = "keras.src.optimizers"
 SWITCH_S = 0.001
 """Seconds for which a thread may keep Python's lock from another. With the default, 5 ms, an update that has been
 computed waits so long for the loop to hear of it, and so does what arrives: 146 updates/s instead of 176 beside
@@ -215,12 +216,24 @@ def _unfit(settings: config.Settings, birth: messages.Birth) -> str:
 
 
 def _load_tensorflow() -> None:
+    """Loads TensorFlow and what needs it, without Keras and without a look for garbage: that takes half the time.
+
+    Keras is for whoever asks TensorFlow for models of Keras, and is loaded when they do.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with (
-        contextlib.suppress(Exception),
-        stderr_filter.filtered(),
-    ):  # whoever imports it next is told why it does not load
-        import tensorflow  # noqa: F401  ... or finds it loaded, or waits for the rest
+    gc.disable()  # what is loaded stays, and each look takes longer than the one before
+    sys.modules.setdefault(_KERAS, None)  # type: ignore[arg-type]
+    try:
+        with stderr_filter.filtered():
+            import tensorflow  # noqa: F401
+        from learner.run import build  # noqa: F401
+    except Exception:
+        _log.debug("loading failed", exc_info=True)  # whoever imports it next is told why
+    finally:
+        if sys.modules[_KERAS] is None:
+            del sys.modules[_KERAS]
+        gc.freeze()
+        gc.enable()
 
 
 def _look_for_devices(settings: config.TrainConfig) -> None:
