@@ -21,7 +21,7 @@ def main(passes: str, checks: str, argv: list[str]) -> int:
     check, tick = auditor.Auditor._check, training_loop.TrainingLoop._tick
     coin = random.Random(0)
     rest_s = 0.0
-    with open(passes, "w") as noted, open("/dev/null" if checks == "-" else checks, "w") as tossed:
+    with open(passes, "w", buffering=1) as noted, open("/dev/null" if checks == "-" else checks, "w") as tossed:
 
         def tossed_check(self: auditor.Auditor, *about: Any) -> auditor.Finding | None:
             nonlocal rest_s

@@ -9,21 +9,24 @@ WORKERS_PARTS names some of its parts: recorded, kill, updates, thresholds (`_th
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import itertools
-import json
 import os
+import signal
 import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from broker.contract import errors, topics
-from tests.benchmarks import _load, _recorded, _thresholds
+import numpy as np
+import psutil
 
-TURNS = int(os.environ.get("WORKERS_TURNS", "3"))
+from broker.contract import errors, topics
+from tests.benchmarks import _load, _recorded, _thresholds, _windows
+
+TURNS = int(os.environ.get("WORKERS_TURNS", "24"))
+TURN_S, WARM_S = 4.0, 1.0
 PARTS = os.environ.get("WORKERS_PARTS", "recorded,kill,updates,thresholds").split(",")
-PHASE_S = float(os.environ.get("WORKERS_PHASE_S", "15"))
 LEARNER = [
     *("--learning-starts", "400", "--samples-per-insert", "100000", "--hidden", "256,256", "--batch-size", "64"),
     *("--max-env-steps", "100000000", "--solved-return", "inf"),
@@ -45,33 +48,68 @@ def run() -> Iterator[dict[str, Any]]:
 
 
 def _updates() -> dict[str, Any]:
-    pairs = [(_updates_per_s(2), _updates_per_s(0)) for _ in range(TURNS)]
-    ratios = [sharded / local for sharded, local in pairs]
+    """Compares both while they live side by side, one of them halted: two runs, one after the other, differ by more."""
+    ratios, rates = [], []
+    with _Turns(2) as sharded, _Turns(0) as local:
+        for turn in range(TURNS):
+            pair = {one: one.updates_per_s() for one in ((sharded, local), (local, sharded))[turn % 2]}
+            ratios.append(pair[sharded] / pair[local])
+            rates.append((pair[sharded], pair[local]))
+    quartiles = statistics.quantiles(ratios, n=4)
     return {
         "benchmark": "workers",
         "case": "updates/s with two shards of replay on Ray, DQN, MLP 256x2, batch 64",
-        "value": round(statistics.median(sharded for sharded, _ in pairs), 1),
+        "value": round(statistics.median(sharded for sharded, _ in rates), 1),
         "unit": "updates/s",
-        "reference": round(statistics.median(local for _, local in pairs), 1),
+        "reference": round(statistics.median(local for _, local in rates), 1),
         "ratio": round(statistics.median(ratios), 3),
         "runs": TURNS,
-        "spread": round(max(ratios) - min(ratios), 3),
-        "explain": "reference: the same without --ingest-workers, in turn",
+        "spread": round(quartiles[2] - quartiles[0], 3),
+        "explain": f"reference: the same without --ingest-workers; both live, in turns of {TURN_S:g} s in which all of "
+        f"the other is halted; the spread is the middle half's of the ratios; load average {os.getloadavg()[0]:.1f}",
     }
 
 
-def _updates_per_s(workers: int) -> float:
-    with _load.Site(8) as site:
+class _Turns(contextlib.ExitStack):
+    """A fleet that is halted but for its turns: broker, learner with so many workers, and two actors."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__()
+        self._workers = workers
+
+    def __enter__(self) -> _Turns:
+        super().__enter__()
+        site = self.enter_context(_load.Site(8))
         names = [f"actor-{number:04}" for number in range(8)]
         chosen = [next(name for name in names if topics.shard_of(name, 2) == shard) for shard in range(2)]
         for name in chosen:
             site.actor(name, "--env", "CartPole-v1", "--rate-hz", "100")
-        learner = site.learner("--actors", "2", *LEARNER, "--ingest-workers", str(workers))
+        self._passes = site.directory / "passes.txt"
+        command = ["tests.benchmarks._noted", str(self._passes), "-", "train", "--fleet", _load.FLEET, "--json"]
+        command += ["--broker", site.address, "--no-energy", "--evaluate-episodes", "0", "--actors", "2"]
+        command += ["--run-dir", str(site.directory / "run"), *LEARNER, "--ingest-workers", str(self._workers)]
+        learner = site.spawn(command)
         while site.newest_metrics()["updates"] < 200:
             time.sleep(0.1)
-        time.sleep(PHASE_S)
-        site.stop_learner(learner)
-        lines = (site.directory / "run" / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        rates = [row["updates_per_s"] for row in rows if row["updates"] > 400]
-        return float(statistics.median(itertools.islice(reversed(rates), int(PHASE_S) - 2)))
+        trees = [psutil.Process(child.pid) for child in site.children]
+        self._processes = [*trees, *(below for one in trees for below in one.children(recursive=True))]
+        self._signal(signal.SIGSTOP)
+        self.callback(site.stop_learner, learner)
+        self.callback(self._signal, signal.SIGCONT)  # before it
+        return self
+
+    def updates_per_s(self) -> float:
+        """Returns what a turn makes, once it has found its pace again."""
+        self._signal(signal.SIGCONT)
+        time.sleep(WARM_S)
+        began = time.monotonic()
+        time.sleep(TURN_S)
+        ended = time.monotonic()
+        self._signal(signal.SIGSTOP)
+        made = np.interp([began, ended], *_windows.read(self._passes).T)
+        return float(made[1] - made[0]) / (ended - began)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for one in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that Ray had at its start
+                one.send_signal(number)

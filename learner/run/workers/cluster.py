@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 EXTRA = "pip install 'actorq-fleet[ray]'"
 OBJECTS_BYTES = 256_000_000
 """Shared memory for batches on their way from a local worker."""
-CALLS_AT_ONCE = 4
+CALLS_AT_ONCE = 2
 """Calls that a worker answers at the same time: a report that waits for news must not hold up a batch."""
 _LEAST = (2, 52)
 _PORT = 6379

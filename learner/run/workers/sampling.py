@@ -1,16 +1,17 @@
 """Replay that lies in several workers, as the learner's updates see it: uniform over all transitions of all shards.
 
-Batches of several calls are asked for at once, for what a question of Ray takes is mostly the question, and while there
-still are some of the time before: so they have come when they are due.
+What several calls need is asked for at once, for what a question of Ray takes is mostly the question, and while there
+still is some of the time before: so it has come when it is due.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from learner.experience import replay
 from learner.run.workers import shards
 
-DRAW_S = 0.25
-"""Seconds of updates for which batches are asked for at once, if these are small."""
+DRAW_S = 0.5
+"""Seconds of updates, or of policies, for which is asked at once, if that is small."""
 DRAW_BYTES = 2_000_000
-"""Bytes of batches that are asked for at once, unless those of one call are more."""
-STALE_S = 0.5
+"""Bytes that are asked for at once, unless those of one call are more."""
+STALE_S = 1.0
 """Seconds after which what was asked for is forgotten, if it is of more than one call: updates had to wait."""
 _WAIT_S = 0.05
+_T = TypeVar("_T")
 
 
 class _Part(NamedTuple):
@@ -36,7 +38,7 @@ class _Part(NamedTuple):
 
 
 class _Draw(NamedTuple):
-    """Batches of so many calls that workers were asked for."""
+    """What workers were asked for, for so many calls."""
 
     at_s: float
     calls: int
@@ -44,6 +46,66 @@ class _Draw(NamedTuple):
 
     def is_stale(self, now_s: float) -> bool:
         return self.calls > 1 and now_s - self.at_s > STALE_S
+
+
+class _Stock(Generic[_T]):
+    """What calls take, one after the other, and is asked for ahead.
+
+    Args:
+        ask: Asks workers for what so many calls take.
+        unpack: Waits for it, and returns what each call takes.
+        size: Returns the bytes of what a call takes.
+        one_ahead: Ask ahead also where that is for one call, which may then be old when it comes.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[int], list[_Part]],
+        unpack: Callable[[_Draw], Sequence[_T]],
+        size: Callable[[_T], int],
+        *,
+        one_ahead: bool,
+    ) -> None:
+        self._ask, self._unpack, self._size, self._one_ahead = ask, unpack, size, one_ahead
+        self._kind: object = None
+        self._ready: deque[_T] = deque()
+        self._taken: _Draw | None = None  # what is ready
+        self._next: _Draw | None = None
+        self._bytes = 0  # of a call
+        self._taken_at, self._gap_s = -math.inf, math.inf  # of the newest call, and since the one before
+
+    def take(self, kind: object) -> _T:
+        """Returns what the next call takes.
+
+        Args:
+            kind: Whatever was asked for when it was another one is forgotten.
+        """
+        now = time.monotonic()
+        self._gap_s, self._taken_at = now - self._taken_at, now
+        if kind != self._kind:
+            self._kind, self._next = kind, None
+            self._ready.clear()
+        if self._taken is not None and self._taken.is_stale(now):
+            self._ready.clear()
+        if self._next is not None and self._next.is_stale(now):
+            self._next = None
+        if not self._ready:
+            self._taken, self._next = self._next or self._draw(), None
+            self._ready.extend(self._unpack(self._taken))
+            self._bytes = self._size(self._ready[0])
+        assert self._taken is not None
+        one = self._ready.popleft()
+        if self._next is None and len(self._ready) <= self._taken.calls // 2 and (self._one_ahead or self._calls > 1):
+            self._next = self._draw()
+        return one
+
+    @property
+    def _calls(self) -> int:
+        """Returns how many are made in `DRAW_S`, or take `DRAW_BYTES`; one at least."""
+        return max(1, min(int(DRAW_S / max(self._gap_s, 1e-3)), DRAW_BYTES // max(self._bytes, 1)))
+
+    def _draw(self) -> _Draw:
+        return _Draw(time.monotonic(), self._calls, self._ask(self._calls))
 
 
 class ShardedReplay:
@@ -56,13 +118,11 @@ class ShardedReplay:
 
     def __init__(self, workers: shards.Shards, capacity: int) -> None:
         self._shards, self.capacity = workers, capacity
-        self._shape = (0, 0)  # of a call
-        self._call_bytes = 0
-        self._ready: deque[replay.Batch] = deque()
-        self._taken: _Draw | None = None  # what is ready
-        self._next: _Draw | None = None
-        self._began = 0.0, 0  # when the newest draw was asked for, and calls that were served since
-        self._put_aside = 0
+        self._shape = (0, 0)  # of a batch
+        self._n = 0  # of observations
+        self._rng = np.random.default_rng()  # whose it is that asks
+        self._batches = _Stock(self._ask_batches, self._unpack_batches, _batch_bytes, one_ahead=True)
+        self._observations = _Stock(self._ask_observations, self._unpack_observations, _bytes, one_ahead=False)
 
     def __len__(self) -> int:
         """Returns the number of transitions that may be drawn now; those of a worker that begins may not."""
@@ -84,42 +144,33 @@ class ShardedReplay:
         """
         if not len(self):
             raise IndexError("replay is empty")
-        self._forget_old((k, b), time.monotonic())
-        if not self._ready:
-            self._taken, self._next = self._next or self._draw(rng), None
-            self._ready.extend(self._batches(self._taken, rng))
-        assert self._taken is not None
-        batch = self._ready.popleft()
-        self._began = self._began[0], self._began[1] + 1
-        if self._next is None and len(self._ready) <= self._taken.calls // 2:
-            self._next = self._draw(rng)
-        return batch
+        self._shape, self._rng = (k, b), rng
+        return self._batches.take((k, b, self._shards.put_aside))
 
-    def _forget_old(self, shape: tuple[int, int], now_s: float) -> None:
-        if shape != self._shape or self._shards.put_aside != self._put_aside:
-            self._shape, self._put_aside = shape, self._shards.put_aside
-            self._ready.clear()
-            self._next = None
-        if self._taken is not None and self._taken.is_stale(now_s):
-            self._ready.clear()
-        if self._next is not None and self._next.is_stale(now_s):
-            self._next = None
+    def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
+        """Returns up to n different observations [n, *shape] of those kept, in their stored dtype.
 
-    def _draw(self, rng: np.random.Generator) -> _Draw:
-        """Asks for the batches of as many calls as are served in `DRAW_S`, by how many were since the last time."""
-        now, (began, served) = time.monotonic(), self._began
-        calls = int(served * DRAW_S / max(now - began, 1e-3))
-        calls = max(1, min(calls, DRAW_BYTES // max(self._call_bytes, 1)))
-        self._began = now, 0
-        return _Draw(now, calls, self._ask(calls * self._shape[0] * self._shape[1], rng))
+        They were drawn up to `STALE_S` before, and after the newest experience was put aside.
 
-    def _batches(self, draw: _Draw, rng: np.random.Generator) -> Iterator[replay.Batch]:
+        Raises:
+            ActorqError: A worker tells of an error, or none comes back.
+        """
+        self._n, self._rng = n, rng
+        return self._observations.take((n, self._shards.put_aside))
+
+    def update_priorities(self, ids: NDArray[np.int64], td_error: NDArray[np.float32]) -> None:
+        """Leaves all as likely as they are: shards are sampled uniformly."""
+
+    def _ask_batches(self, calls: int) -> list[_Part]:
+        return self._ask("sample", calls * self._shape[0] * self._shape[1])
+
+    def _unpack_batches(self, draw: _Draw) -> list[replay.Batch]:
         k, b = self._shape
         n = draw.calls * k * b
-        order = rng.permutation(n)  # minibatches are alike
+        order = self._rng.permutation(n)  # minibatches are alike
         whole: list[NDArray[Any]] = []
         at = 0
-        for found in self._found(draw, rng):
+        for found in self._found(draw, n):
             whole = whole or [np.empty((n, *array.shape[1:]), array.dtype) for array in found]
             places = order[at : at + len(found[0])]
             at += len(places)
@@ -127,13 +178,14 @@ class ShardedReplay:
                 array[places] = values
         names = [field.name for field in dataclasses.fields(replay.Batch)]
         shaped = [array.reshape(draw.calls, k, b, *array.shape[1:]) for array in whole]
-        self._call_bytes = sum(array[0].nbytes for array in shaped)
-        for call in range(draw.calls):
-            yield replay.Batch(**{name: array[call] for name, array in zip(names, shaped, strict=True)})
+        return [
+            replay.Batch(**{name: array[call] for name, array in zip(names, shaped, strict=True)})
+            for call in range(draw.calls)
+        ]
 
-    def _found(self, draw: _Draw, rng: np.random.Generator) -> Iterator[tuple[NDArray[Any], ...]]:
+    def _found(self, draw: _Draw, missing: int) -> Iterator[tuple[NDArray[Any], ...]]:
         """Yields what workers drew; others stand in for one that died meanwhile."""
-        missing, parts = draw.calls * self._shape[0] * self._shape[1], draw.parts
+        parts = draw.parts
         while True:
             for part in parts:
                 if (found := self._answer(part)) is not None:
@@ -141,46 +193,8 @@ class ShardedReplay:
                     yield found
             if not missing:
                 return
-            self._shards.advance()
-            if not (parts := self._ask(missing, rng)):
-                self._shards.wait(_WAIT_S)
-
-    def update_priorities(self, ids: NDArray[np.int64], td_error: NDArray[np.float32]) -> None:
-        """Leaves all as likely as they are: shards are sampled uniformly."""
-
-    def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
-        """Returns up to n different observations [n, *shape] of those kept, in their stored dtype.
-
-        Raises:
-            ActorqError: A worker tells of an error, or none comes back.
-        """
-        while True:
-            asked = [
-                (part, self._shards.ask_later(part.shard, "observations", part.n, _seed(rng)))
-                for part in self._shares(n, rng)
-            ]
-            found = [self._shards.answer_of(part.shard, one) for part, one in asked if one is not None]
-            if given := [one for one in found if one is not None and len(one)]:
-                return np.concatenate(given)
-            self._shards.advance()
-            self._shards.wait(_WAIT_S)
-
-    def _sizes(self) -> list[int]:
-        return [one.transitions if one.is_live else 0 for one in self._shards.places]
-
-    def _shares(self, n: int, rng: np.random.Generator) -> list[_Part]:
-        """Shares n draws among the shards by what they hold: together that is uniform."""
-        sizes = np.array(self._sizes(), np.float64)
-        if not sizes.sum():
-            return []
-        shares = rng.multinomial(n, sizes / sizes.sum())
-        return [_Part(shard, share, None) for shard, share in enumerate(shares.tolist()) if share]
-
-    def _ask(self, n: int, rng: np.random.Generator) -> list[_Part]:
-        return [
-            part._replace(asked=self._shards.ask_later(part.shard, "sample", part.n, _seed(rng)))
-            for part in self._shares(n, rng)
-        ]
+            self._wait()
+            parts = self._ask("sample", missing)
 
     def _answer(self, part: _Part) -> tuple[NDArray[Any], ...] | None:
         if part.asked is None or (found := self._shards.answer_of(part.shard, part.asked)) is None:
@@ -188,6 +202,47 @@ class ShardedReplay:
         *fields, ids = found  # in the order of replay.Batch, whose last one are the ids
         return (*fields, shards.number(part.shard, part.asked.life, 0) | ids)
 
+    def _ask_observations(self, calls: int) -> list[_Part]:
+        return self._ask("observations", calls * self._n)
 
-def _seed(rng: np.random.Generator) -> int:
-    return int(rng.integers(1 << 62))
+    def _unpack_observations(self, draw: _Draw) -> list[NDArray[Any]]:
+        parts = draw.parts
+        while not (found := [one for one in map(self._seen, parts) if one is not None and len(one)]):
+            self._wait()
+            parts = self._ask_observations(draw.calls)
+        seen = np.concatenate(found)
+        if len(seen) <= self._n:
+            return [seen]
+        seen = seen[self._rng.permutation(len(seen))]
+        return [seen[at : at + self._n] for at in range(0, len(seen) - self._n + 1, self._n)]
+
+    def _seen(self, part: _Part) -> NDArray[Any] | None:
+        return None if part.asked is None else self._shards.answer_of(part.shard, part.asked)
+
+    def _wait(self) -> None:
+        self._shards.advance()
+        if not len(self):
+            self._shards.wait(_WAIT_S)
+
+    def _ask(self, what: str, n: int) -> list[_Part]:
+        """Shares a question for n among the shards by what they hold: together that is uniform."""
+        sizes = np.array(self._sizes(), np.float64)
+        if not sizes.sum():
+            return []
+        shares = self._rng.multinomial(n, sizes / sizes.sum()).tolist()
+        return [
+            _Part(shard, share, self._shards.ask_later(shard, what, share, int(self._rng.integers(1 << 62))))
+            for shard, share in enumerate(shares)
+            if share
+        ]
+
+    def _sizes(self) -> list[int]:
+        return [one.transitions if one.is_live else 0 for one in self._shards.places]
+
+
+def _batch_bytes(batch: replay.Batch) -> int:
+    return sum(getattr(batch, field.name).nbytes for field in dataclasses.fields(batch))
+
+
+def _bytes(array: NDArray[Any]) -> int:
+    return int(array.nbytes)

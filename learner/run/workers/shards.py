@@ -30,7 +30,7 @@ REBUILD_S = 3600.0
 """Seconds in which it must have rebuilt its replay: one that is large, from a slow disk, takes minutes."""
 ANSWER_S = 30.0
 """Seconds in which it must answer; one that stands still for longer is ended, and started again."""
-GAP_S = 0.05
+GAP_S = 0.1
 """Least seconds between two reports of a worker: each call of Ray takes either side a millisecond or two."""
 _REPORT_S = 1.0
 """Seconds for which a report waits for news, which ends the wait: where there is none, questions alone cost."""

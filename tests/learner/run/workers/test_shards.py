@@ -230,9 +230,9 @@ def test_small_batches_of_several_calls_are_asked_for_at_once(monkeypatch: pytes
     made.begin()
     memory, rng = sampling.ShardedReplay(made, 1000), np.random.default_rng(0)
     batches = [memory.sample(2, 3, rng) for _ in range(22)]
-    assert asked == [6, 60, 60, 60], "one call, whose size is not known, then as many as fit, the last ones ahead"
+    assert asked == [6, 6, 60, 60, 60], "one call each, as none went before, then as many as fit, the last ones ahead"
     assert all(one.observation.shape == (2, 3) for one in batches)
-    found = np.sort(np.concatenate([one.ids.reshape(-1) for one in batches[1:11]]))
+    found = np.sort(np.concatenate([one.ids.reshape(-1) for one in batches[2:12]]))
     np.testing.assert_array_equal(found, np.arange(60), "each transition of a draw once")
     monkeypatch.setattr(sampling, "STALE_S", -1.0)
     asked.clear()
@@ -251,6 +251,31 @@ def test_nothing_that_was_drawn_before_an_actor_was_held_back_is_learned_from(mo
         put_aside()
         before = len(asked)
         assert memory.sample(2, 3, rng).observation.min() > before
+
+
+def test_observations_of_several_policies_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But none are given that were asked for before an actor was held back, or long ago."""
+    asked: list[int] = []
+
+    def look(n: int, seed: int) -> Any:
+        asked.append(n)
+        return len(asked) * 1000 + np.arange(min(n, 17))
+
+    monkeypatch.setattr(sampling, "STALE_S", 1e9)
+    monkeypatch.setattr(sampling, "DRAW_S", 1e9)
+    monkeypatch.setattr(sampling, "DRAW_BYTES", 4 * 5 * 8)
+    made = Counted().shards(Scripts(one_of(100, observations=look, hold=3)))
+    made.begin()
+    memory, rng = sampling.ShardedReplay(made, 1000), np.random.default_rng(0)
+    given = [memory.observations(5, rng) for _ in range(4)]
+    assert asked == [5, 20, 20], "one, as none went before, then as many as fit, the last ones ahead"
+    assert [one[0] // 1000 for one in given] == [1, 2, 2, 2] and all(len(one) == 5 for one in given)
+    assert len(np.unique(given[1:])) == 15, "all of them different"
+    made.hold("pi", None)
+    assert memory.observations(5, rng)[0] // 1000 == 4
+    monkeypatch.setattr(sampling, "STALE_S", -1.0)
+    assert memory.observations(5, rng)[0] // 1000 > 4
+    assert len(memory.observations(30, rng)) == 17, "all that there are"
 
 
 def test_where_all_of_replay_is_held_back_there_is_nothing_to_sample_at_once() -> None:
