@@ -155,7 +155,7 @@ def test_a_simulated_fleet_keeps_the_budgets(size: int) -> None:
 
 def test_a_simulated_fleet_says_more_where_ingest_has_room_and_less_where_it_has_none() -> None:
     slow = simulate.Simulation(400, rate=1.0, message_s=0.02).run(120.0, 60.0)
-    quick = simulate.Simulation(1200, rate=1.0).run(120.0, 60.0)
+    quick = simulate.Simulation(1200, rate=1.0, message_s=0.0003).run(120.0, 60.0)
     assert quick.budget_per_s == pytest.approx(1200 / budget.WANTED_PERIOD_S), "up to what is wanted"
     assert quick.age_s / quick.steps == pytest.approx(budget.WANTED_PERIOD_S / 2, rel=0.2)
     low, high = (share / 0.02 for share in budget.NEEDED)
