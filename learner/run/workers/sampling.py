@@ -120,7 +120,7 @@ class ShardedReplay:
         self._shards, self.capacity = workers, capacity
         self._shape = (0, 0)  # of a batch
         self._n = 0  # of observations
-        self._rng = np.random.default_rng()  # whose it is that asks
+        self._rng = np.random.default_rng()  # until somebody asks with another one
         self._batches = _Stock(self._ask_batches, self._unpack_batches, _batch_bytes, one_ahead=True)
         self._observations = _Stock(self._ask_observations, self._unpack_observations, _bytes, one_ahead=False)
 
@@ -193,8 +193,9 @@ class ShardedReplay:
                     yield found
             if not missing:
                 return
-            self._wait()
-            parts = self._ask("sample", missing)
+            self._shards.advance()
+            if not (parts := self._ask("sample", missing)):
+                self._shards.wait(_WAIT_S)
 
     def _answer(self, part: _Part) -> tuple[NDArray[Any], ...] | None:
         if part.asked is None or (found := self._shards.answer_of(part.shard, part.asked)) is None:
@@ -208,7 +209,8 @@ class ShardedReplay:
     def _unpack_observations(self, draw: _Draw) -> list[NDArray[Any]]:
         parts = draw.parts
         while not (found := [one for one in map(self._seen, parts) if one is not None and len(one)]):
-            self._wait()
+            self._shards.advance()
+            self._shards.wait(_WAIT_S)
             parts = self._ask_observations(draw.calls)
         seen = np.concatenate(found)
         if len(seen) <= self._n:
@@ -218,11 +220,6 @@ class ShardedReplay:
 
     def _seen(self, part: _Part) -> NDArray[Any] | None:
         return None if part.asked is None else self._shards.answer_of(part.shard, part.asked)
-
-    def _wait(self) -> None:
-        self._shards.advance()
-        if not len(self):
-            self._shards.wait(_WAIT_S)
 
     def _ask(self, what: str, n: int) -> list[_Part]:
         """Shares a question for n among the shards by what they hold: together that is uniform."""

@@ -86,9 +86,7 @@ def test_one_odd_number_spoils_no_weights(
     assert is_finite(saved_state(run))
     assert isinstance(loop.parts.validator, validate.Validator)
     assert loop.parts.validator.refused["value"] == 1
-    beyond = loop.parts.validator.refused[
-        "grant"
-    ]  # this actor sends whatever it is granted: a slow update refuses more
+    beyond = loop.parts.validator.refused["grant"]  # this actor heeds no grant, and updates may be slow
     assert loop.parts.validator.steps_refused == 12 * (1 + beyond)
     assert "value" in (run / dead_letters.NAME).read_text()
     assert sum("what pi sends is refused (value)" in line for line in log.lines) == 1
