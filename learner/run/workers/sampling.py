@@ -7,6 +7,7 @@ still is some of the time before: so it has come when it is due.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections import deque
@@ -52,21 +53,12 @@ class _Stock(Generic[_T]):
     """What calls take, one after the other, and is asked for ahead.
 
     Args:
-        ask: Asks workers for what so many calls take.
-        unpack: Waits for it, and returns what each call takes.
         size: Returns the bytes of what a call takes.
         one_ahead: Ask ahead also where that is for one call, which may then be old when it comes.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[int], list[_Part]],
-        unpack: Callable[[_Draw], Sequence[_T]],
-        size: Callable[[_T], int],
-        *,
-        one_ahead: bool,
-    ) -> None:
-        self._ask, self._unpack, self._size, self._one_ahead = ask, unpack, size, one_ahead
+    def __init__(self, size: Callable[[_T], int], *, one_ahead: bool) -> None:
+        self._size, self._one_ahead = size, one_ahead
         self._kind: object = None
         self._ready: deque[_T] = deque()
         self._taken: _Draw | None = None  # what is ready
@@ -74,11 +66,15 @@ class _Stock(Generic[_T]):
         self._bytes = 0  # of a call
         self._taken_at, self._gap_s = -math.inf, math.inf  # of the newest call, and since the one before
 
-    def take(self, kind: object) -> _T:
+    def take(
+        self, kind: object, ask: Callable[[int], list[_Part]], unpack: Callable[[_Draw], Sequence[_T]]
+    ) -> _T:
         """Returns what the next call takes.
 
         Args:
             kind: Whatever was asked for when it was another one is forgotten.
+            ask: Asks workers for what so many calls take.
+            unpack: Waits for it, and returns what each call takes.
         """
         now = time.monotonic()
         self._gap_s, self._taken_at = now - self._taken_at, now
@@ -90,13 +86,13 @@ class _Stock(Generic[_T]):
         if self._next is not None and self._next.is_stale(now):
             self._next = None
         if not self._ready:
-            self._taken, self._next = self._next or self._draw(), None
-            self._ready.extend(self._unpack(self._taken))
+            self._taken, self._next = self._next or self._draw(ask), None
+            self._ready.extend(unpack(self._taken))
             self._bytes = self._size(self._ready[0])
         assert self._taken is not None
         one = self._ready.popleft()
         if self._next is None and len(self._ready) <= self._taken.calls // 2 and (self._one_ahead or self._calls > 1):
-            self._next = self._draw()
+            self._next = self._draw(ask)
         return one
 
     @property
@@ -104,8 +100,8 @@ class _Stock(Generic[_T]):
         """Returns how many are made in `DRAW_S`, or take `DRAW_BYTES`; one at least."""
         return max(1, min(int(DRAW_S / max(self._gap_s, 1e-3)), DRAW_BYTES // max(self._bytes, 1)))
 
-    def _draw(self) -> _Draw:
-        return _Draw(time.monotonic(), self._calls, self._ask(self._calls))
+    def _draw(self, ask: Callable[[int], list[_Part]]) -> _Draw:
+        return _Draw(time.monotonic(), self._calls, ask(self._calls))
 
 
 class ShardedReplay:
@@ -118,11 +114,8 @@ class ShardedReplay:
 
     def __init__(self, workers: shards.Shards, capacity: int) -> None:
         self._shards, self.capacity = workers, capacity
-        self._shape = (0, 0)  # of a batch
-        self._n = 0  # of observations
-        self._rng = np.random.default_rng()  # until somebody asks with another one
-        self._batches = _Stock(self._ask_batches, self._unpack_batches, _batch_bytes, one_ahead=True)
-        self._observations = _Stock(self._ask_observations, self._unpack_observations, _bytes, one_ahead=False)
+        self._batches = _Stock(_batch_bytes, one_ahead=True)
+        self._observations = _Stock(_bytes, one_ahead=False)
 
     def __len__(self) -> int:
         """Returns the number of transitions that may be drawn now; those of a worker that begins may not."""
@@ -144,8 +137,11 @@ class ShardedReplay:
         """
         if not len(self):
             raise IndexError("replay is empty")
-        self._shape, self._rng = (k, b), rng
-        return self._batches.take((k, b, self._shards.put_aside))
+        return self._batches.take(
+            (k, b, self._shards.put_aside),
+            lambda calls: self._ask("sample", calls * k * b, rng),
+            functools.partial(self._unpack_batches, k, b, rng),
+        )
 
     def observations(self, n: int, rng: np.random.Generator) -> NDArray[Any]:
         """Returns up to n different observations [n, *shape] of those kept, in their stored dtype.
@@ -155,22 +151,21 @@ class ShardedReplay:
         Raises:
             ActorqError: A worker tells of an error, or none comes back.
         """
-        self._n, self._rng = n, rng
-        return self._observations.take((n, self._shards.put_aside))
+        return self._observations.take(
+            (n, self._shards.put_aside),
+            lambda calls: self._ask("observations", calls * n, rng),
+            functools.partial(self._unpack_observations, n, rng),
+        )
 
     def update_priorities(self, ids: NDArray[np.int64], td_error: NDArray[np.float32]) -> None:
         """Leaves all as likely as they are: shards are sampled uniformly."""
 
-    def _ask_batches(self, calls: int) -> list[_Part]:
-        return self._ask("sample", calls * self._shape[0] * self._shape[1])
-
-    def _unpack_batches(self, draw: _Draw) -> list[replay.Batch]:
-        k, b = self._shape
+    def _unpack_batches(self, k: int, b: int, rng: np.random.Generator, draw: _Draw) -> list[replay.Batch]:
         n = draw.calls * k * b
-        order = self._rng.permutation(n)  # minibatches are alike
+        order = rng.permutation(n)  # minibatches are alike
         whole: list[NDArray[Any]] = []
         at = 0
-        for found in self._found(draw, n):
+        for found in self._found(draw.parts, n, rng):
             whole = whole or [np.empty((n, *array.shape[1:]), array.dtype) for array in found]
             places = order[at : at + len(found[0])]
             at += len(places)
@@ -183,9 +178,10 @@ class ShardedReplay:
             for call in range(draw.calls)
         ]
 
-    def _found(self, draw: _Draw, missing: int) -> Iterator[tuple[NDArray[Any], ...]]:
+    def _found(
+        self, parts: list[_Part], missing: int, rng: np.random.Generator
+    ) -> Iterator[tuple[NDArray[Any], ...]]:
         """Yields what workers drew; others stand in for one that died meanwhile."""
-        parts = draw.parts
         while True:
             for part in parts:
                 if (found := self._answer(part)) is not None:
@@ -194,7 +190,7 @@ class ShardedReplay:
             if not missing:
                 return
             self._shards.advance()
-            if not (parts := self._ask("sample", missing)):
+            if not (parts := self._ask("sample", missing, rng)):
                 self._shards.wait(_WAIT_S)
 
     def _answer(self, part: _Part) -> tuple[NDArray[Any], ...] | None:
@@ -203,32 +199,29 @@ class ShardedReplay:
         *fields, ids = found  # in the order of replay.Batch, whose last one are the ids
         return (*fields, shards.number(part.shard, part.asked.life, 0) | ids)
 
-    def _ask_observations(self, calls: int) -> list[_Part]:
-        return self._ask("observations", calls * self._n)
-
-    def _unpack_observations(self, draw: _Draw) -> list[NDArray[Any]]:
+    def _unpack_observations(self, n: int, rng: np.random.Generator, draw: _Draw) -> list[NDArray[Any]]:
         parts = draw.parts
         while not (found := [one for one in map(self._seen, parts) if one is not None and len(one)]):
             self._shards.advance()
             self._shards.wait(_WAIT_S)
-            parts = self._ask_observations(draw.calls)
+            parts = self._ask("observations", draw.calls * n, rng)
         seen = np.concatenate(found)
-        if len(seen) <= self._n:
+        if len(seen) <= n:
             return [seen]
-        seen = seen[self._rng.permutation(len(seen))]
-        return [seen[at : at + self._n] for at in range(0, len(seen) - self._n + 1, self._n)]
+        seen = seen[rng.permutation(len(seen))]
+        return [seen[at : at + n] for at in range(0, len(seen) - n + 1, n)]
 
     def _seen(self, part: _Part) -> NDArray[Any] | None:
         return None if part.asked is None else self._shards.answer_of(part.shard, part.asked)
 
-    def _ask(self, what: str, n: int) -> list[_Part]:
+    def _ask(self, what: str, n: int, rng: np.random.Generator) -> list[_Part]:
         """Shares a question for n among the shards by what they hold: together that is uniform."""
         sizes = np.array(self._sizes(), np.float64)
         if not sizes.sum():
             return []
-        shares = self._rng.multinomial(n, sizes / sizes.sum()).tolist()
+        shares = rng.multinomial(n, sizes / sizes.sum()).tolist()
         return [
-            _Part(shard, share, self._shards.ask_later(shard, what, share, int(self._rng.integers(1 << 62))))
+            _Part(shard, share, self._shards.ask_later(shard, what, share, int(rng.integers(1 << 62))))
             for shard, share in enumerate(shares)
             if share
         ]
