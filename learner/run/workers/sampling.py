@@ -66,9 +66,7 @@ class _Stock(Generic[_T]):
         self._bytes = 0  # of a call
         self._taken_at, self._gap_s = -math.inf, math.inf  # of the newest call, and since the one before
 
-    def take(
-        self, kind: object, ask: Callable[[int], list[_Part]], unpack: Callable[[_Draw], Sequence[_T]]
-    ) -> _T:
+    def take(self, kind: object, ask: Callable[[int], list[_Part]], unpack: Callable[[_Draw], Sequence[_T]]) -> _T:
         """Returns what the next call takes.
 
         Args:
@@ -178,9 +176,7 @@ class ShardedReplay:
             for call in range(draw.calls)
         ]
 
-    def _found(
-        self, parts: list[_Part], missing: int, rng: np.random.Generator
-    ) -> Iterator[tuple[NDArray[Any], ...]]:
+    def _found(self, parts: list[_Part], missing: int, rng: np.random.Generator) -> Iterator[tuple[NDArray[Any], ...]]:
         """Yields what workers drew; others stand in for one that died meanwhile."""
         while True:
             for part in parts:
