@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WORK = {
     *("open", "fdopen", "connect", "socket", "bind", "listen", "Popen", "run", "start", "mkdir", "exists", "stat"),
-    *("read_bytes", "read_text", "write_bytes", "write_text", "write_atomic", "unlink", "flock", "execute"),
-    *("executescript", "TemporaryDirectory", "compile", "load", "convert", "tls", "watch_tls", "client_context"),
-    *("release", "rename", "rmtree"),
+    *("read", "read_w", "read_bytes", "read_text", "write_bytes", "write_text", "write_atomic", "unlink", "flock"),
+    *("execute", "executescript", "TemporaryDirectory", "compile", "load", "convert", "tls", "watch_tls"),
+    *("client_context", "release", "rename", "rmtree"),
 }
 """Names of calls that touch the network, files or processes, or compile, convert or delete."""
 

@@ -44,7 +44,7 @@ class Gauge:
         if log:
             return cls(None, Path(log), offset_s)
         source = power.find(period_s=PERIOD_S).source
-        return cls(power.Meter.of_board(source, PERIOD_S)) if source else None
+        return cls(power.Meter.start(source, PERIOD_S)) if source else None
 
     @property
     def source(self) -> dict[str, str | bool]:

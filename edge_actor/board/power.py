@@ -96,7 +96,7 @@ class Meter:
     """Adds up what a source says.
 
     Args:
-        source: Says it.
+        source: Says it; has been asked once, for sources that tell a mean begin there (`start` does).
         limits_w: What the board can draw.
         period_s: How often `read` will be called.
         clock: Monotonic.
@@ -121,11 +121,11 @@ class Meter:
         self._unmoved_w: float | None = None
         self._unmoved_j = self._unmoved_s = 0.0  # since the value last changed; taken back if it is stuck
         self._counted_to_s = clock()
-        source.read_w()  # sources that tell a mean begin here
 
     @classmethod
-    def of_board(cls, source: Source, period_s: float, root: Path = board.ROOT) -> Meter:
-        """Makes a meter with the limits of the board."""
+    def start(cls, source: Source, period_s: float, root: Path = board.ROOT) -> Meter:
+        """Begins to read a source, within the limits of the board."""
+        source.read_w()
         return cls(source, LIMITS_W.get(board.kind(board.model(root)), _ANY_LIMITS_W), period_s)
 
     def read(self) -> Total:

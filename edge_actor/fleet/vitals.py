@@ -25,15 +25,23 @@ class Energy:
     """The board's power, and its energy per step of this actor, between the last two heartbeats.
 
     All the board draws is counted, so of two actors on one board each tells the whole.
+
+    Args:
+        meter: Reads the board; None where nothing measures it.
+        began: The first reading.
     """
 
-    def __init__(self, meter: power.Meter | None) -> None:
+    def __init__(self, meter: power.Meter | None, began: power.Total | None) -> None:
         self._meter = meter
         self._steps = 0
-        self._total = meter.read() if meter else None
-        self._began = self._total
+        self._total = self._began = began
         self.power_w: float | None = None
         self.step_energy_j: float | None = None
+
+    @classmethod
+    def start(cls, meter: power.Meter | None) -> Energy:
+        """Takes the first reading."""
+        return cls(meter, meter.read() if meter else None)
 
     @property
     def source(self) -> str:
@@ -126,7 +134,7 @@ class Load:
         source = power.find(period_s=period_s).source
         process = psutil.Process()
         process.cpu_percent()  # the first call begins what the next one tells
-        made = cls(Energy(power.Meter.of_board(source, period_s) if source else None), steps, process)
+        made = cls(Energy.start(power.Meter.start(source, period_s) if source else None), steps, process)
         made._look()
         return made
 

@@ -86,7 +86,7 @@ def test_a_pi_5_asks_its_pmic_in_one_loop_that_ends_with_us(tmp_path: Path, prog
     source = power.find(root_of("5", tmp_path), period_s=0.1).source
     assert isinstance(source, power_sensors.Pmic)
     assert "lower bound" in source.note
-    meter = power.Meter(source)
+    meter = power.Meter.start(source, 1.0)
     conftest.wait_until(lambda: meter.read().covered_s, "the first answer", 30.0)
     total = meter.read()
     assert total.joules / total.covered_s == pytest.approx(RAILS_W, rel=1e-3)
@@ -270,7 +270,7 @@ def test_a_model_may_stand_still(meter: power.Meter, says: Says, clock: Clock) -
 
 
 def test_energy_per_step_of_the_heartbeat(meter: power.Meter, says: Says, clock: Clock) -> None:
-    energy = vitals.Energy(meter)
+    energy = vitals.Energy.start(meter)
     clock.now_s += 1.0
     energy.update(1000)
     assert energy.power_w == pytest.approx(3.0)
@@ -288,7 +288,7 @@ def test_energy_per_step_of_the_heartbeat(meter: power.Meter, says: Says, clock:
 
 
 def test_without_a_source_there_is_no_energy() -> None:
-    energy = vitals.Energy(None)
+    energy = vitals.Energy.start(None)
     energy.update(1000)
     assert (energy.power_w, energy.step_energy_j, energy.source, energy.modelled) == (None, None, "", False)
     assert (energy.joules, energy.read_s) == (None, 0.0)
