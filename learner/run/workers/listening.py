@@ -15,7 +15,8 @@ from broker.contract import address, codec, errors, messages, previous, signing,
 from broker.fleet import identity
 from broker.program import stopwatch
 from learner import config
-from learner.fleet import brokers, enrolment, floods, inbox, reader
+from learner.fleet import brokers, enrolment
+from learner.fleet.arriving import floods, inbox, reader
 
 
 class Listening:

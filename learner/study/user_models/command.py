@@ -26,7 +26,8 @@ from learner.quantize import compare, gate, ptq
 from learner.quantize.distil import dagger, distillation, goals, students
 from learner.quantize.tflite import interpreter
 from learner.study import play
-from learner.study.user_models import distilled, operations, reading, recipe, requests, returns, subject
+from learner.study.user_models import distilled, reading, recipe, requests, returns, subject
+from learner.study.user_models.converter import operations
 from learner.study.user_models.formats import observations
 
 FloatArray = NDArray[np.float32]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from broker.contract import errors
 from learner.quantize import scales
 from learner.quantize.distil import distillation
-from learner.study.user_models import converted, keras_model, recipe, subject
+from learner.study.user_models import recipe, subject
+from learner.study.user_models.converter import converted, keras_model
 from learner.study.user_models.formats import keras_chain, onnx_file, saved_model, sb3
 
 _NORMALISER = "vecnormalize.pkl"

@@ -14,7 +14,8 @@ import pytest
 from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
 from learner import config
-from learner.fleet import floods, gathering, roster, session
+from learner.fleet import gathering, roster, session
+from learner.fleet.arriving import floods
 from tests.conftest import BrokerProcess, wait_until
 from tests.fakes import fleet_examples, log_reader, plain_client, stranger
 

@@ -13,7 +13,7 @@ import pytest
 
 from edge_actor.experience import window
 from learner.experience import ingest
-from learner.fleet import inbox
+from learner.fleet.arriving import inbox
 from learner.run import local_fleet
 from tests import conftest
 from tests.system import books

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from broker.contract import errors
 from learner import __main__ as main
 from learner.quantize.tflite import interpreter
-from learner.study.user_models import keras_aware, keras_model, operations
+from learner.study.user_models.converter import keras_aware, keras_model, operations
 from learner.study.user_models.formats import observations as observations_file
 
 Build = Callable[[], Any]

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from broker.contract import errors
 from learner.quantize import ptq
 from learner.quantize.tflite import interpreter
-from learner.study.user_models import keras_model, reading, recipe
+from learner.study.user_models import reading, recipe
+from learner.study.user_models.converter import keras_model
 from tests.learner.study.user_models.formats import test_onnx_file
 
 GRAPHS = int(os.environ.get("GRAPHS", "12"))

@@ -15,7 +15,8 @@ from learner.networks import layers
 from learner.policies import outgoing_policy, policy_maker
 from learner.quantize import compare, fp32, scales
 from learner.quantize.tflite import interpreter
-from learner.study.user_models import keras_model, recipe
+from learner.study.user_models import recipe
+from learner.study.user_models.converter import keras_model
 from learner.study.user_models.formats import chain, keras_chain
 from tests.learner.quantize.distil import test_aware
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from learner.networks import fake_quant
 from learner.quantize.distil import distillation
-from learner.study.user_models import keras_model, layer_norm
+from learner.study.user_models.converter import keras_model, layer_norm
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 
 from broker.program import stopwatch
-from learner.fleet import brokers, inbox
+from learner.fleet import brokers
+from learner.fleet.arriving import inbox
 
 
 class Reader:

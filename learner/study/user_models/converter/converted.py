@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner.quantize.distil import distillation
-from learner.study.user_models import keras_aware, keras_model, layer_norm, subject
+from learner.study.user_models import subject
+from learner.study.user_models.converter import keras_aware, keras_model, layer_norm
 from learner.study.user_models.formats import saved_model
 
 FloatArray = NDArray[np.float32]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from broker.program import bounded_queue
-from learner.fleet import inbox
+from learner.fleet.arriving import inbox
 
 
 def test_in_order_and_full_at_a_limit_of_bytes_or_messages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from broker.contract import errors
 from learner.networks import layers
 from learner.quantize import input_scaling, ptq
 from learner.quantize.tflite import convert, graph_edits, stderr_filter
-from learner.study.user_models import layer_norm, operations
+from learner.study.user_models.converter import layer_norm, operations
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
