@@ -25,6 +25,7 @@ from broker.contract import draws, messages, specs
 
 BLOCK = draws.BLOCK
 """Rows drawn at once, and therefore the longest burst."""
+_ROWS = np.arange(BLOCK, dtype=np.int64)
 _PART = 1 << 15
 """Numbers of noise for stochastic heads that are drawn at once: some three milliseconds'."""
 _PART_ROWS_MIN = 4
@@ -79,7 +80,7 @@ class Explorer:
         self._seed = (-1, -1)
         self._block, self._next = -1, BLOCK
         self._chosen: list[Any] = []
-        self._actions: list[Any] = []
+        self._actions: NDArray[Any] = np.zeros((0, n_envs))
         self._noise: NDArray[np.float32] | None = None
         # Of what stochastic heads sample with: what is left of the block, the newest part, and the row behind it
         self._parts: Iterator[NDArray[np.float32]] | None = None
@@ -116,7 +117,7 @@ class Explorer:
     def draw_random(self, rows: int) -> Sequence[Any]:
         """Returns a random action for each row. At most `left` rows."""
         window = self._window(rows)
-        return self._actions[window]
+        return self._listed(self._actions[window])
 
     @property
     def perturbs(self) -> bool:
@@ -172,12 +173,12 @@ class Explorer:
     def _draw_block(self) -> None:
         self._block, self._next, self._noise = self._block + 1, 0, None
         self._parts, self._part_end = None, 0
-        chances, actions = draws.exploring(*self._place, self._action, self._n_envs)
-        steps = self._recorded() + self._n_envs * np.arange(BLOCK, dtype=np.int64)
-        self._actions = self._listed(actions)
+        chances, self._actions = draws.exploring(*self._place, self._action, self._n_envs)
+        explores = np.flatnonzero(chances < self._schedule.epsilon(self._recorded() + self._n_envs * _ROWS))
         self._chosen = [None] * BLOCK
-        for row in np.flatnonzero(chances < self._schedule.epsilon(steps)).tolist():
-            self._chosen[row] = self._actions[row]
+        # Few, most of the time: to make all of a block into Python's numbers took as long as to draw it
+        for row, action in zip(explores.tolist(), self._listed(self._actions[explores]), strict=True):
+            self._chosen[row] = action
 
     def _listed(self, actions: NDArray[Any]) -> list[Any]:
         if self._n_envs > 1:
