@@ -56,6 +56,11 @@ class Schedule:
             a.noise_correlation_steps,
         )
 
+    @property
+    def explores(self) -> bool:
+        """Returns whether epsilon is ever above 0."""
+        return self.start > 0 or self.end > 0
+
     def epsilon(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns epsilon [T] for this boot's recorded steps with the numbers `steps` [T], counted from 0."""
         done = np.minimum((steps + self.offset) / max(1, self.decay_steps), 1.0)
@@ -79,8 +84,10 @@ class Explorer:
         self._schedule = Schedule()
         self._seed = (-1, -1)
         self._block, self._next = -1, BLOCK
-        self._chosen: list[Any] = []
-        self._actions: NDArray[Any] = np.zeros((0, n_envs))
+        self._steps = _ROWS  # recorded before each row of the block
+        # Of the block, as soon as somebody asks: what explores, or None; and what `draws.exploring` returns
+        self._chosen: list[Any] | None = None
+        self._drawn: tuple[NDArray[np.float64], NDArray[Any]] | None = None
         self._noise: NDArray[np.float32] | None = None
         # Of what stochastic heads sample with: what is left of the block, the newest part, and the row behind it
         self._parts: Iterator[NDArray[np.float32]] | None = None
@@ -111,13 +118,13 @@ class Explorer:
 
     def draw(self, rows: int) -> Sequence[Any]:
         """Returns for each row a random action, or None to ask the policy. At most `left` rows."""
-        window = self._window(rows)  # first: it may draw a new block
-        return self._chosen[window]
+        window = self._window(rows)
+        return self._choices()[window]
 
     def draw_random(self, rows: int) -> Sequence[Any]:
         """Returns a random action for each row. At most `left` rows."""
         window = self._window(rows)
-        return self._listed(self._actions[window])
+        return self._listed(self._uniform()[1][window])
 
     @property
     def perturbs(self) -> bool:
@@ -132,7 +139,7 @@ class Explorer:
             self._noise = draws.perturbations(
                 *self._place, self._action, self._n_envs, schedule.noise_std, schedule.noise_correlation_steps
             )
-        drawn = self._chosen[window]
+        drawn = self._choices()[window]
         noise = self._noise[window]
         return drawn, [noise[i] for i, action in enumerate(drawn) if action is None]
 
@@ -158,7 +165,7 @@ class Explorer:
 
     def _window(self, rows: int) -> slice:
         if self._next == BLOCK:
-            self._draw_block()
+            self._begin_block()
         start, self._next = self._next, self._next + rows
         return slice(start, self._next)
 
@@ -170,15 +177,30 @@ class Explorer:
         if (seed, slot) != self._seed:
             self._seed, self._block, self._next = (seed, slot), -1, BLOCK
 
-    def _draw_block(self) -> None:
-        self._block, self._next, self._noise = self._block + 1, 0, None
+    def _begin_block(self) -> None:
+        """Begins the next block, of which nothing is drawn before it is asked for."""
+        self._block, self._next = self._block + 1, 0
+        self._steps = self._recorded() + self._n_envs * _ROWS
+        self._chosen = self._drawn = self._noise = None
         self._parts, self._part_end = None, 0
-        chances, self._actions = draws.exploring(*self._place, self._action, self._n_envs)
-        explores = np.flatnonzero(chances < self._schedule.epsilon(self._recorded() + self._n_envs * _ROWS))
-        self._chosen = [None] * BLOCK
-        # Few, most of the time: to make all of a block into Python's numbers took as long as to draw it
-        for row, action in zip(explores.tolist(), self._listed(self._actions[explores]), strict=True):
-            self._chosen[row] = action
+
+    def _choices(self) -> list[Any]:
+        """Returns for each row of the block a random action, or None."""
+        if self._chosen is None:
+            self._chosen = [None] * BLOCK
+            if self._schedule.explores:
+                chances, actions = self._uniform()
+                explores = np.flatnonzero(chances < self._schedule.epsilon(self._steps))
+                # Few, most of the time: to make all of a block into Python's numbers took as long as to draw it
+                for row, action in zip(explores.tolist(), self._listed(actions[explores]), strict=True):
+                    self._chosen[row] = action
+        return self._chosen
+
+    def _uniform(self) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        """Returns what `draws.exploring` does of the block."""
+        if self._drawn is None:
+            self._drawn = draws.exploring(*self._place, self._action, self._n_envs)
+        return self._drawn
 
     def _listed(self, actions: NDArray[Any]) -> list[Any]:
         if self._n_envs > 1:
