@@ -26,6 +26,8 @@ from broker.contract import draws, messages, specs
 BLOCK = draws.BLOCK
 """Rows drawn at once, and therefore the longest burst."""
 _ROWS = np.arange(BLOCK, dtype=np.int64)
+_AHEAD = 4
+"""Blocks drawn at once for a single environment: the first takes five times as long as those right behind it."""
 _PART = 1 << 15
 """Numbers of noise for stochastic heads that are drawn at once: some three milliseconds'."""
 _PART_ROWS_MIN = 4
@@ -85,9 +87,8 @@ class Explorer:
         self._seed = (-1, -1)
         self._block, self._next = -1, BLOCK
         self._steps = _ROWS  # recorded before each row of the block
-        # Of the block, as soon as somebody asks: what explores, or None; and what `draws.exploring` returns
-        self._chosen: list[Any] | None = None
-        self._drawn: tuple[NDArray[np.float64], NDArray[Any]] | None = None
+        self._chosen: list[Any] | None = None  # of the block, as soon as somebody asks: what explores, or None
+        self._drawn: dict[int, tuple[NDArray[np.float64], NDArray[Any]]] = {}  # `draws.exploring` of some blocks
         self._noise: NDArray[np.float32] | None = None
         # Of what stochastic heads sample with: what is left of the block, the newest part, and the row behind it
         self._parts: Iterator[NDArray[np.float32]] | None = None
@@ -175,13 +176,13 @@ class Explorer:
 
     def _reseed(self, seed: int, slot: int) -> None:
         if (seed, slot) != self._seed:
-            self._seed, self._block, self._next = (seed, slot), -1, BLOCK
+            self._seed, self._block, self._next, self._drawn = (seed, slot), -1, BLOCK, {}
 
     def _begin_block(self) -> None:
         """Begins the next block, of which nothing is drawn before it is asked for."""
         self._block, self._next = self._block + 1, 0
         self._steps = self._recorded() + self._n_envs * _ROWS
-        self._chosen = self._drawn = self._noise = None
+        self._chosen = self._noise = None
         self._parts, self._part_end = None, 0
 
     def _choices(self) -> list[Any]:
@@ -198,9 +199,10 @@ class Explorer:
 
     def _uniform(self) -> tuple[NDArray[np.float64], NDArray[Any]]:
         """Returns what `draws.exploring` does of the block."""
-        if self._drawn is None:
-            self._drawn = draws.exploring(*self._place, self._action, self._n_envs)
-        return self._drawn
+        if self._block not in self._drawn:
+            blocks = range(self._block, self._block + (_AHEAD if self._n_envs == 1 else 1))
+            self._drawn = {block: draws.exploring(*self._seed, block, self._action, self._n_envs) for block in blocks}
+        return self._drawn[self._block]
 
     def _listed(self, actions: NDArray[Any]) -> list[Any]:
         if self._n_envs > 1:
