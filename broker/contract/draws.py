@@ -102,7 +102,4 @@ def sampling_parts(
 
 
 def _generator(seed: int, slot: int, block: int, purpose: int) -> np.random.Generator:
-    place = [seed, slot, block]
-    # As numbers of 32 bits, which is what numpy makes of them anyway, in half the time
-    entropy = np.array(place, np.uint32) if max(place) < 1 << 32 else place
-    return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=(purpose,)))
+    return np.random.default_rng(np.random.SeedSequence([seed, slot, block], spawn_key=(purpose,)))

@@ -86,7 +86,7 @@ class Explorer:
         self._schedule = Schedule()
         self._seed = (-1, -1)
         self._block, self._next = -1, BLOCK
-        self._steps = _ROWS  # recorded before each row of the block
+        self._begun_at = 0  # steps recorded before the block
         self._chosen: list[Any] | None = None  # of the block, as soon as somebody asks: what explores, or None
         self._drawn: dict[int, tuple[NDArray[np.float64], NDArray[Any]]] = {}  # `draws.exploring` of some blocks
         self._noise: NDArray[np.float32] | None = None
@@ -181,7 +181,7 @@ class Explorer:
     def _begin_block(self) -> None:
         """Begins the next block, of which nothing is drawn before it is asked for."""
         self._block, self._next = self._block + 1, 0
-        self._steps = self._recorded() + self._n_envs * _ROWS
+        self._begun_at = self._recorded()
         self._chosen = self._noise = None
         self._parts, self._part_end = None, 0
 
@@ -191,7 +191,8 @@ class Explorer:
             self._chosen = [None] * BLOCK
             if self._schedule.explores:
                 chances, actions = self._uniform()
-                explores = np.flatnonzero(chances < self._schedule.epsilon(self._steps))
+                steps = self._begun_at + self._n_envs * _ROWS
+                explores = np.flatnonzero(chances < self._schedule.epsilon(steps))
                 # Few, most of the time: to make all of a block into Python's numbers took as long as to draw it
                 for row, action in zip(explores.tolist(), self._listed(actions[explores]), strict=True):
                     self._chosen[row] = action
