@@ -21,6 +21,8 @@ from learner.run.loop import policy_scores
 class Publishing:
     """Publishes the network as it is after some updates, unless the gate holds it back.
 
+    Updates go on while a policy is made of a copy; on policy they wait, for the next ones learn from what it does.
+
     Where policies are tried by canaries, none is made while a trial goes on, nor while too few actors are there for
     one: what waits is the network, and so always the newest. The first one of a run goes to all, for there is nothing
     to compare it with.
@@ -36,6 +38,9 @@ class Publishing:
         scores: Of published policies; asked for here. Those on trial get none before they are proven.
         trials: Of policies; None sends each to all at once.
         record: Where it is written which policy was proven, and how trials ended; for `trials`.
+
+    Attributes:
+        making: What the gate says of the policy that is being made; None while none is.
     """
 
     def __init__(
@@ -56,12 +61,15 @@ class Publishing:
         self._period_updates = 1 if self._is_on_policy else settings.train.publish_period_updates
         self._publisher, self._session, self._roster, self._scores = policies, fleet, actors, scores
         self._trials, self._record = trials, record
-        self._state: algorithms.State = {}  # behind the policy on trial
+        self._state: algorithms.State | None = None  # behind the newest one, if that is to be scored or tried
         self._updates, self._at = algorithm.updates, -math.inf
+        self.making: futures.Future[gate.Verdict] | None = None
 
     @property
     def is_due(self) -> bool:
         """Returns whether a policy is to be made now."""
+        if self.making is not None:
+            return False
         if self._publisher.newest is None:
             return True
         due = self._algorithm.updates - self._updates >= self._period_updates
@@ -71,9 +79,11 @@ class Publishing:
 
     @property
     def is_awaited(self) -> bool:
-        """Returns whether updates wait for a policy that the fleet cannot take yet: the next ones learn from it."""
+        """Returns whether updates wait for a policy that is made, or that the fleet cannot take yet."""
         if not self._is_on_policy:
             return False
+        if self.making is not None:
+            return True
         is_behind = self._publisher.newest is not None and self._algorithm.updates > self._updates
         return is_behind and self._scores.solved is None
 
@@ -83,32 +93,44 @@ class Publishing:
         return self._memory.has_observations
 
     def begin(self) -> futures.Future[gate.Verdict]:
-        """Has a policy made and, if the gate lets it pass, sent; `finish` when that is done."""
+        """Has a policy made and, if the gate lets it pass, sent; `advance` goes on when that is done.
+
+        Returns:
+            `making`.
+        """
         self._updates, self._at = self._algorithm.updates, time.monotonic()
         policy = self._algorithm.policy_layers()
         seen = self._memory.observations(calibrate.sample_size(policy), self._rng)
         on_trial = self._trials is not None and self._publisher.main is not None
         channel = topics.CANARY_CHANNEL if on_trial else topics.MAIN_CHANNEL
-        return self._publisher.publish(policy, *calibrate.split(seen), channel)
+        self._state = self._algorithm.state() if on_trial or self._scores.is_due() else None
+        self.making = making = self._publisher.publish(policy, *calibrate.split(seen), channel)
+        return making
 
-    def finish(self, verdict: gate.Verdict) -> None:
+    def advance(self) -> None:
+        """Takes note of a policy that has been made, and follows the trial that goes on; call again and again."""
+        if self.making is not None and self.making.done():
+            made, self.making = self.making, None
+            self._finish(made.result())
+        if self._trials is not None and (outcome := self._trials.advance()) is not None:
+            self.announce()
+            if outcome.verdict == "promoted":
+                self._score(self._publisher.main)
+
+    def _finish(self, verdict: gate.Verdict) -> None:
         """Announces the policy if it went out, and has it scored if that is due."""
-        if not verdict.passed or self._publisher.newest is None:
+        if not verdict.passed:
             return
         if self._trials is not None and self._publisher.newest is not self._publisher.main:
-            self._state = self._algorithm.state()
             self._trials.begin()
             return
         self.announce()
-        if self._scores.is_due():
-            self._scores.begin(self._publisher.newest, self._algorithm.state())
+        self._score(self._publisher.newest)
 
-    def advance(self) -> None:
-        """Follows the trial that goes on, if one does; call again and again."""
-        if self._trials is not None and (outcome := self._trials.advance()) is not None:
-            self.announce()
-            if outcome.verdict == "promoted" and self._publisher.main is not None and self._scores.is_due():
-                self._scores.begin(self._publisher.main, self._state)
+    def _score(self, policy: publisher.Published | None) -> None:
+        """Has a policy scored if one is due, and what was behind it is known."""
+        if policy is not None and self._state is not None and self._scores.is_due():
+            self._scores.begin(policy, self._state)
 
     def end_trial(self) -> bool:
         """Breaks off the trial that goes on, if one does: no actor is left with a policy that nobody will judge."""

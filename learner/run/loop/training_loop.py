@@ -111,6 +111,7 @@ class TrainingLoop:
                 self._tick()
                 if time.monotonic() - self._saved_at > self._settings.checkpoint_period_s:
                     self.save()
+            self._await_policy()
             parts.breakdown.end()
             self._wall_s, self._finished_unix_s = time.monotonic() - self._started, time.time()
             if not self._stop.is_set():
@@ -261,11 +262,19 @@ class TrainingLoop:
         parts.progress.restart_rates(parts.algorithm.updates, parts.pace.env_steps)
 
     def _publish(self) -> None:
-        """Makes a policy, and sends it unless the gate holds it back."""
+        """Has a policy made, and sent unless the gate holds it back; in lock-step waits for that."""
         publishing = self.parts.publishing
         if not publishing.has_observations:
             return  # all that was there is held back
-        publishing.finish(self._meanwhile(publishing.begin(), "a policy to be made"))
+        publishing.begin().add_done_callback(lambda _: self.parts.session.wake())
+        if self._settings.deterministic:
+            self._await_policy()
+
+    def _await_policy(self) -> None:
+        """Waits for the policy that is being made, if one is."""
+        if (making := self.parts.publishing.making) is not None:
+            self._meanwhile(making, "a policy to be made")
+            self.parts.publishing.advance()
 
     def _meanwhile(self, computing: futures.Future[_T], what: str) -> _T:
         """Returns the result of `what`, which another thread computes while what arrives is taken in here."""
