@@ -79,6 +79,13 @@ class _Turns(contextlib.ExitStack):
 
     def __enter__(self) -> _Turns:
         super().__enter__()
+        with contextlib.ExitStack() as failing:
+            failing.callback(self.close)  # else what has begun of it would go on
+            self._begin()
+            failing.pop_all()
+        return self
+
+    def _begin(self) -> None:
         site = self.enter_context(_load.Site(8))
         names = [f"actor-{number:04}" for number in range(8)]
         chosen = [next(name for name in names if topics.shard_of(name, 2) == shard) for shard in range(2)]
@@ -96,7 +103,6 @@ class _Turns(contextlib.ExitStack):
         self._signal(signal.SIGSTOP)
         self.callback(site.stop_learner, learner)
         self.callback(self._signal, signal.SIGCONT)  # before it
-        return self
 
     def updates_per_s(self) -> float:
         """Returns what a turn makes, once it has found its pace again."""

@@ -163,10 +163,40 @@ def test_a_receipt_does_not_wait_for_an_update(
     assert loop.parts.pace.env_steps >= 24 + 3 * 12
 
 
+def meet_updates(loop: training_loop.TrainingLoop, monkeypatch: pytest.MonkeyPatch, wait_s: float) -> list[bool]:
+    """Has each policy made only when the network has learned more since it was begun; returns whether it had."""
+    maker, went_on = loop.parts.publisher._maker, list[bool]()
+    make = maker.make
+
+    def slow(*arguments: Any) -> Any:
+        before, end_s = loop.parts.algorithm.updates, time.monotonic() + wait_s
+        while loop.parts.algorithm.updates == before and time.monotonic() < end_s:
+            time.sleep(0.01)
+        went_on.append(loop.parts.algorithm.updates > before)
+        return make(*arguments)
+
+    monkeypatch.setattr(maker, "make", slow)
+    return went_on
+
+
+def test_updates_go_on_while_a_policy_is_made(
+    mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = threading.Event()
+    with training(mosquitto.port, tmp_path, stop, evaluate_episodes=0, samples_per_insert=64.0) as (loop, _, _):
+        went_on = meet_updates(loop, monkeypatch, WAIT_S)
+        monkeypatch.setattr(loop.parts.publisher, "on_published", lambda order, model: stop.set())
+        loop.train()
+    assert went_on == [True]
+    assert loop.parts.publisher.newest is not None
+    assert loop.parts.publisher.newest.manifest.version == loop.parts.publisher.version == 1
+
+
 def test_a_run_ends_with_the_network_that_was_found_good(
     mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the last word on it comes while an update computes, after which a policy would be due."""
+    """Also where the last word on it comes while an update computes, after which a policy would be due; and where the
+    network has learned more while the policy was made."""
     wanted: dict[str, Any] = {"evaluate_episodes": 2, "solved_return": 5.0}
     wanted |= {"publish_period_updates": 1, "samples_per_insert": 64.0}
     with training(mosquitto.port, tmp_path, threading.Event(), **wanted) as (loop, _, judge):
@@ -180,7 +210,9 @@ def test_a_run_ends_with_the_network_that_was_found_good(
             return update(batch)
 
         monkeypatch.setattr(loop.parts.algorithm, "update", slow)
+        went_on = meet_updates(loop, monkeypatch, 5.0)
         loop.train()
+        assert went_on[0]
         assert loop.parts.scores.solved is not None
         good = layers.arrays(loop.parts.scores.solved.policy.layers)
         left = layers.arrays(loop.parts.algorithm.policy_layers())
