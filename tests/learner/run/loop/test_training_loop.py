@@ -195,8 +195,7 @@ def test_updates_go_on_while_a_policy_is_made(
 def test_a_run_ends_with_the_network_that_was_found_good(
     mosquitto: BrokerProcess, actorq_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the last word on it comes while an update computes, after which a policy would be due; and where the
-    network has learned more while the policy was made."""
+    """Also where the network learned more while it was made, and where the last word on it comes during an update."""
     wanted: dict[str, Any] = {"evaluate_episodes": 2, "solved_return": 5.0}
     wanted |= {"publish_period_updates": 1, "samples_per_insert": 64.0}
     with training(mosquitto.port, tmp_path, threading.Event(), **wanted) as (loop, _, judge):
