@@ -132,5 +132,7 @@ def _quantized(args: argparse.Namespace, directory: Path) -> Path:
     given = {name: getattr(args, name) for name in ("env", "calibration", "force_publish", "verbose")}
     output = directory / "policy.tflite"
     own: dict[str, Any] = {"model": args.policy, "output": output, "precision": "int8", "outputs": None}
-    command.run(requests.Request(**request | given | own, aware=False, steps=400, seed=0, force=True))
+    asked = requests.Request(**request | given | own, aware=False, steps=400, seed=0, force=True)
+    requests.check(asked)
+    command.run(asked)
     return output

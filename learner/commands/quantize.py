@@ -140,14 +140,17 @@ def run(args: argparse.Namespace) -> int:
     if args.steps < 1:
         raise errors.ConfigError(f"--steps must be positive, not {args.steps}")
     from learner.quantize.tflite import stderr_filter
+    from learner.study.user_models import requests
 
+    asked = {field.name: getattr(args, field.name) for field in dataclasses.fields(requests.Request)}
+    request = requests.Request(**asked)
+    requests.check(request)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with stderr_filter.filtered(everything=not args.verbose):
-        from learner.study.user_models import command, report, requests
+        from learner.study.user_models import command, report
 
     logs.configure()
-    request = {field.name: getattr(args, field.name) for field in dataclasses.fields(requests.Request)}
-    result = command.run(requests.Request(**request))
+    result = command.run(request)
     print(json.dumps(result) if args.json else report.table(result))
     return errors.EXIT_OK
 

@@ -67,6 +67,9 @@ class _Candidate:
 def run(request: requests.Request) -> dict[str, Any]:
     """Quantizes, judges and writes both files.
 
+    Args:
+        request: What `requests.check` has passed.
+
     Returns:
         The report.
 
@@ -76,7 +79,6 @@ def run(request: requests.Request) -> dict[str, Any]:
         SpecError: It is not for this environment.
         EnvironmentFailure: The environment cannot be played.
     """
-    requests.check(request)
     began, playing = time.monotonic(), distilled.Clock()
     task = play.Task(request.env, request.env_kwargs, request.frame_stack)
     spec = task.spec() if request.env else None
@@ -86,8 +88,8 @@ def run(request: requests.Request) -> dict[str, Any]:
     if spec is not None:
         _check_spec(policy, spec, request)
     _check_bounds(policy)
-    if request.distil or not request.goal().compressed.is_none:
-        goals.check(distilled.teacher(policy), request.goal())
+    if request.distil or not request.compressed.is_none:
+        goals.check(distilled.teacher(policy), _goal(request))
     with tempfile.TemporaryDirectory(prefix="actorq-") as scratch:
         fp32 = Path(scratch, "fp32.tflite")
         fp32.write_bytes(policy.float32())
@@ -102,7 +104,7 @@ def run(request: requests.Request) -> dict[str, Any]:
             learned = distilled.distil(
                 policy,
                 rows[learn],
-                request.goal(_WIDE if outside > _OUTSIDE_MAX else ptq.BEYOND),
+                _goal(request, _WIDE if outside > _OUTSIDE_MAX else ptq.BEYOND),
                 _playground(request, policy, task, fp32, wanted) if request.env else None,
                 seed=request.seed,
                 budget_s=60 * request.distil_minutes if request.distil_minutes else dagger.BUDGET_S,
@@ -287,6 +289,11 @@ def _fitted(policy: subject.Subject, rows: NDArray[Any], request: requests.Reque
     return rows
 
 
+def _goal(request: requests.Request, beyond: float = ptq.BEYOND) -> goals.Goal:
+    """Returns what a student is to be, or the policy itself where there is none."""
+    return goals.Goal(request.hidden or None, request.compressed, beyond)
+
+
 def _candidates(
     request: requests.Request, policy: subject.Subject, calibration: NDArray[Any], judged: NDArray[Any]
 ) -> tuple[list[_Candidate], float]:
@@ -296,8 +303,8 @@ def _candidates(
     outside = _outside(calibration, judged, beyond)
     if request.hidden:  # only a student has that shape
         return found, outside
-    if not request.goal().compressed.is_none:
-        goal = request.goal(_WIDE if outside > _OUTSIDE_MAX else beyond)
+    if not request.compressed.is_none:
+        goal = _goal(request, _WIDE if outside > _OUTSIDE_MAX else beyond)
         compressed = students.plain(distilled.teacher(policy), calibration, goal)
         return [_judge(policy, "compressed", distilled.made(policy, compressed), judged)], outside
     found.append(_judge(policy, policy.way, policy.make(calibration, request.precision, beyond=beyond), judged))
@@ -392,7 +399,7 @@ def _refusal(
         reason = verdict.reason
     if request.distil:
         todo = "more --distil-minutes, more units (--hidden), or more bits and fewer pruned weights"
-    elif not request.goal().compressed.is_none:
+    elif not request.compressed.is_none:
         todo = "--distil trains what is left of the weights"
     elif request.precision == "int8" and not request.aware:
         todo = "--aware trains the weights against the fp32 outputs until int8 does as well, --distil a student"

@@ -1,13 +1,17 @@
-"""What is asked of `actorq-learner quantize`, and which of it goes together."""
+"""What is asked of `actorq-learner quantize`, and which of it goes together. TensorFlow is not loaded for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from broker.contract import errors
-from learner.quantize import bits, ptq
-from learner.quantize.distil import compression, distillation, goals
+from learner.quantize import bits
+from learner.quantize.distil import compression
+
+if TYPE_CHECKING:
+    from learner.quantize.distil import distillation
 
 _MINUTES_MAX = 1440.0
 
@@ -46,9 +50,10 @@ class Request:
         """The path of the report, beside the model."""
         return self.output.with_suffix(".json")
 
-    def goal(self, beyond: float = ptq.BEYOND) -> goals.Goal:
-        """Returns what a student is to be, or the policy itself where there is none."""
-        return goals.Goal(self.hidden or None, compression.Compression(self.weight_bits, self.prune), beyond)
+    @property
+    def compressed(self) -> compression.Compression:
+        """What weights are to be left."""
+        return compression.Compression(self.weight_bits, self.prune)
 
 
 def check(request: Request) -> None:
@@ -73,8 +78,7 @@ def check(request: Request) -> None:
 
 
 def _check_distil(request: Request) -> None:
-    goal = request.goal()
-    goal.compressed.check()
+    request.compressed.check()
     if request.hidden and not request.distil:
         raise errors.ConfigError("--hidden is the shape of a student, and none is trained", todo="add --distil")
     if request.distil_minutes is not None and not request.distil:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,9 +30,25 @@ def test_the_parser_has_the_commands_of_the_table() -> None:
 
 
 def test_help_lists_every_command_and_loads_no_tensorflow() -> None:
-    code = "import sys\nfrom learner import __main__ as it\ntry: it.main(['--help'])\nfinally: print([*sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said, _, modules = done.stdout.rpartition("\n[")
+    said, modules = _run(["--help"])
     assert all(f"\n    {name} " in said for name in program._COMMANDS)
     assert "'learner.commands.train'" in modules
     assert "'tensorflow'" not in modules and "'keras'" not in modules
+
+
+def test_what_quantize_refuses_by_its_arguments_loads_no_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "out.json").touch()
+    said, modules = _run(["quantize", "agent.zip", "--env", "CartPole-v1", "-o", str(tmp_path / "out.tflite")])
+    assert said.startswith("error: the file exists")
+    assert "'tensorflow'" not in modules and "'keras'" not in modules
+
+
+def _run(arguments: list[str]) -> tuple[str, str]:
+    """Returns what the program says, and the modules that it has loaded then."""
+    code = (
+        "import sys\nfrom learner import __main__ as it\nsys.stderr = sys.stdout\n"
+        f"try: it.main({arguments})\nfinally: print([*sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said, _, modules = done.stdout.rpartition("\n[")
+    return said, modules
