@@ -21,7 +21,7 @@ from learner.run.loop import policy_scores
 class Publishing:
     """Publishes the network as it is after some updates, unless the gate holds it back.
 
-    Updates go on while a policy is made of a copy; on policy they wait, for the next ones learn from what it does.
+    A policy is made of a copy, and so updates may go on meanwhile.
 
     Where policies are tried by canaries, none is made while a trial goes on, nor while too few actors are there for
     one: what waits is the network, and so always the newest. The first one of a run goes to all, for there is nothing
@@ -40,6 +40,7 @@ class Publishing:
         record: Where it is written which policy was proven, and how trials ended; for `trials`.
 
     Attributes:
+        is_on_policy: Whether the next updates learn from what the policy does.
         making: What the gate says of the policy that is being made; None while none is.
     """
 
@@ -57,8 +58,8 @@ class Publishing:
         record: trial_record.TrialRecord | None = None,
     ) -> None:
         self._algorithm, self._memory, self._rng = algorithm, kept, rng
-        self._is_on_policy = isinstance(settings.algorithm, config.OnPolicyConfig)
-        self._period_updates = 1 if self._is_on_policy else settings.train.publish_period_updates
+        self.is_on_policy = isinstance(settings.algorithm, config.OnPolicyConfig)
+        self._period_updates = 1 if self.is_on_policy else settings.train.publish_period_updates
         self._publisher, self._session, self._roster, self._scores = policies, fleet, actors, scores
         self._trials, self._record = trials, record
         self._state: algorithms.State | None = None  # behind the newest one, if that is to be scored or tried
@@ -79,11 +80,9 @@ class Publishing:
 
     @property
     def is_awaited(self) -> bool:
-        """Returns whether updates wait for a policy that is made, or that the fleet cannot take yet."""
-        if not self._is_on_policy:
+        """Returns whether updates wait for a policy that the fleet cannot take yet: the next ones learn from it."""
+        if not self.is_on_policy:
             return False
-        if self.making is not None:
-            return True
         is_behind = self._publisher.newest is not None and self._algorithm.updates > self._updates
         return is_behind and self._scores.solved is None
 

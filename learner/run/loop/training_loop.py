@@ -262,12 +262,12 @@ class TrainingLoop:
         parts.progress.restart_rates(parts.algorithm.updates, parts.pace.env_steps)
 
     def _publish(self) -> None:
-        """Has a policy made, and sent unless the gate holds it back; in lock-step waits for that."""
+        """Has a policy made, and sent unless the gate holds it back. On policy and in lock-step waits for that."""
         publishing = self.parts.publishing
         if not publishing.has_observations:
             return  # all that was there is held back
         publishing.begin().add_done_callback(lambda _: self.parts.session.wake())
-        if self._settings.deterministic:
+        if self._settings.deterministic or publishing.is_on_policy:
             self._await_policy()
 
     def _await_policy(self) -> None:
