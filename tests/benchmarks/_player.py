@@ -7,14 +7,11 @@ It trusts the processes that a benchmark has started.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
 from paho.mqtt import client as mqtt
 
@@ -28,30 +25,6 @@ _READ_BYTES = 1 << 16
 def packet(topic: str, payload: bytes, number: int, *, retain: bool = False) -> bytes:
     """Returns a PUBLISH at QoS 1 as a broker passes it on; `number` counts what a connection gets."""
     return mqtt_packet.packet(0x32 | retain, mqtt_packet.text(topic) + struct.pack("!H", number % 65535 + 1) + payload)
-
-
-class Recording(NamedTuple):
-    """Packets that were made before, in memory that the kernel sends from without a copy: that halves what it takes.
-
-    Attributes:
-        file: Has them, one behind the other.
-        ends: Where each begins, and where the last one ends.
-    """
-
-    file: BinaryIO
-    ends: Sequence[int]
-
-    @classmethod
-    def of(cls, packets: Iterable[bytes]) -> Recording:
-        """Keeps packets, and whatever is joined with each of them."""
-        file, ends = os.fdopen(os.memfd_create("recorded"), "w+b", buffering=0), [0]
-        for one in packets:
-            ends.append(ends[-1] + file.write(one))
-        return cls(file, ends)
-
-    def since(self, number: int) -> Recording:
-        """Returns what is left from one of them on, counted from 0."""
-        return Recording(self.file, self.ends[number:])
 
 
 class Player:
@@ -88,7 +61,7 @@ class Player:
         for one in self._hearing(topic):
             one.send(topic, payload, retain=False)
 
-    def play(self, topic: str, recorded: Recording) -> None:
+    def play(self, topic: str, recorded: Iterable[bytes]) -> None:
         """Sends packets as fast as the one takes them who subscribed to a topic of theirs; until all are out, or it is.
 
         What the socket had taken and it had not read is lost then, as with a broker.
@@ -144,17 +117,14 @@ class _Connection:
         self._number += 1
         self._write(packet(topic, payload, self._number, retain=retain))
 
-    def play(self, recorded: Recording) -> None:
+    def play(self, recorded: Iterable[bytes]) -> None:
         """Sends packets; what else is due goes between them."""
         with self._lock:
             self._playing = True
-        for at, end in itertools.pairwise(recorded.ends):
+        for one in recorded:
             with self._lock:
                 due, self._due = bytes(self._due), bytearray()
-            if due:
-                self._socket.sendall(due)
-            while at < end:
-                at += os.sendfile(self._socket.fileno(), recorded.file.fileno(), at, end - at)
+            self._socket.sendall(due + one if due else one)
         with self._lock:
             self._playing = False
             self._socket.sendall(self._due)

@@ -259,7 +259,7 @@ class _Turn:
         back = [f"ingest worker {number} is back" for number in range(count)]
         _player.wait(lambda: all(one in self._log() for one in back), "as many are back")
         again = [  # as actors send again what has no receipt
-            chunks.since(min(self._newest(share)) - 1) if number < count else None
+            chunks[min(self._newest(share)) - 1 :] if number < count else []
             for number, (share, chunks) in enumerate(zip(shares, recorded, strict=True))
         ]
         self._play(again)
@@ -289,31 +289,31 @@ class _Turn:
         topic = self._topic(actor)
         return _player.packet(topic, self._macs[actor].seal(topic, *body), number)
 
-    def _record(self, shares: list[Share], count: int) -> list[_player.Recording]:
+    def _record(self, shares: list[Share], count: int) -> list[list[bytes]]:
         """Has a first message of each actor taken in, so that the learner compiles; returns so many of each share."""
         _player.wait(self._hears, "the learner listens")
         _player.wait(lambda: len(self._granted) == len(self._macs), "all are granted steps")
         epoch = self._assignment(next(iter(self._macs))).epoch
-        self._play([_player.Recording.of(self._packet(one, 1, 1, epoch) for one in share) for share in shares])
+        self._play([[self._packet(one, 1, 1, epoch) for one in share] for share in shares])
         _player.wait(self._has_published, "the learner has compiled and published")
         wanted = {one: STEPS * (1 + count // len(share)) for share in shares for one in share}
         _player.wait(
             lambda: all(self._assignment(one).steps_granted >= steps for one, steps in wanted.items()), "all is granted"
         )
         return [
-            _player.Recording.of(
+            [
                 b"".join(self._packet(one, seq, number, epoch) for number, one in enumerate(share))
                 for seq in range(2, 2 + count // len(share))
-            )
+            ]
             for share in shares
         ]
 
-    def _play(self, recorded: Sequence[_player.Recording | None]) -> None:
+    def _play(self, recorded: list[list[bytes]]) -> None:
         """Sends to each process what is its own, all at once."""
         playing = [
             threading.Thread(target=self._player.play, args=(self._topic(share[0]), chunks))
             for share, chunks in zip(self._shares(), recorded, strict=True)
-            if chunks is not None
+            if chunks
         ]
         for one in playing:
             one.start()
