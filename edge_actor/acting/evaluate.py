@@ -159,9 +159,9 @@ def _play(
     kept: Kept | None = None,
 ) -> tuple[messages.FloatArray, int, list[NDArray[Any]]] | None:
     """Returns [episodes], steps, and the first observations [1, *shape] that were acted on; None if `stop` said so."""
-    step, reset = answers.clipped(environment.step), answers.clipped(environment.reset)
-    to_env, clock = environment.to_env, time.monotonic
     observation_spec = environment.spec.observation
+    step, reset = (answers.carried(method, observation_spec) for method in (environment.step, environment.reset))
+    to_env, clock = environment.to_env, time.monotonic
     seen_now, row = environment.seen, np.zeros((1, *observation_spec.shape), observation_spec.dtype)
     most_seen = min(_TIMED_ROWS, max(1, _TIMED_BYTES // row.nbytes))
     seen: list[NDArray[Any]] = []
@@ -169,7 +169,7 @@ def _play(
     steps = 0
     max_steps, max_s, began = limits.max_steps or math.inf, limits.max_s or math.inf, clock()
     for episode in range(episodes):
-        frame = answers.finite(reset(seed=seed + episode)[0], observation_spec)
+        frame = reset(seed=seed + episode)[0]
         row[...] = frame if seen_now is None else seen_now
         total, over = 0.0, False
         while not over:
@@ -186,7 +186,6 @@ def _play(
             if kept is not None:
                 kept.add(row, episode)
             frame, reward, terminated, truncated, _ = step(to_env(act(row)))
-            frame = answers.finite(frame, observation_spec)
             row[...] = frame if seen_now is None else seen_now
             total += answers.reward(reward)
             over = answers.over(terminated) | answers.over(truncated)

@@ -96,6 +96,8 @@ def reward(answer: Any) -> float:
     Raises:
         EnvironmentFailure: It is no number, or none that is carried.
     """
+    if isinstance(answer, float) and -specs.MAX_MAGNITUDE <= answer <= specs.MAX_MAGNITUDE:
+        return float(answer)
     number = float(rewards([answer])[0])
     if not abs(number) <= specs.MAX_MAGNITUDE:
         raise _failure(f"a reward is {shown(answer)}, not a number within ±{specs.MAX_MAGNITUDE:g}")
@@ -104,18 +106,36 @@ def reward(answer: Any) -> float:
 
 def clipped(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps an environment's `step` or `reset`, so that finite observations stay within ±MAX_MAGNITUDE."""
-    limit = specs.MAX_MAGNITUDE
 
     def answer(*arguments: Any, **named: Any) -> Any:
         first, *rest = method(*arguments, **named)
-        found = np.asarray(first)
-        if found.dtype.kind == "f":
-            with np.errstate(over="ignore"):
-                found = found.astype(np.float32)
-            found = np.where(np.isfinite(found), np.clip(found, -limit, limit), found)
-        return found, *rest
+        return _clip(first), *rest
 
     return answer
+
+
+def carried(method: Callable[..., Any], spec: specs.ObservationSpec) -> Callable[..., Any]:
+    """Wraps an environment's `step` or `reset`, so that frames are `finite`, and within ±MAX_MAGNITUDE."""
+    array, shape, dtype = np.ndarray, spec.frame_shape, np.dtype(spec.dtype)
+    most = specs.MAX_MAGNITUDE**2 if dtype.kind == "f" else np.inf
+
+    def answer(*arguments: Any, **named: Any) -> Any:
+        first, *rest = method(*arguments, **named)
+        is_fitting = type(first) is array and first.shape == shape and first.dtype is dtype
+        if not (is_fitting and np.vdot(first, first) <= most):  # one pass, which NaN and infinity do not pass
+            first = finite(_clip(first), spec)
+        return first, *rest
+
+    return answer
+
+
+def _clip(answer: Any) -> NDArray[Any]:
+    found = np.asarray(answer)
+    if found.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            found = found.astype(np.float32)
+        found = np.where(np.isfinite(found), np.clip(found, -specs.MAX_MAGNITUDE, specs.MAX_MAGNITUDE), found)
+    return found
 
 
 def shown(answer: Any) -> str:

@@ -120,7 +120,7 @@ class PolicyScores:
         who = f"{actors.names(working)} to score" if working else "an actor, of which none is here, to score"
         _log.info("waiting for %s the last policy, at most %.0f s", who, end_s - now)
         self._finishing = True
-        asking.begin(newest, confirm=True)
+        asking.begin(newest, final=True)
         return end_s
 
     def end_last(self, newest: publisher.Published) -> None:

@@ -1,7 +1,7 @@
 """Scores of published policies, by actors: greedy, seeded, on the runtime that will run them.
 
 Every score of a policy uses the same screening seeds. One that reaches the target is scored again on seeds that no
-screening has seen, as published and in fp32, and only that counts.
+screening has seen, and only that counts. If it reaches it there too, its fp32 twin plays the same episodes.
 
 No actor's word ends training alone: a target that one says is reached, another one has to confirm, as long as there is
 another that answers. All take turns, so that one that lies, fails or is silent holds nothing up for ever.
@@ -39,7 +39,7 @@ class Score:
     """The score of one policy; `reports` are those of the policy as it was published, and of `float32`.
 
     `witness` is the actor that said before that the target is reached, and `by` the one that the reports are from;
-    `alone` says that there was no other one to confirm it.
+    `alone` says that there was no other one to confirm it, and `final` that it is the run's last.
     """
 
     policy: publisher.Published
@@ -49,6 +49,7 @@ class Score:
     witness: str = ""
     by: str = ""
     alone: bool = False
+    final: bool = False
 
     def mean(self, which: str) -> float:
         """Returns the mean return over the scored episodes."""
@@ -112,12 +113,12 @@ class Scoring:
         """Sets the monotonic time by which every answer must have come."""
         self.end_s = end_s
 
-    def begin(self, policy: publisher.Published, *, confirm: bool = False) -> None:
-        """Starts scoring a policy; with `confirm` it skips the screening."""
-        self._current = Score(policy)
+    def begin(self, policy: publisher.Published, *, final: bool = False) -> None:
+        """Starts scoring a policy; a `final` score has no screening, and fp32's beside it, whatever it is."""
+        self._current = Score(policy, final=final)
         self._awaited = ("", "")
         self._tried.clear()
-        if confirm:
+        if final:
             self._confirm()
         else:
             self._current.seed = self._settings.evaluate_seed
@@ -212,9 +213,10 @@ class Scoring:
         if self.took_s > _LONG_S and not self._settings.deterministic:
             self.rests_until_s = time.monotonic() + _REST * self.took_s
         score.reports[which], score.by = report, by
-        if score.confirming and len(score.reports) < 2:
-            return None
-        if score.mean("published") >= self._settings.solved_return:
+        is_good = score.mean("published") >= self._settings.solved_return
+        if score.confirming and len(score.reports) < 2 and (is_good or score.final):
+            return None  # fp32 is asked for next
+        if is_good:
             if not score.confirming or (self._has_others and not score.witness):
                 score.witness = by
                 self.unconfirmed = replace(score)

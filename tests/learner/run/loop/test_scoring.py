@@ -73,7 +73,7 @@ def test_nobody_answers_for_another() -> None:
 def test_a_late_answer_was_asked_for_but_is_no_score() -> None:
     found, recorder = begun()
     late = recorder.answer(0.0, 0.0)
-    found.begin(POLICY, confirm=True)
+    found.begin(POLICY, final=True)
     assert found.awaits(late, "a"), "not to be counted as a refusal"
     found.advance(ACTORS, 1.0)
     assert found.awaits(late, "a")
@@ -120,18 +120,29 @@ def test_a_good_policy_is_confirmed_on_seeds_of_its_own_beside_fp32() -> None:
     assert (manifest.precision, manifest.length) == ("float32", len(b"float32"))
 
 
-def test_a_second_confirmation_uses_new_seeds() -> None:
+def test_what_is_not_confirmed_is_done_without_fp32_and_the_next_confirmation_has_new_seeds() -> None:
     found, recorder = begun()
     for _ in range(2):
         found.receive(recorder.answer(100.0, 100.0))
         found.advance(ACTORS, 1.0)
-        found.receive(recorder.answer(0.0, 0.0))
-        found.advance(ACTORS, 1.0)
-        found.receive(recorder.answer(0.0, 0.0))
+        score = found.receive(recorder.answer(0.0, 0.0))
+        assert score is not None
+        assert list(score.reports) == ["published"]
         found.begin(POLICY)
         found.advance(ACTORS, 1.0)
     confirmations = {command.seed for _, command in recorder.sent} - {50}
     assert len(confirmations) == 2
+
+
+def test_the_last_score_has_fp32_beside_it_whatever_it_is() -> None:
+    found, recorder = begun()
+    found.begin(POLICY, final=True)
+    found.advance(ACTORS, 1.0)
+    assert found.receive(recorder.answer(0.0, 0.0)) is None
+    found.advance(ACTORS, 2.0)
+    score = found.receive(recorder.answer(1.0, 1.0))
+    assert score is not None
+    assert (score.mean("published"), score.mean("float32")) == (0.0, 1.0)
 
 
 def test_waits_for_the_answer_then_asks_another_actor() -> None:
@@ -195,10 +206,10 @@ def test_every_evaluation_has_limits_and_one_at_a_control_rate_has_longer() -> N
 def test_no_evaluation_lasts_beyond_the_end() -> None:
     found, recorder = begun()
     found.set_end(10.0)
-    found.begin(POLICY, confirm=True)
+    found.begin(POLICY, final=True)
     found.advance(ACTORS, 7.5)
     assert 2.0 < recorder.sent[-1][1].max_s < 2.5, "the answer has to come, too"
-    found.begin(POLICY, confirm=True)
+    found.begin(POLICY, final=True)
     found.advance(ACTORS, 10.0)
     assert len(recorder.sent) == 2, "nobody is asked what cannot be answered in time"
     assert found.busy
@@ -224,14 +235,14 @@ def test_each_failure_after_every_actor_s_first_makes_a_longer_rest() -> None:
 
 
 def course(
-    answers: Mapping[str, Callable[[messages.Command], float | None]], policies: int, *, confirm: bool = False
+    answers: Mapping[str, Callable[[messages.Command], float | None]], policies: int, *, final: bool = False
 ) -> list[scoring.Score]:
     """Scores of so many policies, by actors that answer with a mean return, or fail (None)."""
     recorder = Recorder()
     found, done, clock = scoring.Scoring(recorder, SETTINGS, "session"), list[scoring.Score](), itertools.count()
     alive = [actors.Actor(name, slot, boot=1) for slot, name in enumerate(answers)]
     for _ in range(policies):
-        found.begin(POLICY, confirm=confirm)
+        found.begin(POLICY, final=final)
         while True:
             found.advance(alive, float(next(clock)))
             if not found.busy:
@@ -253,12 +264,12 @@ SILENT = lambda _: None  # noqa: E731
 
 
 @pytest.mark.fault(12)
-@pytest.mark.parametrize("confirm", [False, True])
+@pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("liar_first", [False, True])
-def test_one_liar_cannot_end_training(confirm: bool, liar_first: bool) -> None:
+def test_one_liar_cannot_end_training(final: bool, liar_first: bool) -> None:
     """Whichever slot it has, whether it is asked while training goes on or at its end."""
     names = {"liar": GOOD, "honest": BAD} if liar_first else {"honest": BAD, "liar": GOOD}
-    scores = course(names, policies=20, confirm=confirm)
+    scores = course(names, policies=20, final=final)
     assert len(scores) == 20
     assert not any(map(is_solved, scores))
 
@@ -271,17 +282,17 @@ def test_nor_can_one_that_denies_prevent_the_end_for_ever() -> None:
 
 
 @pytest.mark.fault(12)
-@pytest.mark.parametrize("confirm", [False, True])
-def test_one_that_fails_in_the_first_slot_holds_no_score_up(confirm: bool) -> None:
-    scores = course({"deaf": SILENT, "a": BAD, "b": BAD}, policies=4, confirm=confirm)
+@pytest.mark.parametrize("final", [False, True])
+def test_one_that_fails_in_the_first_slot_holds_no_score_up(final: bool) -> None:
+    scores = course({"deaf": SILENT, "a": BAD, "b": BAD}, policies=4, final=final)
     assert len(scores) == 4 and {score.by for score in scores} == {"a", "b"}
-    scores = course({"deaf": SILENT, "a": GOOD, "b": GOOD}, policies=1, confirm=confirm)
+    scores = course({"deaf": SILENT, "a": GOOD, "b": GOOD}, policies=1, final=final)
     assert [score.scored_by for score in scores] == [["a", "b"]]
 
 
 def test_one_without_another_that_answers_is_said_to_be_alone() -> None:
     assert [(is_solved(s), s.alone, s.scored_by) for s in course({"a": GOOD}, 1)] == [(True, True, ["a"])]
-    assert [(is_solved(s), s.alone, s.scored_by) for s in course({"a": GOOD}, 1, confirm=True)] == [(True, True, ["a"])]
+    assert [(is_solved(s), s.alone, s.scored_by) for s in course({"a": GOOD}, 1, final=True)] == [(True, True, ["a"])]
     scores = course({"deaf": SILENT, "a": GOOD}, policies=5)
     assert [(is_solved(score), score.alone) for score in scores] == [(True, True)] * len(scores) != []
     assert len(scores) < 5, "not before the other one has failed several times in a row"
