@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import threading
@@ -245,3 +246,22 @@ def test_an_evaluation_is_not_told_what_is_no_number(what: str) -> None:
     with pytest.raises(errors.EnvironmentFailure):
         evaluate.run_at_random(environment, 3, 0)
     assert math.isfinite(evaluate.run_at_random(environment, 3, 0).values["return_mean"]), "the oddity is behind it"
+
+
+def test_an_evaluation_acts_on_what_experience_would_have() -> None:
+    seen: list[list[float]] = []
+    given = iter([np.array([1, 3e38], np.float32), [1, 2], np.array([-3e38, 2e9]), np.array([3, 1e9], np.float32)])
+    made = env.make(f"{HERE}:Countdown")
+    over = iter([False, False, True])
+    faulty = dataclasses.replace(
+        made,
+        step=lambda action: (next(given), 1.0, next(over), False, {}),
+        reset=lambda seed: (next(given), {}),
+    )
+
+    def act(row: Any) -> int:
+        seen.append(row[0].tolist())
+        return 0
+
+    evaluate._play(act, faulty, 1, 0, lambda: False, evaluate.NO_LIMITS)
+    assert seen == [[1, specs.MAX_MAGNITUDE], [1, 2], [-specs.MAX_MAGNITUDE, specs.MAX_MAGNITUDE]]
