@@ -41,8 +41,36 @@ class Minibatch(NamedTuple):
     value: Tensor  # [B], at the phase's start, in the same units
 
 
+class Packed(NamedTuple):
+    """N steps of a phase, in sequences laid end to end, in few arrays: handing one over takes up to 50 us.
+
+    S, what the sequences come to, is filled up with zeros to one of few numbers, since for each TensorFlow compiles anew.
+    """
+
+    observation: Any  # [N + S, *shape], what the steps start from, and then `Steps.bootstrap`
+    action: Any  # as in `Steps`
+    numbers: Any  # [5, N] float32, the rest of `Steps`, its integers exactly: a phase has fewer steps than 2^24
+
+    @staticmethod
+    def of(phase: rollouts.Phase) -> Packed:
+        """Returns the steps of a phase."""
+        ends, n = phase.at[phase.is_last] + 1, len(phase.at)
+        room = max(1, n // 8)
+        while room < len(ends):
+            room *= 2
+        room = min(room, n)
+        observation = np.zeros((n + room, *phase.observation.shape[1:]), phase.observation.dtype)
+        observation[:n] = phase.observation[phase.at]
+        observation[n : n + len(ends)] = phase.observation[ends]
+        numbers = np.empty((5, n), np.float32)
+        numbers[:4] = phase.log_prob, phase.reward, phase.discount, phase.is_last
+        numbers[4] = np.arange(1, n + 1)
+        numbers[4, phase.is_last] = np.arange(n, n + len(ends))
+        return Packed(observation, phase.action, numbers)
+
+
 class Steps(NamedTuple):
-    """N steps of a phase, in sequences laid end to end."""
+    """The same, unpacked in TensorFlow."""
 
     observation: Tensor  # [N, *shape], what they start from, as it came
     bootstrap: Tensor  # [S, *shape], what the last steps of sequences come to, in their order; then nothing but zeros
@@ -54,19 +82,19 @@ class Steps(NamedTuple):
     is_last: Tensor  # [N] bool
 
     @staticmethod
-    def of(phase: rollouts.Phase) -> Steps:
-        """Returns the steps of a phase; S is one of few numbers, since for each of them TensorFlow compiles anew."""
-        ends, n = phase.at[phase.is_last] + 1, len(phase.at)
-        room = max(1, n // 8)
-        while room < len(ends):
-            room *= 2
-        bootstrap = np.zeros((min(room, n), *phase.observation.shape[1:]), phase.observation.dtype)
-        bootstrap[: len(ends)] = phase.observation[ends]
-        following = np.arange(1, n + 1, dtype=np.int32)
-        following[phase.is_last] = np.arange(n, n + len(ends))
-        seen = phase.observation[phase.at]
+    def of(observation: Tensor, action: Tensor, numbers: Tensor) -> Steps:
+        """Returns the steps that are in `Packed`."""
+        n = numbers.shape[1]
+        log_mu, reward, discount, is_last, following = tf.unstack(numbers)
         return Steps(
-            seen, bootstrap, following, phase.action, phase.log_prob, phase.reward, phase.discount, phase.is_last
+            observation[:n],
+            observation[n:],
+            tf.cast(following, tf.int32),
+            action,
+            log_mu,
+            reward,
+            discount,
+            is_last > 0,
         )
 
 
@@ -121,24 +149,25 @@ class OnPolicy(compiled.Compiled):
         Of one step, all is one compiled call: its values and log-probabilities are those of the loss, so that XLA
         computes them once. Of several, minibatches are gathered between two calls, where a copy of rows is quicker.
         """
-        steps, chosen = Steps.of(batch), batch.minibatches
-        if len(chosen) == 1:
-            # As tensors: to find out what an array is takes a compiled function as long as the copy
-            return self._told(*self._at_once(*map(tf.convert_to_tensor, steps)))
-        found = [array.numpy() for array in self._estimated(*steps)]
-        return self._take_steps(*(array[chosen] for array in (steps.observation, steps.action, steps.log_mu, *found)))
+        packed = Packed.of(batch)
+        tensors = map(tf.convert_to_tensor, packed)  # as in `_take_steps`
+        if len(batch.minibatches) == 1:
+            return self._told(*self._at_once(*tensors))
+        found = [array.numpy() for array in self._estimated(*tensors)]
+        arrays = packed.observation[: len(batch.at)], batch.action, batch.log_prob, *found
+        return self._take_steps(*(array[batch.minibatches] for array in arrays))
 
-    def _whole_phase(self, *arrays: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what `_gradient_steps` does of one minibatch of all `Steps`."""
-        steps, found = Steps(*arrays), self._estimates(*arrays)
+    def _whole_phase(self, *packed: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what `_gradient_steps` does of one minibatch of all steps that are `Packed`."""
+        steps, found = Steps.of(*packed), self._estimates(*packed)
         return self._gradient_steps(*(a[None] for a in (steps.observation, steps.action, steps.log_mu, *found)))
 
-    def _estimates(self, *arrays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns normalised advantages, and the values' targets and values, in their new unit, of `Steps`: [N] each.
+    def _estimates(self, *packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns normalised advantages, and the values' targets and values, in their new unit, of `Packed`: [N] each.
 
         Takes the steps into the normaliser and into the unit of values.
         """
-        steps, settings = Steps(*arrays), self._settings
+        steps, settings = Steps.of(*packed), self._settings
         self._update_normalizer(steps.observation)
         x, behind = self._normalized(steps.observation), self._normalized(steps.bootstrap)
         policy, value = self._network.split([w.read_value() for w in self._groups["weights"]])
