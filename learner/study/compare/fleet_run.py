@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -79,9 +80,16 @@ def until_steps(pace: headroom.Pace, tuned: Mapping[str, Any], max_s: float) -> 
     ]
 
 
-def until_threshold(pace: headroom.Pace, max_s: float) -> list[str]:
-    """Returns flags of a run towards the task's threshold."""
-    return ["--max-wall-s", str(max_s), "--checkpoint-period-s", _FOREVER_S, *pace.flags()]
+def until_threshold(pace: headroom.Pace, tuned: Mapping[str, Any], max_s: float) -> list[str]:
+    """Returns flags of a run towards the task's threshold.
+
+    Its limit allows as many updates as the task's: where steps are sampled less often than is tuned, more steps.
+    """
+    flags = ["--max-wall-s", str(max_s), "--checkpoint-period-s", _FOREVER_S, *pace.flags()]
+    if pace.samples_per_insert and pace.samples_per_insert < tuned["samples_per_insert"]:
+        most = tuned["max_env_steps"] * tuned["samples_per_insert"] / pace.samples_per_insert
+        flags += ["--max-env-steps", str(math.ceil(most))]
+    return flags
 
 
 def tuned(request: plan.Request) -> dict[str, Any]:
