@@ -8,8 +8,8 @@ Actions of a deterministic policy get noise; correlated noise goes on over an ep
 elsewhere.
 
 Blocks have a fixed size and a row belongs to a step whatever message or burst it lands in, so that a run with the same
-seed, slot and policies repeats bit for bit. What a row holds is agreed upon (broker/contract/draws.py): a learner can
-draw it again from the row's number.
+seed, slot and policies repeats bit for bit. What a row holds is agreed upon (broker/contract/acting/draws.py): a
+learner can draw it again from the row's number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import draws, messages, specs
+from broker.contract import messages, specs
+from broker.contract.acting import draws
 
 BLOCK = draws.BLOCK
 """Rows drawn at once, and therefore the longest burst."""

@@ -68,8 +68,8 @@ class Trajectory:
         action, reward, terminated, truncated: [T, N, ...], filled by rollout.py. Discrete actions are intp here. Each
             has a list of its rows beside it, as slicing an array makes a view each time.
         log_prob: [T, N]; given out if `sampled`, which a stochastic head sets.
-        draw: Number of the random row (broker/contract/draws.py) that belongs to row 0; the next ones belong to those
-            that follow, as a break among them begins a message.
+        draw: Number of the random row (broker/contract/acting/draws.py) that belongs to row 0; the next ones belong to
+            those that follow, as a break among them begins a message.
         used: Rows filled. ended: Environments whose next step only resets [N].
         steps: Real steps in the rows, without dummies. recorded: Those that a flush will give out.
         recording: Whether steps are recorded; change it only after a flush.

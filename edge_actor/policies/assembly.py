@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
-from broker.contract import errors, messages, policy_patch, specs
+from broker.contract import errors, messages, specs
+from broker.contract.policies import policy_patch
 from edge_actor.policies import manifest_check, pieces
 
 Message = messages.Policy | messages.PolicyPatch | messages.PolicyPiece

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.contract import errors, messages, policy_patch, room
+from broker.contract import errors, messages
+from broker.contract.policies import policy_patch, room
 
 
 class Pieces:

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import errors, factored, messages, specs
+from broker.contract import errors, messages, specs
+from broker.contract.acting import factored
 from edge_actor.policies import runtimes, sampling
 
 Row = NDArray[Any]

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import factored, specs
+from broker.contract import specs
+from broker.contract.acting import factored
 from edge_actor.policies import runtimes
 
 FloatArray = NDArray[np.float32]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from broker.contract import specs
 from learner import algorithms, config
 from learner.algorithms import compiled
-from learner.experience import rollouts
+from learner.experience.buffers import rollouts
 from learner.networks import layers, networks, optimizer, policy_gradient, policy_value
 
 Tensor = Any  # TensorFlow ships no types
@@ -44,7 +44,7 @@ class Minibatch(NamedTuple):
 class Packed(NamedTuple):
     """N steps of a phase, in sequences laid end to end, in few arrays: handing one over takes up to 50 us.
 
-    S, what the sequences come to, is filled up with zeros to one of few numbers, since for each TensorFlow compiles anew.
+    What the S sequences come to is filled up with zeros to one of few numbers: for each TensorFlow compiles anew.
     """
 
     observation: Any  # [N + S, *shape], what the steps start from, and then `Steps.bootstrap`

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import draws, factored, messages, specs
+from broker.contract import messages, specs
+from broker.contract.acting import draws, factored
 from learner.quantize.tflite import interpreter
 
 FloatArray = NDArray[np.float32]

@@ -17,7 +17,8 @@ import numpy as np
 
 from broker.contract import codec, errors, messages
 from broker.program import logs, stopwatch
-from learner.experience import age, ledger, memory, validate
+from learner.experience import age, ledger, validate
+from learner.experience.buffers import memory
 
 _log = logging.getLogger(__name__)
 LIMIT_BYTES = 32_000_000

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from broker.contract import factored
+from broker.contract.acting import factored
 
 Tensor = Any  # TensorFlow ships no types
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import messages, policy_patch
+from broker.contract import messages
+from broker.contract.policies import policy_patch
 from learner.policies import patch_loops
 
 Patch = NDArray[np.uint8]

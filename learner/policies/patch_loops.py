@@ -1,4 +1,4 @@
-"""The loops that make patches of policies, compiled: they say what those of `broker.contract.policy_patch` say.
+"""The loops that make patches of policies, compiled; `broker.contract.policies.policy_patch` says what they do.
 
 Nothing here holds Python's lock.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from broker.contract import policy_patch
+from broker.contract.policies import policy_patch
 from learner.quantize import kernels
 
 _BYTES_IN, _BYTES_OUT = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.uint8, 1, "C")
@@ -30,7 +30,7 @@ def _find(old: NDArray[np.uint8], new: NDArray[np.uint8], span: range, far: NDAr
 
 @kernels.compiled(types.int64(_BYTES_IN, _BYTES_IN, _BYTES_OUT, _INDEX_OUT))
 def pack(old: NDArray[np.uint8], new: NDArray[np.uint8], packed: NDArray[np.uint8], far: NDArray[np.uint32]) -> int:
-    """Does what `broker.contract.policy_patch.pack` does, compiled."""
+    """Does what `broker.contract.policies.policy_patch.pack` does, compiled."""
     half, count = len(new) // 2, 0
     in_blocks = half // _BLOCK * _BLOCK
     for start in range(0, in_blocks, _BLOCK):
@@ -55,7 +55,7 @@ def pack(old: NDArray[np.uint8], new: NDArray[np.uint8], packed: NDArray[np.uint
 
 @kernels.compiled(types.void(_BYTES_IN, _BYTES_IN, _PLANES_OUT))
 def sort(old: NDArray[np.uint8], new: NDArray[np.uint8], planes: NDArray[np.uint8]) -> None:
-    """Does what `broker.contract.policy_patch.sort` does, compiled."""
+    """Does what `broker.contract.policies.policy_patch.sort` does, compiled."""
     if len(planes) == 4:
         one, other = old.view(np.uint32), new.view(np.uint32)
         first, second, third, fourth = planes[0], planes[1], planes[2], planes[3]

@@ -7,7 +7,8 @@ import logging
 
 import numpy as np
 
-from broker.contract import codec, errors, messages, policy_patch, signing, topics
+from broker.contract import codec, errors, messages, signing, topics
+from broker.contract.policies import policy_patch
 
 _log = logging.getLogger(__name__)
 

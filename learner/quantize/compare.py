@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.contract import factored, specs
+from broker.contract import specs
+from broker.contract.acting import factored
 
 FloatArray = NDArray[np.floating[Any]]
 

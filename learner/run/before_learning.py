@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from learner import config
-from learner.experience import rate_limiter, replay, rollouts
+from learner.experience import rate_limiter
+from learner.experience.buffers import replay, rollouts
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
 from learner.run import taking_in

@@ -13,7 +13,8 @@ import numpy as np
 from broker.contract import messages, specs
 from learner import algorithms, config
 from learner.audit import auditor, drift, holding, model_store
-from learner.experience import rate_limiter, replay, rollouts
+from learner.experience import rate_limiter
+from learner.experience.buffers import replay, rollouts
 from learner.files import checkpoint, run_directory
 from learner.fleet import receipts, roster, session
 from learner.operate.orders import standing

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from broker.contract import errors, specs
 from learner import algorithms, config
 from learner.algorithms import registry
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.networks import layers
 
 _T = TypeVar("_T")

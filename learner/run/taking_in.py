@@ -11,7 +11,8 @@ from broker.contract import errors
 from broker.program import stopwatch
 from learner import config
 from learner.audit import holding
-from learner.experience import age, dead_letters, ingest, ingestion, ledger, opening, replay, rollouts, validate
+from learner.experience import age, dead_letters, ingest, ingestion, ledger, opening, validate
+from learner.experience.buffers import replay, rollouts
 from learner.files import records, run_directory
 from learner.fleet import roster, session
 from learner.run.loop import checkpoints, pace

@@ -20,7 +20,7 @@ from typing import Any
 from broker.contract import errors, messages, signing
 from broker.program import amx
 from learner import algorithms, config
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import budget, gathering, roster, session
 from learner.policies import retained_policy

@@ -28,7 +28,8 @@ from broker.contract import specs
 from edge_actor.environment import env
 from learner import config
 from learner.algorithms import registry
-from learner.experience import rate_limiter, replay
+from learner.experience import rate_limiter
+from learner.experience.buffers import replay
 from learner.networks import layers
 from learner.quantize import fp32
 from tests.benchmarks import _kept

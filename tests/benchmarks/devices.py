@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from learner import config
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.run import train
 from tests.benchmarks import update
 

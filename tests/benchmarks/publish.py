@@ -20,7 +20,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from numpy.typing import NDArray
 
-from broker.contract import messages, policy_patch, signing, specs, topics
+from broker.contract import messages, signing, specs, topics
+from broker.contract.policies import policy_patch
 from learner import config
 from learner.files import records, run_directory
 from learner.networks import layers, networks

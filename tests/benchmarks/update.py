@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from broker.contract import messages, specs
 from learner import config
-from learner.experience import replay, rollouts
+from learner.experience.buffers import replay, rollouts
 from tests.benchmarks import _flops, _pixels
 from tests.fakes import fleet_examples
 

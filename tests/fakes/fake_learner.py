@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from broker.contract import codec, messages, policy_patch, previous, signing, topics
+from broker.contract import codec, messages, previous, signing, topics
+from broker.contract.policies import policy_patch
 from broker.fleet import identity
 from broker.mqtt import link
 from tests import conftest

@@ -21,7 +21,8 @@ from unittest import mock
 
 import numpy as np
 
-from broker.contract import draws, specs
+from broker.contract import specs
+from broker.contract.acting import draws
 from edge_actor.policies import interpreter
 from tests.edge_actor.policies.models import files
 

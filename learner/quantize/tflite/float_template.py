@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
-from broker.contract import room
+from broker.contract.policies import room
 from learner.networks import layers
 from learner.quantize import bits, input_scaling, kernels, scales
 from learner.quantize.tflite import convert, graph, requantize, template

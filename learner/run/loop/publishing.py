@@ -11,7 +11,7 @@ import numpy as np
 
 from broker.contract import topics
 from learner import algorithms, config
-from learner.experience import memory
+from learner.experience.buffers import memory
 from learner.fleet import roster, session
 from learner.policies import canary, publisher, trial_record
 from learner.quantize import calibrate, gate

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from broker.contract import errors
 from learner import algorithms
-from learner.experience import ingestion, memory
+from learner.experience import ingestion
+from learner.experience.buffers import memory
 
 _log = logging.getLogger(__name__)
 IN_A_ROW_MAX = 3

@@ -21,7 +21,8 @@ import numpy as np
 
 from learner import algorithms, config
 from learner.audit import auditor, drift, holding
-from learner.experience import ingestion, memory
+from learner.experience import ingestion
+from learner.experience.buffers import memory
 from learner.files import checkpoint, records, run_directory
 from learner.fleet import roster, session
 from learner.operate.orders import standing

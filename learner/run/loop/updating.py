@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from broker.contract import messages
 from broker.program import stopwatch
 from learner import algorithms, config
-from learner.experience import memory, rate_limiter, replay, rollouts
+from learner.experience import rate_limiter
+from learner.experience.buffers import memory, replay, rollouts
 
 NORMALIZER_OBSERVATIONS = 1024
 CALL_NUMBERS = 4_000_000  # observed, in one call of updates: convolutions take seconds, and no call can be ended

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.run.workers import shards
 
 DRAW_S = 0.5

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from broker.contract import errors, messages
 from broker.fleet import identity
 from broker.program import stopwatch
-from learner.experience import age, dead_letters, ingest, ledger, replay, validate
+from learner.experience import age, dead_letters, ingest, ledger, validate
+from learner.experience.buffers import replay
 from learner.files import run_directory
 from learner.fleet import receipts
 from learner.run.workers import grants, listening, plan

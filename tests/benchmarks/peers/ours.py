@@ -17,7 +17,7 @@ from broker.contract import specs
 from broker.program import amx
 from learner import config
 from learner.algorithms import registry
-from learner.experience import replay
+from learner.experience.buffers import replay
 
 _EPISODE = 200
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.contract import draws, specs
+from broker.contract import specs
+from broker.contract.acting import draws
 from edge_actor.acting import exploration
 from tests.fakes import fake_learner
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.contract import errors, messages, policy_patch
+from broker.contract import errors, messages
+from broker.contract.policies import policy_patch
 from edge_actor.policies import policy, receiver
 from tests.edge_actor.policies import offers
 

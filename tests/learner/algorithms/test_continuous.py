@@ -11,7 +11,7 @@ import tensorflow as tf
 from broker.contract import errors, specs
 from learner import config
 from learner.algorithms import Algorithm, d4pg, ddpg
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.networks import actor_critic, networks, optimizer
 from learner.quantize import compare, ptq
 from learner.quantize.tflite import interpreter, quantizer

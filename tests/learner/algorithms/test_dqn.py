@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from broker.contract import errors, specs
 from learner import config
 from learner.algorithms import dqn
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.networks import layers
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((2,)), specs.ActionSpec("discrete", n=2))

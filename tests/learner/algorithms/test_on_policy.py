@@ -14,7 +14,7 @@ from broker.contract import errors, messages, specs
 from edge_actor.policies import policy
 from learner import config
 from learner.algorithms import a2c, dqn, on_policy, ppo
-from learner.experience import rollouts
+from learner.experience.buffers import rollouts
 from learner.networks import layers
 from learner.quantize import compare, ptq
 from learner.quantize.tflite import interpreter, quantizer

@@ -12,7 +12,7 @@ import tensorflow as tf
 from broker.contract import specs
 from learner import config
 from learner.algorithms import sac
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.networks import soft_actor_critic
 from tests.learner import reference
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.contract import draws, specs
+from broker.contract import specs
+from broker.contract.acting import draws
 from learner.audit import recompute
 from learner.quantize.tflite import interpreter
 from tests.fakes import liars, toys

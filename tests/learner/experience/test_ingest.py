@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from broker.contract import codec, errors, messages, signing
-from learner.experience import age, dead_letters, ingest, ledger, replay, validate
+from learner.experience import age, dead_letters, ingest, ledger, validate
+from learner.experience.buffers import replay
 from learner.files import run_directory
 from tests.fakes import fleet_examples, log_reader
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from broker.contract import codec, errors, frames, messages, signing, specs
-from learner.experience import dead_letters, ingest, ledger, opening, replay, validate
+from learner.experience import dead_letters, ingest, ledger, opening, validate
+from learner.experience.buffers import replay
 from learner.files import run_directory
 from tests.fakes import fleet_examples
 

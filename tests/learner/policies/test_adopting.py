@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from broker.contract import messages, specs, topics
 from learner import algorithms, config
 from learner.algorithms import registry
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.files import records
 from learner.networks import layers
 from learner.policies import adopting, publisher

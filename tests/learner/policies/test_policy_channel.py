@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from broker.contract import codec, errors, messages, policy_patch, specs, topics
+from broker.contract import codec, errors, messages, specs, topics
+from broker.contract.policies import policy_patch
 from edge_actor.policies import assembly
 from learner.policies import outgoing_policy, patch_loops, policy_channel
 

@@ -15,7 +15,7 @@ import pytest
 from broker.contract import errors, specs
 from learner import algorithms, config
 from learner.algorithms import compiled, sac
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.files import checkpoint
 from learner.networks import layers
 from learner.run import devices

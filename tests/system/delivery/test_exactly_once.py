@@ -13,7 +13,8 @@ import pytest
 
 from broker.contract import codec, messages, signing
 from edge_actor.experience import journal, spool, trajectory, window
-from learner.experience import dead_letters, ingest, ledger, replay, validate
+from learner.experience import dead_letters, ingest, ledger, validate
+from learner.experience.buffers import replay
 from learner.files import run_directory
 from tests.fakes import fleet_examples
 

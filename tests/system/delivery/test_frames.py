@@ -15,7 +15,8 @@ from broker.contract import codec, errors, frames, messages, specs
 from edge_actor.acting import evaluate, exploration, rollout
 from edge_actor.environment import env
 from edge_actor.experience import journal, recorder, spool, trajectory
-from learner.experience import replay, validate
+from learner.experience import validate
+from learner.experience.buffers import replay
 from tests.fakes import fake_learner
 
 HERE = __file__

@@ -18,7 +18,8 @@ from broker.contract import errors
 from broker.fleet import identity
 from broker.program import cli, logs, storage
 from learner.algorithms import Update
-from learner.experience import dead_letters, replay
+from learner.experience import dead_letters
+from learner.experience.buffers import replay
 from learner.files import checkpoint, records
 from learner.run.reports import console, metrics
 from tests.conftest import BrokerProcess

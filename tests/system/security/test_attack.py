@@ -15,7 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from broker.contract import codec, messages, policy_patch
+from broker.contract import codec, messages
+from broker.contract.policies import policy_patch
 from edge_actor.board import clock
 from edge_actor.fleet import replay_guard
 from tests import conftest

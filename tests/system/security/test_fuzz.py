@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from broker.contract import codec, errors, messages, policy_patch, signing, topics
+from broker.contract import codec, errors, messages, signing, topics
+from broker.contract.policies import policy_patch
 from broker.fleet import identity
 from broker.mqtt import link
 from edge_actor import config

@@ -15,7 +15,8 @@ import pytest
 from broker.contract import codec, errors, messages, signing, specs
 from learner import config
 from learner.algorithms import Algorithm, Update, d4pg, ddpg, dqn
-from learner.experience import dead_letters, ledger, replay, validate
+from learner.experience import dead_letters, ledger, validate
+from learner.experience.buffers import replay
 from learner.files import checkpoint, run_directory
 from learner.networks import optimizer
 from tests.conftest import BrokerProcess

@@ -18,7 +18,7 @@ from broker.contract import codec, messages, signing, topics
 from broker.fleet import identity
 from learner import config
 from learner.algorithms import Update
-from learner.experience import replay
+from learner.experience.buffers import replay
 from learner.files import checkpoint, run_directory
 from learner.fleet import gathering, roster, session
 from learner.networks import layers

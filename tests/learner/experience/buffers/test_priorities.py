@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.experience import priorities
+from learner.experience.buffers import priorities
 
 
 def test_points_fall_into_leaves_laid_end_to_end() -> None:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 from learner import config
-from learner.experience import priorities
+from learner.experience.buffers import priorities
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from broker.contract import messages
-from learner.experience import rate_limiter, rollouts
+from learner.experience import rate_limiter
+from learner.experience.buffers import rollouts
 from learner.networks import policy_gradient
 from tests.fakes import fleet_examples
 

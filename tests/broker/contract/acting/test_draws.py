@@ -7,7 +7,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from broker.contract import draws, specs
+from broker.contract import specs
+from broker.contract.acting import draws
 
 CHOICES = specs.ActionSpec("discrete", n=6)
 ARM = specs.ActionSpec("continuous", shape=(3,), low=(-1.0, 0.0, -2.5), high=(1.0, 5.0, 0.1))

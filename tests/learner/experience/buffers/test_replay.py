@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from learner.experience import replay
+from learner.experience.buffers import replay
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((1,)), specs.ActionSpec("discrete", n=1000))
 GAMMA = 0.5
@@ -216,7 +216,7 @@ def test_what_does_not_belong_together_or_never_fits_is_refused() -> None:
 @pytest.mark.parametrize("size", [1 << 16, 900_000])
 def test_more_than_memory_holds_is_said_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(
-        "learner.experience.replay.psutil.virtual_memory", lambda: SimpleNamespace(available=8_000_000_000)
+        "learner.experience.buffers.replay.psutil.virtual_memory", lambda: SimpleNamespace(available=8_000_000_000)
     )
     wide = specs.EnvSpec(specs.ObservationSpec((size,)), specs.ActionSpec("discrete", n=2))
     with pytest.raises(errors.ConfigError, match="replay_capacity 100000 .* GB") as caught:

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from broker.contract import room
+from broker.contract.policies import room
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, 40_000_000])

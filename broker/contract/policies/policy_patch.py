@@ -36,7 +36,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from broker.contract import errors, room
+from broker.contract import errors
+from broker.contract.policies import room
 
 _PACKING = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, window_log=19, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0

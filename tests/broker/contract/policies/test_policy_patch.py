@@ -11,7 +11,8 @@ import pytest
 import zstandard
 from hypothesis import strategies as st
 
-from broker.contract import errors, policy_patch
+from broker.contract import errors
+from broker.contract.policies import policy_patch
 
 BASE = bytes(range(256)) * 4
 MODEL = bytes(reversed(BASE))

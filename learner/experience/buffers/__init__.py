@@ -1,0 +1,1 @@
+"""What steps are kept in behind the ledger: replay, drawn from many times, and rollouts, learned from once."""
