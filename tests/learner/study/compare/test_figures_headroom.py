@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learner.study.compare import figures, headroom
+from learner.study.compare import figures, fleet_run, headroom
 
 TUNED = {
     "samples_per_insert": 16.0,
@@ -119,3 +119,12 @@ def test_a_pilot_that_does_not_say_how_long_it_waited_is_told() -> None:
     assert pace.samples_per_insert == 0.25
     assert "did not say" in pace.remark
     assert headroom.learner_bound({"env_steps_per_s": 100.0}, TUNED, 15.0) == headroom.Pace(3500)
+
+
+def test_a_run_towards_the_threshold_may_take_as_many_updates_as_the_task_allows() -> None:
+    tuned = {"samples_per_insert": 16.0, "max_env_steps": 1000}
+    flags = fleet_run.until_threshold(headroom.Pace(0, 0.25), tuned, 5.0)
+    assert flags[flags.index("--max-env-steps") + 1] == "64000"
+    for as_tuned in (headroom.Pace(0), headroom.Pace(0, 16.0)):
+        assert "--max-env-steps" not in fleet_run.until_threshold(as_tuned, tuned, 5.0)
+    assert "--max-env-steps" not in fleet_run.until_threshold(headroom.Pace(0), {"rollout_steps": 8}, 5.0), "no replay"
