@@ -3,8 +3,8 @@
 Time to a solved task: 20 greedy episodes reach the target, and 20 others confirm it. Ours is found by the published
 int8 policy, which actors score while training goes on, and is counted twice: from the first process on, and the loop
 of training, which has compiling and scores in it. Theirs is training alone, without imports, building and evaluations,
-every 500 steps, with the float32 policy. Who is not done in time counts with that time. The sides take turns, seed by
-seed. Each run is kept in a directory, and what is there is not run again.
+every 500 steps or phase, with the float32 policy. Who is not done in time counts with that time, or all of its steps.
+The sides take turns, seed by seed. Each run is kept in a directory, and what is there is not run again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import random
@@ -107,7 +106,7 @@ def updates(python: str) -> Iterator[dict[str, Any]]:
 
 
 def duel_rows(duel: arms.Duel, found: dict[str, dict[int, dict[str, Any]]], timeout_s: float) -> list[dict[str, Any]]:
-    """Returns a row for each side that ours is compared with.
+    """Returns three rows for each side that ours is compared with: of time, counted in two ways, and of steps.
 
     Args:
         duel: Who against whom.
@@ -115,39 +114,64 @@ def duel_rows(duel: arms.Duel, found: dict[str, dict[int, dict[str, Any]]], time
         timeout_s: After which a run was ended.
     """
     rows = []
-    for theirs, (key, counted) in itertools.product(duel.theirs, _COUNTED.items()):
+    for theirs in duel.theirs:
         seeds = sorted(set(found[duel.ours.name]) & set(found[theirs.name]))
         if not seeds:
             continue
         sides = [[found[name][seed] for seed in seeds] for name in (duel.ours.name, theirs.name)]
-        mine, other = (
-            [min(result[name], timeout_s) if result["solved"] else timeout_s for result in side]
-            for side, name in zip(sides, (key, "seconds"), strict=True)
-        )
-        ratios = [a / b for a, b in zip(mine, other, strict=True)]
-        late = [sum(not r["solved"] for r in side) for side in sides]
-        value, reference = statistics.median(mine), statistics.median(other)
-        low, high = _interval(mine, other)
-        steps = [round(statistics.median(r["env_steps"] for r in side)) for side in sides]
-        bound = ", so the ratio is a bound" if reference >= timeout_s or value >= timeout_s else ""
-        rows.append(
-            {
-                "benchmark": "bench-peers",
-                "case": f"{duel.env}, seconds to {duel.target:g}, {duel.ours.name} beside {theirs.name}, {counted}",
-                "value": round(value, 2),
-                "unit": "s",
-                "reference": round(reference, 2),
-                "ratio": round(value / reference, 3),
-                "runs": len(seeds),
-                "spread": round(max(ratios) - min(ratios), 3),
-                "interval": [round(low, 3), round(high, 3)],
-                "explain": f"medians; ours {min(mine):.1f} to {max(mine):.1f} s {counted}, published "
-                f"int8 policy, {late[0]} not within {timeout_s:g} s, {steps[0]} steps; theirs {min(other):.1f} to "
-                f"{max(other):.1f} s of training alone, {late[1]} not within it, {steps[1]} steps{bound}; interval of "
-                f"the ratio: 95 %, bootstrap over seeds; {sides[1][0].get('versions', '')}",
-            }
-        )
+        rows += [_in_time(duel, theirs.name, sides, key, timeout_s) for key in _COUNTED]
+        rows.append(_in_steps(duel, theirs.name, sides))
     return rows
+
+
+def _in_steps(duel: arms.Duel, theirs: str, sides: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    mine, other = ([float(result["env_steps"]) for result in side] for side in sides)
+    late = [sum(not r["solved"] for r in side) for side in sides]
+    return {
+        **_row(duel, f"steps to {duel.target:g}, {duel.ours.name} beside {theirs}", "steps", mine, other),
+        "explain": f"medians of environment steps; ours {min(mine):.0f} to {max(mine):.0f}, published int8 policy, "
+        f"{late[0]} not solved; theirs {min(other):.0f} to {max(other):.0f}, {late[1]} not solved; interval of the "
+        f"ratio: 95 %, bootstrap over seeds; {sides[1][0].get('versions', '')}",
+    }
+
+
+def _in_time(
+    duel: arms.Duel, theirs: str, sides: list[list[dict[str, Any]]], key: str, timeout_s: float
+) -> dict[str, Any]:
+    counted = _COUNTED[key]
+    mine, other = (
+        [min(result[name], timeout_s) if result["solved"] else timeout_s for result in side]
+        for side, name in zip(sides, (key, "seconds"), strict=True)
+    )
+    late = [sum(not r["solved"] for r in side) for side in sides]
+    steps = [round(statistics.median(r["env_steps"] for r in side)) for side in sides]
+    is_bound = timeout_s in (statistics.median(mine), statistics.median(other))
+    case = f"seconds to {duel.target:g}, {duel.ours.name} beside {theirs}, {counted}"
+    return {
+        **_row(duel, case, "s", mine, other),
+        "explain": f"medians; ours {min(mine):.1f} to {max(mine):.1f} s {counted}, published "
+        f"int8 policy, {late[0]} not within {timeout_s:g} s, {steps[0]} steps; theirs {min(other):.1f} to "
+        f"{max(other):.1f} s of training alone, {late[1]} not within it, {steps[1]} steps"
+        f"{', so the ratio is a bound' if is_bound else ''}; interval of "
+        f"the ratio: 95 %, bootstrap over seeds; {sides[1][0].get('versions', '')}",
+    }
+
+
+def _row(duel: arms.Duel, case: str, unit: str, mine: list[float], other: list[float]) -> dict[str, Any]:
+    """Returns a row about medians over seeds, without what explains it."""
+    value, reference = statistics.median(mine), statistics.median(other)
+    ratios = [a / b for a, b in zip(mine, other, strict=True)]
+    return {
+        "benchmark": "bench-peers",
+        "case": f"{duel.env}, {case}",
+        "value": round(value, 2),
+        "unit": unit,
+        "reference": round(reference, 2),
+        "ratio": round(value / reference, 3),
+        "runs": len(ratios),
+        "spread": round(max(ratios) - min(ratios), 3),
+        "interval": [round(bound, 3) for bound in _interval(mine, other)],
+    }
 
 
 def _interval(mine: Sequence[float], other: Sequence[float]) -> tuple[float, float]:

@@ -3,7 +3,8 @@
 Two of Stable-Baselines3 for each of ours. `matched` has our tuned settings as far as it has such settings: network,
 batch, steps of a return, discount, replay, pace of updates and targets, exploration. It has no counterpart of double
 and dueling DQN, of normalised inputs, or of a Huber loss that is quadratic beyond 1. `zoo` has what its own authors
-tuned for the task: rl-baselines3-zoo, hyperparams/*.yml of April 2026.
+tuned for the task: rl-baselines3-zoo, hyperparams/*.yml of April 2026. PPO and SAC meet the zoo's alone: their settings
+have too little in common with ours.
 """
 
 from __future__ import annotations
@@ -37,6 +38,26 @@ _ZOO_CARTPOLE = {
     "exploration_final_eps": 0.04,
     "policy_kwargs": {"net_arch": [256, 256]},
 }
+_ZOO_LANDER_SAC = {
+    "batch_size": 256,
+    "learning_rate": "lin_7.3e-4",
+    "buffer_size": 1_000_000,
+    "tau": 0.01,
+    "learning_starts": 10_000,
+    "policy_kwargs": {"net_arch": [400, 300]},
+}
+_ZOO_CARTPOLE_PPO = {
+    "n_steps": 32,
+    "batch_size": 256,
+    "gae_lambda": 0.8,
+    "gamma": 0.98,
+    "n_epochs": 20,
+    "learning_rate": "lin_0.001",
+    "clip_range": "lin_0.2",
+}
+_ZOO_PENDULUM_PPO = {"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "use_sde": True, "sde_sample_freq": 4}
+_ZOO_ACROBOT_PPO = {"n_steps": 256, "gae_lambda": 0.94, "n_epochs": 4}
+_ZOO_LANDER_PPO = {"n_steps": 1024, "gae_lambda": 0.98, "gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +66,11 @@ class Arm:
 
     Attributes:
         library: "actorq" or "sb3".
-        settings: Arguments of Stable-Baselines3's algorithm; ours are in tasks.toml.
+        settings: Arguments of Stable-Baselines3's algorithm; ours are in tasks.toml. "lin_X" falls from X to 0.
         noise_std: Of its Gaussian noise on actions of -1 to 1; 0: none.
+        total_steps: At which it ends, solved or not, and to which "lin_X" falls.
+        n_envs: Environments that it steps together.
+        normalizes: Whether it normalises observations and rewards (its VecNormalize).
     """
 
     library: str
@@ -55,6 +79,8 @@ class Arm:
     settings: dict[str, Any] = field(default_factory=dict)
     noise_std: float = 0.0
     total_steps: int = _FOR_EVER
+    n_envs: int = 1
+    normalizes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +124,37 @@ def duels() -> dict[str, Duel]:
                 Arm("sb3", "sb3-ddpg-zoo", "DDPG", _ZOO_PENDULUM, noise_std=0.1),
             ),
         ),
+        "pendulum-sac": _beside_zoo("sac", _PENDULUM, -170.0, 0.0, {"learning_rate": 1e-3}, 20_000),
+        "lunarlander-sac": _beside_zoo("sac", "LunarLanderContinuous-v3", 230.0, 330.0, _ZOO_LANDER_SAC, 500_000),
+        "cartpole-ppo": _beside_zoo("ppo", _CARTPOLE, 475.0, 500.0, _ZOO_CARTPOLE_PPO, 100_000, n_envs=8),
+        "pendulum-ppo": _beside_zoo("ppo", _PENDULUM, -170.0, 0.0, _ZOO_PENDULUM_PPO, 100_000, n_envs=4),
+        "acrobot-ppo": _beside_zoo(
+            "ppo", "Acrobot-v1", -90.0, 0.0, _ZOO_ACROBOT_PPO, 1_000_000, n_envs=16, normalizes=True
+        ),
+        "lunarlander-ppo": _beside_zoo("ppo", "LunarLander-v3", 220.0, 330.0, _ZOO_LANDER_PPO, 1_000_000, n_envs=16),
     }
+
+
+def _beside_zoo(
+    algorithm: str,
+    env: str,
+    target: float,
+    best: float,
+    settings: dict[str, Any],
+    total_steps: int,
+    n_envs: int = 1,
+    normalizes: bool = False,
+) -> Duel:
+    theirs = Arm(
+        "sb3",
+        f"sb3-{algorithm}-zoo",
+        algorithm.upper(),
+        settings,
+        total_steps=total_steps,
+        n_envs=n_envs,
+        normalizes=normalizes,
+    )
+    return Duel(env, target, best, Arm("actorq", f"actorq-{algorithm}", algorithm), (theirs,))
 
 
 def _dqn() -> dict[str, Any]:

@@ -16,11 +16,11 @@ import numpy as np
 import stable_baselines3
 import torch
 from gymnasium import spaces
-from stable_baselines3.common import callbacks, logger, noise
+from stable_baselines3.common import callbacks, env_util, logger, noise, on_policy_algorithm, vec_env
 
 EPISODES = 20
 PERIOD_STEPS = 500
-"""Between two evaluations, which its clock does not count."""
+"""Between two evaluations, which its clock does not count; who learns on policy is evaluated after each phase."""
 _FIRST_SEED, _CONFIRMING_SEED = 10_000, 20_000
 
 
@@ -42,9 +42,20 @@ class Scoring(callbacks.BaseCallback):
     def _on_training_start(self) -> None:
         self._began = time.monotonic()
 
+    def _on_rollout_start(self) -> None:
+        if self._is_on_policy:
+            self._score()
+
     def _on_step(self) -> bool:
-        if self.num_timesteps % PERIOD_STEPS:
-            return True
+        if not (self._is_on_policy or self.num_timesteps % PERIOD_STEPS):
+            self._score()
+        return not self.solved and self.train_s < self.timeout_s
+
+    @property
+    def _is_on_policy(self) -> bool:
+        return isinstance(self.model, on_policy_algorithm.OnPolicyAlgorithm)
+
+    def _score(self) -> None:
         self.train_s += time.monotonic() - self._began
         if self.model._n_updates:
             self.returns = self._play(_FIRST_SEED + EPISODES * self.scored)
@@ -53,7 +64,6 @@ class Scoring(callbacks.BaseCallback):
                 self.returns = self._play(_CONFIRMING_SEED + EPISODES * self.scored)
                 self.solved = self._reached(self.returns)
         self._began = time.monotonic()
-        return not self.solved and self.train_s < self.timeout_s
 
     def _reached(self, returns: list[float]) -> bool:
         """Returns whether they reach the target, or may once there are as many as there should be."""
@@ -62,11 +72,13 @@ class Scoring(callbacks.BaseCallback):
     def _play(self, seed: int) -> list[float]:
         """Returns the returns of all episodes, or of the first ones that make it impossible to reach the target."""
         found: list[float] = []
+        normalizer = self.model.get_vec_normalize_env()
         for episode in range(EPISODES):
             observation, _ = self.environment.reset(seed=seed + episode)
             total, over = 0.0, False
             while not over:
-                action, _ = self.model.predict(observation, deterministic=True)
+                seen = observation if normalizer is None else normalizer.normalize_obs(observation)
+                action, _ = self.model.predict(seen, deterministic=True)
                 observation, reward, terminated, truncated, _ = self.environment.step(action)
                 total, over = total + float(reward), terminated or truncated
             found.append(total)
@@ -75,14 +87,27 @@ class Scoring(callbacks.BaseCallback):
         return found
 
 
+def _schedule(value: Any) -> Any:
+    """Returns what falls from X to 0 for "lin_X", and any other setting as it is."""
+    if not (isinstance(value, str) and value.startswith("lin_")):
+        return value
+    first = float(value.removeprefix("lin_"))
+    return lambda left: left * first
+
+
 def learn(request: dict[str, Any]) -> dict[str, Any]:
     """Returns how one run went.
 
     Args:
-        request: algorithm, settings, noise_std, total_steps (as arms.Arm); env, target, best; seed, timeout_s.
+        request: algorithm, settings, noise_std, total_steps, n_envs, normalizes (as arms.Arm); env, target, best; seed,
+            timeout_s.
     """
-    settings = dict(request["settings"])
-    environment = gymnasium.make(request["env"])
+    settings = {name: _schedule(value) for name, value in request["settings"].items()}
+    environment: Any = gymnasium.make(request["env"])
+    if request["n_envs"] > 1:
+        environment = env_util.make_vec_env(request["env"], request["n_envs"], seed=request["seed"])
+    if request["normalizes"]:
+        environment = vec_env.VecNormalize(environment, gamma=settings.get("gamma", 0.99))
     if request["noise_std"]:
         size = environment.action_space.shape or ()
         settings["action_noise"] = noise.NormalActionNoise(np.zeros(size), np.full(size, request["noise_std"]))
