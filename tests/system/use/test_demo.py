@@ -29,12 +29,13 @@ def demo(*arguments: str) -> list[str]:
 @pytest.mark.parametrize("kind", conftest.KINDS)
 def test_trains_cartpole_with_int8_actors(kind: str, run_root: Path) -> None:
     conftest.require(kind)
-    arguments = demo("--solved-return", "150", "--broker-kind", kind, "--run-dir", str(run_root / "run"), "--json")
+    # so good that it trains for some heartbeats, and that its actors explore in a part of their steps only
+    arguments = demo("--solved-return", "400", "--broker-kind", kind, "--run-dir", str(run_root / "run"), "--json")
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["solved"] is True
-    assert summary["int8_return_mean"] >= 150.0
+    assert summary["int8_return_mean"] >= 400.0
     assert len(summary["int8_returns"]) == len(summary["fp32_returns"]) == 20
     assert summary["delegate"] == "XNNPACK"
     assert summary["publish_to_acting_count"] >= 2
@@ -75,7 +76,7 @@ def _check_breakdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> Non
     assert sum(spent["total_s"] for spent in actors.values()) < 2 * wall_s, "two actors, one thread each"
     assert sum(summary["breakdown"]["actorq"].values()) < 2 * wall_s
     assert learner["update"]["count"] == summary["updates"]
-    # no lower bound: what was done after the newest heartbeats is not known, which may be most of a run of two seconds
+    # no lower bound: what was done after the newest heartbeats is not known, which of so short a run is much
     assert 0 < actors["record"]["count"] < 1.5 * summary["env_steps"]
     apart = abs(actors["environment"]["count"] - actors["record"]["count"])
     assert apart <= 2 * 128, "one of each a step, and either is counted some dozen steps late by either actor"
