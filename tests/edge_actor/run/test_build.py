@@ -37,7 +37,7 @@ def test_an_actor_with_an_environment_has_its_loop_and_no_thread(made: Any) -> N
     before = set(threading.enumerate())
     loop = made(env="CartPole-v1").loop
     assert loop is not None and loop.environment.environment.name == "CartPole-v1"
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # threads of other tests may end meanwhile
     assert loop.policies.acting is None and loop.recorder.steps == 0
 
 

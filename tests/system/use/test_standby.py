@@ -53,9 +53,13 @@ class Stderr:
 
 def epoch_of_newest_policy(run: Path) -> int:
     """Returns the epoch in which the newest policy of a run was published; 0 before there is one."""
-    newest = max((run / "policies").glob("*.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
-    epoch: int = json.loads(newest.read_text())["epoch"] if newest else 0
-    return epoch
+    while True:
+        try:
+            newest = max((run / "policies").glob("*.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
+            epoch: int = json.loads(newest.read_text())["epoch"] if newest else 0
+        except FileNotFoundError:  # a learner keeps few, and has just removed one of those that were listed
+            continue
+        return epoch
 
 
 def stand_still(learner: subprocess.Popen[str], run: Path) -> None:
