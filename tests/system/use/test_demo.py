@@ -76,10 +76,9 @@ def _check_breakdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> Non
     assert sum(spent["total_s"] for spent in actors.values()) < 2 * wall_s, "two actors, one thread each"
     assert sum(summary["breakdown"]["actorq"].values()) < 2 * wall_s
     assert learner["update"]["count"] == summary["updates"]
-    # no lower bound: what was done after the newest heartbeats is not known, which of so short a run is much
-    assert 0 < actors["record"]["count"] < 1.5 * summary["env_steps"]
-    apart = abs(actors["environment"]["count"] - actors["record"]["count"])
-    assert apart <= 2 * 128, "one of each a step, and either is counted some dozen steps late by either actor"
+    # No lower bound: what was done after the newest heartbeats is not known, which of so short a run is much.
+    # One of each a step, and for the environment each reset besides
+    assert actors["record"]["count"] <= actors["environment"]["count"] < 1.5 * summary["env_steps"]
     assert 0.0 <= summary["learner_idle_share"] < 1.0
     assert summary["learner_cpu_s"] > 0.0
     assert 0.0 < summary["actors_cpu_s"] < 4 * wall_s
