@@ -4,9 +4,9 @@ Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details of its 
 Stable-Baselines3 keep: advantages normalised (here over a phase), values clipped, small last layers. The ratio is that
 of the fp32 policy's probabilities to those that the int8 policy on the actor gave, so that rounding is corrected like
 any other difference between the two; a phase may have steps of a few versions (`max_rollout_lag`). Deviations: policy
-and value network have gradients clipped and step sizes of their own, Adam's epsilon is 1e-8, layers are ReLU with He's
-scale instead of orthogonal tanh, and values are in units of their root mean square instead of rewards being scaled
-(`on_policy`).
+and value network have gradients clipped and step sizes of their own, Adam's epsilon is 1e-8, weights have He's scale
+instead of being orthogonal, the policy's layers are ReLU instead of tanh, and values are in units of their root mean
+square instead of rewards being scaled (`on_policy`).
 """
 
 from __future__ import annotations

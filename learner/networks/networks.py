@@ -61,15 +61,20 @@ def dense(
 
 
 def torso(
-    observation: specs.ObservationSpec, hidden: Sequence[int], rng: np.random.Generator, network: str = "auto"
+    observation: specs.ObservationSpec,
+    hidden: Sequence[int],
+    rng: np.random.Generator,
+    network: str = "auto",
+    activation: layers.Activation = "relu",
 ) -> tuple[layers.PolicyLayers, int]:
-    """Returns ReLU layers from a normalised observation to `hidden[-1]` features, behind convolutions for images.
+    """Returns layers from a normalised observation to `hidden[-1]` features, behind convolutions for images.
 
     Args:
         observation: What it is for.
         hidden: Widths of dense layers.
         rng: Draws the weights.
         network: Which convolutions, see `convolutions.stack`.
+        activation: Of dense layers; that of convolutions is ReLU.
 
     Returns:
         The layers and the number of their output features.
@@ -87,7 +92,7 @@ def torso(
     elif len(observation.shape) > 1:
         stack.append(layers.Flatten())
     for n_out in hidden:
-        stack.append(dense(width, n_out, "relu", rng))
+        stack.append(dense(width, n_out, activation, rng))
         width = n_out
     return tuple(stack), width
 

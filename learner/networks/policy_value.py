@@ -1,5 +1,7 @@
 """Networks of algorithms that sample: a policy with a categorical or Gaussian head, and a value network of its own.
 
+The policy is of ReLU layers, which int8 can equalise; the value network of tanh, but behind convolutions.
+
 Inside, continuous actions are in units of half their range around its middle, and may lie beyond it: bounds clip them
 on their way to the environment. The deviation of a Gaussian is the same in all states.
 """
@@ -64,7 +66,9 @@ class PolicyValue:
         """
         body, width = networks.torso(spec.observation, hidden, rng, network)
         policy = (*body, networks.dense(width, spec.action.size, "none", rng, scale=_SMALL))
-        body, width = networks.torso(spec.observation, value_hidden, rng, network)
+        # No actor runs it, so that it need not suit int8; ReLU took five times the steps on Acrobot (docs/decisions.md)
+        activation: layers.Activation = "relu" if networks.is_image(spec.observation) else "tanh"
+        body, width = networks.torso(spec.observation, value_hidden, rng, network, activation)
         value = (*body, networks.dense(width, 1, "none", rng, scale=0.01))
         bounds = actor_critic.rescale(spec.action) if spec.action.kind == "continuous" else None
         return PolicyValue(policy, value, bounds, initial_std, spec.action.choices)
@@ -74,7 +78,9 @@ class PolicyValue:
         found = {f"policy/{name}": array for name, array in layers.arrays(self.policy).items()}
         if self.bounds is not None:
             found[f"policy/{_LOG_STD}"] = np.full(self.bounds.gain.size, np.log(self.initial_std), np.float32)
-        return found | {f"value/{name}": array for name, array in layers.arrays(self.value).items()}
+        # Named by their function, so that no weights of the other one are resumed with it
+        value = "value" if layers.weighted(self.value)[0].activation == "relu" else "value_tanh"
+        return found | {f"{value}/{name}": array for name, array in layers.arrays(self.value).items()}
 
     def split(self, weights: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Separates the policy's weights from the value network's."""

@@ -31,7 +31,7 @@ from edge_actor.environment import env as environments
 from edge_actor.experience import journal
 from edge_actor.policies import policy
 from edge_actor.run import acting_loop, build
-from tests.benchmarks import _broker, _pixels
+from tests.benchmarks import _broker, _pixels, _untimed
 
 ALTERNATIONS = 31
 SLICE_S = 0.25
@@ -48,6 +48,7 @@ def run() -> Iterator[dict[str, Any]]:
         yield _steps(directory, model, n_envs=16, epsilon=0.05, message_steps=8192)
         for head in specs.SAMPLED_HEADS:
             yield _sampled(directory, head)
+        yield _instruments(directory, model)
         yield _latency(model)
         yield _frames(directory)
 
@@ -113,6 +114,33 @@ def _compared(
         "spread": round(max(ratios) - min(ratios), 3),
         "explain": f"int8 {network} on {acting.interpreter.runtime}, {acting.delegate}; messages of {message_steps} "
         f"steps over {broker}, {dropped} steps dropped; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores",
+    }
+
+
+def _instruments(directory: Path, model: Path) -> dict[str, Any]:
+    """The same loop with the breakdown's instruments and without, in alternation, each first as often as the other."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    with _acting(directory, model, ENV, 1, 0.05, 8192, "q_values") as (loop, broker):
+        instruments = {True: (loop._times, loop._idle), False: (_untimed.NoStepTimes(), _untimed.NoStopwatch())}
+        for turn in range(2 * ALTERNATIONS):
+            for is_timed in (True, False) if turn % 2 else (False, True):
+                loop._times, loop._idle = instruments[is_timed]
+                rates[is_timed].append(_slice(loop)[0])
+        loop._times, loop._idle = instruments[True]
+    ratios = [timed / untimed for timed, untimed in zip(rates[True], rates[False], strict=True)]
+    middle = statistics.quantiles(ratios)
+    return {
+        "benchmark": "actor",
+        "broker": broker,
+        "case": f"{ENV}, gymnasium.make, epsilon 0.05, beside itself without the instruments of the breakdown",
+        "value": round(statistics.median(rates[True])),
+        "unit": "steps/s",
+        "reference": round(statistics.median(rates[False])),
+        "ratio": round(statistics.median(ratios), 4),
+        "runs": len(ratios),
+        "spread": round(max(ratios) - min(ratios), 3),
+        "explain": f"slices of {SLICE_S} s in alternation; half of all ratios are from {middle[0]:.3f} to "
+        f"{middle[2]:.3f}",
     }
 
 

@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from broker.contract import messages, specs
 from learner import config
+from learner.experience import rate_limiter
 from learner.experience.buffers import replay, rollouts
-from tests.benchmarks import _flops, _pixels
+from learner.run.loop import updating
+from tests.benchmarks import _flops, _pixels, _untimed
 from tests.fakes import fleet_examples
 
 ALTERNATIONS = 9
@@ -69,6 +71,7 @@ def run() -> Iterator[dict[str, Any]]:
         yield from _rows(f"D4PG, {name} replay, two MLPs 256x2, 51 atoms, batch 64", "d4pg", CONTINUOUS, d4pg)
         sac = config.SacConfig(batch_size=64, prioritized=prioritized)
         yield from _rows(f"SAC, {name} replay, three MLPs 256x2, batch 64", "sac", CONTINUOUS, sac)
+    yield _instruments()
     nature = config.DqnConfig(hidden=_pixels.HIDDEN, batch_size=32, dueling=False, updates_per_call=4)
     case = "DQN, uniform replay, Nature CNN, frames 84x84 stacked by 4, batch 32"
     yield from itertools.islice(_rows(case, "dqn", _pixels.SPEC, nature, transitions=4000, calls=2), 1)
@@ -78,6 +81,53 @@ def run() -> Iterator[dict[str, Any]]:
         yield _phase_row(f"PPO, {actions}, two MLPs 256x2, 10 epochs of 2048 steps, batch 64", "ppo", spec, ppo)
         a2c = config.A2cConfig(**wide)
         yield _phase_row(f"A2C, {actions}, two MLPs 256x2, 256 steps at once", "a2c", spec, a2c)
+
+
+def _instruments() -> dict[str, Any]:
+    """The learner's calls of updates with the breakdown's instruments and without, in alternation."""
+    from learner.algorithms import registry
+
+    rng = np.random.default_rng(0)
+    settings = config.DqnConfig(hidden=(64, 64), batch_size=64)  # a small network: the most calls in a second
+    memory = replay.of(DISCRETE, settings)
+    memory.insert(_Segments(DISCRETE, rng, TRANSITIONS))
+    agent = registry.make(config.Settings(config.TrainConfig(algorithm="dqn"), settings, config.GateConfig()), DISCRETE)
+    limiter = rate_limiter.RateLimiter(1.0, 1, 1e12)
+    limiter.insert(TRANSITIONS)
+    updater = updating.ReplayUpdater(settings, settings.updates_per_call, agent, memory, limiter, rng)
+    instruments = {True: updater.times, False: _untimed.NoStopwatch()}
+    rates: dict[bool, list[float]] = {True: [], False: []}
+
+    def call() -> None:
+        assert updater.may_update
+        batch = updater.draw()
+        began = time.perf_counter()
+        update = updater.compute(batch)
+        updater.note(batch, update, time.perf_counter() - began)
+
+    for _ in range(2):  # compiles, and notes what compiling took
+        call()
+    for turn in range(8 * ALTERNATIONS):
+        for is_timed in (True, False) if turn % 2 else (False, True):
+            updater.times = instruments[is_timed]
+            began = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            rates[is_timed].append(CALLS * settings.updates_per_call / (time.perf_counter() - began))
+    ratios = [timed / untimed for timed, untimed in zip(rates[True], rates[False], strict=True)]
+    middle = statistics.quantiles(ratios)
+    return {
+        "benchmark": "update",
+        "case": "DQN, uniform replay, MLP 64x2, batch 64, beside itself without the instruments of the breakdown",
+        "value": round(statistics.median(rates[True]), 1),
+        "unit": "updates/s",
+        "runs": len(ratios),
+        "reference": round(statistics.median(rates[False]), 1),
+        "ratio": round(statistics.median(ratios), 4),
+        "spread": round(max(ratios) - min(ratios), 3),
+        "explain": f"{CALLS} calls of {settings.updates_per_call} updates in alternation, with sampling; half of all "
+        f"ratios are from {middle[0]:.3f} to {middle[2]:.3f}",
+    }
 
 
 def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPolicyConfig) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def test_the_normalizer_takes_in_each_phase_and_is_folded_into_the_policy() -> N
 def test_values_stay_what_they_were_when_their_unit_changes() -> None:
     agent = make("ppo", DISCRETE)
     state = agent.state()
-    last = sorted(name for name in state if name.startswith("weights/value/") and name.endswith("kernel"))[-1]
+    last = sorted(name for name in state if name.startswith("weights/value_tanh/") and name.endswith("kernel"))[-1]
     state[last] = np.ones_like(state[last])
     agent.restore(state)
     taken = random_phase(DISCRETE, 0)
@@ -265,6 +265,24 @@ def test_values_stay_what_they_were_when_their_unit_changes() -> None:
     assert float(agent._rescale_values(np.array([30.0, 40.0], np.float32))) == pytest.approx(np.sqrt(1250.0))
     assert values() == pytest.approx(before, rel=1e-5)
     assert float(agent._rescale_values(np.zeros(2, np.float32))) == pytest.approx(25.0)
+
+
+def test_values_are_those_of_tanh_layers_and_no_weights_of_relu_layers_are_resumed() -> None:
+    agent = make("ppo", DISCRETE)
+    state = agent.state()
+    kernels, biases = (
+        [state[name] for name in sorted(state) if name.startswith("weights/value_tanh/") and name.endswith(kind)]
+        for kind in ("kernel", "bias")
+    )
+    x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    features = x
+    for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
+        features = np.tanh(features @ kernel.T + bias)
+    _, value = agent._network.split(agent._groups["weights"])
+    assert agent._network.values(value, x).numpy() == pytest.approx(features @ kernels[-1][0] + biases[-1], abs=1e-6)
+    older = {name.replace("value_tanh", "value"): array for name, array in state.items()}
+    with pytest.raises(errors.RunError, match="another network"):
+        agent.restore(older)
 
 
 @pytest.mark.parametrize("what", SPECS)
