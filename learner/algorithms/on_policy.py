@@ -234,12 +234,10 @@ class OnPolicy(compiled.Compiled):
             updates,
             rates,
         )
-        log_ratio = log_pi - batch.log_mu
         td_error = batch.target - v
         metrics = (
             loss, tf.reduce_mean(v), value_norm, tf.reduce_mean(tf.abs(td_error)), policy_norm, entropy, held_back,
-            # Schulman's estimate, http://joschu.net/blog/kl-approx.html: never negative, of little variance
-            tf.reduce_mean(policy_gradient.ratio(log_pi, batch.log_mu) - 1 - log_ratio),
+            tf.reduce_mean(policy_gradient.divergence(log_pi, batch.log_mu)),
         )  # fmt: skip
         return {"weights": weights, "adam_m": moments1, "adam_v": moments2}, metrics, td_error
 

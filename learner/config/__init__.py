@@ -244,6 +244,9 @@ class PpoConfig(OnPolicyConfig):
     value_clip: float = setting(
         0.2, "how far values may leave those of the phase's start, in deviations of returns; 0: as far as they go"
     )
+    max_kl: float = setting(
+        0.05, "nats by which the policy may leave the one that acted, before minibatches pull it back; 0: any number"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,14 @@ def ratio(log_pi: Tensor, log_mu: Tensor) -> Tensor:
     return tf.exp(tf.minimum(log_pi - log_mu, _LOG_RATIO_MAX))
 
 
+def divergence(log_pi: Tensor, log_mu: Tensor) -> Tensor:
+    """Returns an estimate [B] of KL(mu || pi) from the actions that were taken; its mean is meant.
+
+    Schulman's, http://joschu.net/blog/kl-approx.html: never negative, of little variance.
+    """
+    return ratio(log_pi, log_mu) - 1 - (log_pi - log_mu)
+
+
 def clipped_surrogate(
     ratio_t: Tensor,  # [B]
     adv_t: Tensor,  # [B]

@@ -267,6 +267,26 @@ def test_values_stay_what_they_were_when_their_unit_changes() -> None:
     assert float(agent._rescale_values(np.zeros(2, np.float32))) == pytest.approx(25.0)
 
 
+@pytest.mark.parametrize(
+    ("max_kl", "apart", "pulls_back"), [(0.05, 0.5, True), (0.05, -0.5, True), (0.05, 0.2, False), (0.0, 0.5, False)]
+)
+def test_a_policy_too_far_from_the_one_that_acted_is_pulled_back(max_kl: float, apart: float, pulls_back: bool) -> None:
+    agent, log_mu = make("ppo", DISCRETE, max_kl=max_kl), tf.constant([-1.0, -2.0, -0.5])
+    batch = on_policy.Minibatch(*[tf.zeros(3)] * 6)._replace(log_mu=log_mu, advantage=tf.constant([1.0, -1.0, 0.5]))
+    policy_of_now = tf.Variable(log_mu + apart)
+    with tf.GradientTape() as tape:
+        loss, _ = agent._policy_loss(policy_of_now, batch)
+    slope = tape.gradient(loss, policy_of_now).numpy()
+    ratio = np.exp(apart)
+    if pulls_back:
+        assert loss.numpy() == pytest.approx(ratio - 1 - apart, abs=1e-6)
+        assert slope == pytest.approx(ratio - 1, abs=1e-6), "a step down the slope brings it nearer"
+    else:
+        assert loss.numpy() == pytest.approx(
+            -np.minimum(ratio, 1.2) * np.maximum(batch.advantage, 0) - ratio * np.minimum(batch.advantage, 0), abs=1e-6
+        )
+
+
 def test_values_are_those_of_tanh_layers_and_no_weights_of_relu_layers_are_resumed() -> None:
     agent = make("ppo", DISCRETE)
     state = agent.state()

@@ -79,6 +79,14 @@ def test_normalized_advantages() -> None:
     assert policy_gradient.normalized(np.full(4, 7.0, np.float32), 0.0).numpy().tolist() == [0.0] * 4
 
 
+def test_divergence_is_that_of_the_distributions_on_average() -> None:
+    rng, mu, pi = np.random.default_rng(0), np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.4, 0.2])
+    taken = rng.choice(3, 200_000, p=mu)
+    found = policy_gradient.divergence(tf.constant(np.log(pi)[taken]), tf.constant(np.log(mu)[taken])).numpy()
+    assert found.min() >= 0.0
+    assert found.mean() == pytest.approx(np.sum(mu * np.log(mu / pi)), rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "gain", "slope"),
     [
