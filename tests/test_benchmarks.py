@@ -59,7 +59,7 @@ def test_what_needs_no_mosquitto_is_measured_and_the_rest_listed() -> None:
         ("Mosquitto is not installed", "sudo apt install mosquitto")
     }
     measured = [row for row in rows if "left_out" not in row]
-    assert [row.get("broker") for row in measured] == ["embedded"] * 3 + [None] * 5
+    assert [row.get("broker") for row in measured] == ["embedded"] * 4 + [None] * 5
     assert all(row["benchmark"] == "actor" and row["value"] > 0 for row in measured)
     assert "sudo apt install mosquitto" in done.stderr
 

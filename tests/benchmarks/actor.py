@@ -46,9 +46,9 @@ def run() -> Iterator[dict[str, Any]]:
         yield _steps(directory, model, n_envs=1, epsilon=0.05, message_steps=8192)
         yield _steps(directory, model, n_envs=1, epsilon=0.0, message_steps=8192)
         yield _steps(directory, model, n_envs=16, epsilon=0.05, message_steps=8192)
+        yield _instruments(directory, model)
         for head in specs.SAMPLED_HEADS:
             yield _sampled(directory, head)
-        yield _instruments(directory, model)
         yield _latency(model)
         yield _frames(directory)
 
