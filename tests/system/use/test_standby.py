@@ -103,12 +103,14 @@ def test_two_standbys_go_on_one_after_the_other_and_who_stood_still_stays_down(
     kept.await_rows(50)
     assert said.count("takes over") == 0
     conftest.wait_until(lambda: epoch_of_newest_policy(run) > 0, "a policy is published", 60.0)
-    epoch = epoch_of_newest_policy(run)
+    epochs = [epoch_of_newest_policy(run)]
 
     def await_successor(number: int, what: str) -> None:
         lost_at, rows = time.monotonic(), kept.rows()
         conftest.wait_until(lambda: kept.rows() > rows, "experience is committed again", BACK_S)
-        conftest.wait_until(lambda: epoch_of_newest_policy(run) == epoch + number, "the next session publishes", BACK_S)
+        # Above the last one, not next to it: who learns of a successor may use one up (`Session._busy`)
+        conftest.wait_until(lambda: epoch_of_newest_policy(run) > epochs[-1], "the next session publishes", BACK_S)
+        epochs.append(epoch_of_newest_policy(run))
         back_s = time.monotonic() - lost_at
         with capfd.disabled():
             print(f"training went on {back_s:.1f} s after the learner {what}")
@@ -121,14 +123,14 @@ def test_two_standbys_go_on_one_after_the_other_and_who_stood_still_stays_down(
     live.send_signal(signal.SIGCONT)
     assert live.wait(120.0) in (errors.FleetBusy.exit_code, errors.RunError.exit_code)
     kept.await_rows(50)
-    assert retained_epochs(fleet) == {epoch + 1}, "whatever it said before it noticed is replaced"
+    assert retained_epochs(fleet) == {epochs[-1]}, "whatever it said before it noticed is replaced"
 
     lock = (run / ".lock").stat().st_ino
     (second,) = [one for one in standbys if lock in inodes(one.pid)]
     second.send_signal(signal.SIGKILL)
     second.wait()
     await_successor(2, "was killed")
-    assert retained_epochs(fleet) == {epoch + 2}
+    assert retained_epochs(fleet) == {epochs[-1]}
 
     for actor in actors:
         fleet.children[actor].send_signal(signal.SIGTERM)
