@@ -1,10 +1,10 @@
 """The time of steps, divided: environment, observation to action, and the rest, which explores and records.
 
-A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 64 is timed: eight in a row, since
-the first pays for what the processor has forgotten of it. How many lie before the next eight is drawn at random, so
+A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 128 is timed: 16 in a row, since
+the first pays for what the processor has forgotten of it. How many lie before the next 16 is drawn at random, so
 that no period of the environment can fall in with them, and goes on from burst to burst. All else is exact: what a
 burst and its loop took, and each reset of a single environment, for resets are few and may be long. What a loop took
-is divided by the shares that the newest timed rows had, at the end of a burst, and 64 rows or 20 ms late at most, for
+is divided by the shares that the newest timed rows had, at the end of a burst, and 128 rows or 50 ms late at most, for
 the next burst may be long in coming. So the three add up to what acting took, whatever was drawn; and what timing costs
 is measured and taken off.
 """
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from broker.program import stopwatch
 
-PERIOD = 64  # rows, of which one is timed
-TOGETHER = 8
+PERIOD = 128  # rows, of which one is timed
+TOGETHER = 16
 _GAPS = 2 * TOGETHER * (PERIOD - 1) + 1
 """Rows between those that are timed are fewer than this, and any number of them is as likely."""
 _ENOUGH = 64  # timed rows that shares are taken of: what was before them counts for less and less
-_LATE_S = 0.02  # of rows that are not divided yet: to divide after each burst of 2 ms took 1 % of it
+_LATE_S = 0.05  # of rows that are not divided yet: to divide after each burst of 2 ms took 1 % of it
 _NEWEST = 512  # timed calls of the policy that percentiles are taken of
 _SLOW_S = 2e-4  # rows that take so long are all timed, which is 1 % of them
 clock = time.perf_counter
@@ -42,7 +42,7 @@ class Overhead(NamedTuple):
 
 
 class StepTimes:
-    """Times one row in 64, and divides what bursts took. For one thread; `times` may be read by others.
+    """Times one row in 128, and divides what bursts took. For one thread; `times` may be read by others.
 
     Args:
         overhead: Returns what timing costs; None measures it here.

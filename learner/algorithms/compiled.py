@@ -144,7 +144,7 @@ class Compiled:
 
     def _take_steps(self, *minibatches: NDArray[Any]) -> algorithms.Update:
         # As tensors: to find out what an array is takes a compiled function as long as the copy
-        return self._told(*self._steps(*map(tf.convert_to_tensor, minibatches)))
+        return self._told(*self._steps(*map(tf.constant, minibatches)))
 
     def _told(self, metrics: Tensor, td_error: Tensor) -> algorithms.Update:
         """Returns what `_gradient_steps` computed, out of TensorFlow."""

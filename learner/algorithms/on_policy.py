@@ -150,7 +150,7 @@ class OnPolicy(compiled.Compiled):
         computes them once. Of several, minibatches are gathered between two calls, where a copy of rows is quicker.
         """
         packed = Packed.of(batch)
-        tensors = map(tf.convert_to_tensor, packed)  # as in `_take_steps`
+        tensors = map(tf.constant, packed)  # as in `_take_steps`
         if len(batch.minibatches) == 1:
             return self._told(*self._at_once(*tensors))
         found = [array.numpy() for array in self._estimated(*tensors)]
