@@ -599,8 +599,13 @@ def _on_policy_clashes(train: TrainConfig, algorithm: OnPolicyConfig) -> list[st
         clashes.append(f"gamma {algorithm.gamma} and trace_decay {algorithm.trace_decay} must be within 0..1")
     if min(algorithm.max_rollout_lag, algorithm.decay_updates) < 0 or algorithm.entropy_cost < 0:
         clashes.append("max_rollout_lag, decay_updates and entropy_cost must not be negative")
-    if isinstance(algorithm, PpoConfig) and not (algorithm.clip > 0 and algorithm.value_clip >= 0):
-        clashes.append(f"clip {algorithm.clip} must be positive, and value_clip {algorithm.value_clip} not negative")
+    if isinstance(algorithm, PpoConfig) and not (
+        algorithm.clip > 0 and min(algorithm.value_clip, algorithm.max_kl) >= 0
+    ):
+        clashes.append(
+            f"clip {algorithm.clip} must be positive, value_clip {algorithm.value_clip} and max_kl {algorithm.max_kl} "
+            "not negative"
+        )
     if isinstance(algorithm, A2cConfig) and not (algorithm.rho_bar > 0 and algorithm.c_bar > 0):
         clashes.append(f"rho_bar {algorithm.rho_bar} and c_bar {algorithm.c_bar} must be positive")
     return clashes

@@ -66,7 +66,7 @@ class PolicyValue:
         """
         body, width = networks.torso(spec.observation, hidden, rng, network)
         policy = (*body, networks.dense(width, spec.action.size, "none", rng, scale=_SMALL))
-        # No actor runs it, so that it need not suit int8; ReLU took five times the steps on Acrobot (docs/decisions.md)
+        # No actor runs it, so that it need not suit int8; ReLU took four times the steps on Acrobot (docs/decisions.md)
         activation: layers.Activation = "relu" if networks.is_image(spec.observation) else "tanh"
         body, width = networks.torso(spec.observation, value_hidden, rng, network, activation)
         value = (*body, networks.dense(width, 1, "none", rng, scale=0.01))

@@ -151,6 +151,8 @@ def test_phases_that_cannot_be_are_refused() -> None:
         effective("It-v0", "--algorithm", "ppo", "--rollout-steps", "100", "--kept-steps", "1100")
     with pytest.raises(errors.ConfigError, match="epochs must be positive"):
         effective("It-v0", "--algorithm", "a2c", "--epochs", "0")
+    with pytest.raises(errors.ConfigError, match="max_kl -1.0 not negative"):
+        effective("It-v0", "--algorithm", "ppo", "--max-kl", "-1")
 
 
 @pytest.mark.parametrize(
