@@ -118,30 +118,17 @@ def _compared(
 
 
 def _instruments(directory: Path, model: Path) -> dict[str, Any]:
-    """The same loop with the breakdown's instruments and without, in alternation, each first as often as the other."""
-    rates: dict[bool, list[float]] = {True: [], False: []}
+    """The same loop with the breakdown's instruments and without."""
     with _acting(directory, model, ENV, 1, 0.05, 8192, "q_values") as (loop, broker):
         instruments = {True: (loop._times, loop._idle), False: (_untimed.NoStepTimes(), _untimed.NoStopwatch())}
-        for turn in range(2 * ALTERNATIONS):
-            for is_timed in (True, False) if turn % 2 else (False, True):
-                loop._times, loop._idle = instruments[is_timed]
-                rates[is_timed].append(_slice(loop)[0])
-        loop._times, loop._idle = instruments[True]
-    ratios = [timed / untimed for timed, untimed in zip(rates[True], rates[False], strict=True)]
-    middle = statistics.quantiles(ratios)
-    return {
-        "benchmark": "actor",
-        "broker": broker,
-        "case": f"{ENV}, gymnasium.make, epsilon 0.05, beside itself without the instruments of the breakdown",
-        "value": round(statistics.median(rates[True])),
-        "unit": "steps/s",
-        "reference": round(statistics.median(rates[False])),
-        "ratio": round(statistics.median(ratios), 4),
-        "runs": len(ratios),
-        "spread": round(max(ratios) - min(ratios), 3),
-        "explain": f"slices of {SLICE_S} s in alternation; half of all ratios are from {middle[0]:.3f} to "
-        f"{middle[2]:.3f}",
-    }
+
+        def rate(is_timed: bool) -> float:
+            loop._times, loop._idle = instruments[is_timed]
+            return _slice(loop)[0]
+
+        figures = _untimed.row(2 * ALTERNATIONS, rate)
+    case = f"{ENV}, gymnasium.make, epsilon 0.05, with the instruments of the breakdown"
+    return {"benchmark": "actor", "broker": broker, "case": case, "unit": "steps/s", **figures}
 
 
 def _slice(loop: acting_loop.ActingLoop) -> tuple[float, NDArray[Any]]:

@@ -84,7 +84,7 @@ def run() -> Iterator[dict[str, Any]]:
 
 
 def _instruments() -> dict[str, Any]:
-    """The learner's calls of updates with the breakdown's instruments and without, in alternation."""
+    """The learner's calls of updates with the breakdown's instruments and without."""
     from learner.algorithms import registry
 
     rng = np.random.default_rng(0)
@@ -96,7 +96,6 @@ def _instruments() -> dict[str, Any]:
     limiter.insert(TRANSITIONS)
     updater = updating.ReplayUpdater(settings, settings.updates_per_call, agent, memory, limiter, rng)
     instruments = {True: updater.times, False: _untimed.NoStopwatch()}
-    rates: dict[bool, list[float]] = {True: [], False: []}
 
     def call() -> None:
         assert updater.may_update
@@ -105,29 +104,17 @@ def _instruments() -> dict[str, Any]:
         update = updater.compute(batch)
         updater.note(batch, update, time.perf_counter() - began)
 
+    def rate(is_timed: bool) -> float:
+        updater.times = instruments[is_timed]
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        return CALLS * settings.updates_per_call / (time.perf_counter() - began)
+
     for _ in range(2):  # compiles, and notes what compiling took
         call()
-    for turn in range(8 * ALTERNATIONS):
-        for is_timed in (True, False) if turn % 2 else (False, True):
-            updater.times = instruments[is_timed]
-            began = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            rates[is_timed].append(CALLS * settings.updates_per_call / (time.perf_counter() - began))
-    ratios = [timed / untimed for timed, untimed in zip(rates[True], rates[False], strict=True)]
-    middle = statistics.quantiles(ratios)
-    return {
-        "benchmark": "update",
-        "case": "DQN, uniform replay, MLP 64x2, batch 64, beside itself without the instruments of the breakdown",
-        "value": round(statistics.median(rates[True]), 1),
-        "unit": "updates/s",
-        "runs": len(ratios),
-        "reference": round(statistics.median(rates[False]), 1),
-        "ratio": round(statistics.median(ratios), 4),
-        "spread": round(max(ratios) - min(ratios), 3),
-        "explain": f"{CALLS} calls of {settings.updates_per_call} updates in alternation, with sampling; half of all "
-        f"ratios are from {middle[0]:.3f} to {middle[2]:.3f}",
-    }
+    case = "DQN, uniform replay, MLP 64x2, batch 64, with the instruments of the breakdown"
+    return {"benchmark": "update", "case": case, "unit": "updates/s", **_untimed.row(8 * ALTERNATIONS, rate)}
 
 
 def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPolicyConfig) -> dict[str, Any]:
