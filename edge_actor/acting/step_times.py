@@ -2,10 +2,11 @@
 
 A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 128 is timed: 16 in a row, since
 the first pays for what the processor has forgotten of it. How many lie before the next 16 is drawn at random, so
-that no period of the environment can fall in with them, and goes on from burst to burst. All else is exact: what a
+that no period of the environment can fall in with them, and goes on from burst to burst. At first more are timed, one
+in 2 and ever fewer for some 130,000 rows, for a run may be over by then. All else is exact: what a
 burst and its loop took, and each reset of a single environment, for resets are few and may be long. What a loop took
 is divided by the shares that the newest timed rows had, at the end of a burst, and 128 rows or 50 ms late at most, for
-the next burst may be long in coming. So the three add up to what acting took, whatever was drawn; and what timing costs
+the next burst may be long in coming; sooner at first. So the three add up to what acting took, whatever was drawn; and what timing costs
 is measured and taken off.
 """
 
@@ -23,8 +24,6 @@ from broker.program import stopwatch
 
 PERIOD = 128  # rows, of which one is timed
 TOGETHER = 16
-_GAPS = 2 * TOGETHER * (PERIOD - 1) + 1
-"""Rows between those that are timed are fewer than this, and any number of them is as likely."""
 _ENOUGH = 64  # timed rows that shares are taken of: what was before them counts for less and less
 _LATE_S = 0.05  # of rows that are not divided yet: to divide after each burst of 2 ms took 1 % of it
 _NEWEST = 512  # timed calls of the policy that percentiles are taken of
@@ -57,6 +56,7 @@ class StepTimes:
         self.times = stopwatch.Stopwatch("environment", "observation_to_action", "record")
         self._overhead, self._draw = overhead or measured_overhead, rng or random.Random(0).random
         self._left, self._due = 0, TOGETHER  # rows until some are timed; rows to be timed now
+        self._period = 1  # of whose rows one is timed; one more each time, up to PERIOD
         self._is_slow = False  # so that looking at the clock costs nothing
         self._asked, self._stepped = Timed(), Timed()
         self._newest: collections.deque[float] = collections.deque(maxlen=_NEWEST)
@@ -81,9 +81,13 @@ class StepTimes:
                 self._due -= some
                 break
             else:
-                self._left = 0 if self._is_slow else int(self._draw() * _GAPS)
+                self._left = 0 if self._is_slow else self._gap()
             self._due = 0 if self._left else TOGETHER
         return plan or ((False, 0),)
+
+    def _gap(self) -> int:
+        self._period = min(PERIOD, self._period + 1)
+        return int(self._draw() * (2 * TOGETHER * (self._period - 1) + 1))  # any number as likely
 
     def watched(self, act: Call, step: Call) -> tuple[Call, Call]:
         """Returns functions that do the same, and time it."""
@@ -114,12 +118,12 @@ class StepTimes:
         """Takes note of a burst: what its loop did not take went into exploration and records."""
         self._rest_s += max(0.0, seconds - self._looped_s)
         self._looped_s = 0.0
-        if self._shares.rows and self._rows_s + self._rest_s < _LATE_S:
+        if self._shares.rows and PERIOD * (self._rows_s + self._rest_s) < _LATE_S * self._period:
             return
         if self._stepped.taken:
             self._learn()
             self._divide()
-        elif self._rows >= PERIOD and self._shares.rows:
+        elif self._rows >= self._period and self._shares.rows:
             self._divide()
 
     def vitals(self) -> dict[str, Any]:

@@ -160,6 +160,15 @@ def test_a_plan_times_one_row_in_128_and_passes_each_row_once() -> None:
     assert passed / timed == pytest.approx(step_times.PERIOD, rel=0.02)
 
 
+def test_at_first_more_rows_are_timed_and_told_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of seconds has a breakdown too, though few of its steps may ask the policy."""
+    play = Play(Clock(monkeypatch), step_s=6e-6, act_s=6e-6, epsilon=0.9)
+    found = play.bursts(3000, 200)
+    assert found["environment"].runs > 0.6 * play.steps, "of 18 ms, which is less than those that are told late"
+    assert found["observation_to_action"].runs == pytest.approx(play.acts, rel=0.5)
+    assert found["observation_to_action"].seconds == pytest.approx(6e-6 * play.acts, rel=0.5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 20, 64, 640])
 def test_whatever_the_bursts_each_of_their_rows_is_timed_as_often(rows: int) -> None:
