@@ -3,10 +3,10 @@
 A step of CartPole takes some 6 us and a look at the clock 0.06, so that one row in 128 is timed: 16 in a row, since
 the first pays for what the processor has forgotten of it. How many lie before the next 16 is drawn at random, so
 that no period of the environment can fall in with them, and goes on from burst to burst. At first more are timed, one
-in 2 and ever fewer for some 130,000 rows, for a run may be over by then. All else is exact: what a
-burst and its loop took, and each reset of a single environment, for resets are few and may be long. What a loop took
-is divided by the shares that the newest timed rows had, at the end of a burst, and 128 rows or 50 ms late at most, for
-the next burst may be long in coming; sooner at first. So the three add up to what acting took, whatever was drawn; and what timing costs
+in 2 and ever fewer for some 130,000 rows, for a run may be over by then. All else is exact: what a burst and its loop
+took, and each reset of a single environment, for resets are few and may be long. What a loop took is divided by the
+shares that the newest timed rows had, at the end of a burst, and 128 rows or 50 ms late at most, sooner at first, for
+the next burst may be long in coming. So the three add up to what acting took, whatever was drawn; and what timing costs
 is measured and taken off.
 """
 
