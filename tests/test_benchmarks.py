@@ -188,13 +188,15 @@ def test_who_is_late_counts_with_the_limit() -> None:
         matched.name: results(60.0, 130.0, 100.4),
         zoo.name: results(24.0),
     }
+    for result in found[duel.ours.name].values():
+        result |= {"env_steps": 1300, "solved_env_steps": 900}
     first, alone, steps, second, _, _ = bench_peers.duel_rows(duel, found, 100.0)
     assert (first["value"], first["reference"], first["ratio"], first["runs"]) == (12.0, 100.0, 0.12, 3)
     assert "2 not within it" in first["explain"] and "so the ratio is a bound" in first["explain"]
     assert (alone["value"], alone["reference"]) == (6.0, 100.0) and "loop of training" in alone["case"]
     assert (second["value"], second["reference"], second["runs"]) == (10.0, 24.0, 1)
     assert "bound" not in second["explain"]
-    assert (steps["unit"], steps["value"], steps["ratio"]) == ("steps", 1000, 1.0)
+    assert (steps["unit"], steps["value"], steps["ratio"]) == ("steps", 900, 0.9)
     assert "theirs 1000 to 1000, 2 not solved" in steps["explain"]
     assert all(key in first for key in benchmarks.KEYS)
 

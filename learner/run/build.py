@@ -101,7 +101,7 @@ def build(
         policies.prepare(algorithm.policy_layers())
         written = metrics.Metrics.open(directory.path, display, started_s, kept)
         good = algorithm.state()
-        scores = policy_scores.PolicyScores(train, asking, policies, steps.end_s, good)
+        scores = policy_scores.PolicyScores(train, asking, policies, steps, good)
         trials = canary.Canary(train.canary, policies, actors, held=ingesting.held) if train.canary else None
         record = trial_record.TrialRecord(directory, kept) if trials else None
         if record is None:  # what goes out from now on is not tried: what was proven before is the past

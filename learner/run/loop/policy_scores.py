@@ -26,7 +26,7 @@ class PolicyScores:
         settings: Episodes and target.
         asking: Asks actors.
         publisher: Has the newest policy.
-        end_s: Monotonic time at which training ends.
+        steps: The pace of the run, and when it ends.
         state: The algorithm's state behind the newest policy.
 
     Attributes:
@@ -40,12 +40,13 @@ class PolicyScores:
         settings: config.TrainConfig,
         asking: scoring.Scoring,
         publisher: publisher.Publisher,
-        end_s: float,
+        steps: pace.Pace,
         state: algorithms.State,
     ) -> None:
-        self._settings, self._scoring, self._publisher, self._end_s = settings, asking, publisher, end_s
-        self._scoring.set_end(end_s)
+        self._settings, self._scoring, self._publisher, self._pace = settings, asking, publisher, steps
+        self._scoring.set_end(steps.end_s)
         self._finishing = False
+        self._env_steps = 0  # when the policy that is being scored, or was last, was made
         self.solved: scoring.Score | None = None
         self.last: scoring.Score | None = None
         self.state = state
@@ -67,7 +68,7 @@ class PolicyScores:
 
     def begin(self, policy: publisher.Published, state: algorithms.State) -> None:
         """Begins to score a policy that was made from this state of the algorithm."""
-        self.state = state
+        self.state, self._env_steps = state, self._pace.env_steps
         self._scoring.begin(policy)
 
     def advance(self, actors: list[actors.Actor], now_s: float, connection: int) -> None:
@@ -110,7 +111,7 @@ class PolicyScores:
         """
         now, asking = time.monotonic(), self._scoring
         limit_s = 2.0 * asking.limits(working[0])[1] if working else scoring.TIMEOUT_S
-        end_s = min(now + limit_s, self._end_s + pace.FINAL_SCORE_S)
+        end_s = min(now + limit_s, self._pace.end_s + pace.FINAL_SCORE_S)
         asking.set_end(end_s)
         score_s = pace.SCORES_S * self.took_s
         if end_s - now < limit_s and end_s - now <= score_s:
@@ -119,7 +120,7 @@ class PolicyScores:
             return 0.0
         who = f"{actors.names(working)} to score" if working else "an actor, of which none is here, to score"
         _log.info("waiting for %s the last policy, at most %.0f s", who, end_s - now)
-        self._finishing = True
+        self._finishing, self._env_steps = True, self._pace.env_steps
         asking.begin(newest, final=True)
         return end_s
 
@@ -144,6 +145,7 @@ class PolicyScores:
         measures = policy.verdict.measures if policy else {}
         return {
             "solved": self.solved is not None,
+            "solved_env_steps": self._env_steps if self.solved else None,
             **_returns(precision, published),
             **_returns("fp32", float32),
             **_difference(published, float32),

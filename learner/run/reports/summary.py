@@ -9,7 +9,8 @@ from typing import Any
 from learner.run.reports import breakdown, console, energy
 
 _KEYS = (
-    *("env_id", "algorithm", "seed", "solved", "solved_return", "env_steps", "updates", "episodes", "learner_wall_s"),
+    *("env_id", "algorithm", "seed", "solved", "solved_return", "solved_env_steps", "env_steps", "updates"),
+    *("episodes", "learner_wall_s"),
     *("finished_unix_s", "precision", "{}_return_mean", "{}_return_std", "{}_returns", "fp32_return_mean"),
     *("fp32_return_std", "fp32_returns", "return_difference", "return_difference_interval", "score_seed", "scored_by"),
     *("greedy_agreement", "greedy_agreement_weighted", "ties", "action_error_mean", "action_error_p99"),
@@ -54,7 +55,7 @@ def table(summary: dict[str, Any]) -> str:
     wall = s.get("train_wall_s", s["learner_wall_s"])
     rows = [
         ("environment", f"{s['env_id']}, {s['algorithm']}, seed {s['seed']}"),
-        ("environment steps", f"{s['env_steps']:,} in {s['episodes']:,} episodes"),
+        ("environment steps", f"{s['env_steps']:,} in {s['episodes']:,} episodes{_solved_after(summary)}"),
         ("updates", f"{s['updates']:,}"),
         ("wall time", f"{wall:.1f} s" + (" from the first process started" if "train_wall_s" in s else "")),
         (f"return, published {precision} policy", _spread(summary, precision)),
@@ -116,6 +117,11 @@ def _stale(steps: int, too_old: int) -> str:
     return f"{steps:,} steps" + (f", {too_old:,} of them by --max-experience-age-s" if too_old else "")
 
 
+def _solved_after(summary: dict[str, Any]) -> str:
+    steps = summary["solved_env_steps"]
+    return "" if steps is None else f"; {steps:,} until the policy that solved it was made"
+
+
 def _scored_by(summary: dict[str, Any]) -> str:
     who = summary["scored_by"]
     if not summary["solved"]:
@@ -129,8 +135,6 @@ def _fidelity(precision: str, s: dict[str, Any]) -> tuple[str, str]:
         return f"KL divergence {precision} / fp32", found
     if isinstance(s["action_error_mean"], float):
         found = f"mean {_share(s['action_error_mean'])} of the action's range, p99 {_share(s['action_error_p99'])}"
-        if isinstance(s["kl_mean"], float):
-            found += f", divergence {s['kl_mean']:.4f} nats, p99 {s['kl_p99']:.4f}"
         return f"action error {precision} / fp32", f"{found}, on replay states"
     found = f"{_share(s['greedy_agreement'])} of replay states, ties {_share(s['ties'])}"
     return f"greedy agreement {precision} / fp32", found

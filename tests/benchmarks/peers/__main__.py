@@ -3,7 +3,8 @@
 Time to a solved task: 20 greedy episodes reach the target, and 20 others confirm it. Ours is found by the published
 int8 policy, which actors score while training goes on, and is counted twice: from the first process on, and the loop
 of training, which has compiling and scores in it. Theirs is training alone, without imports, building and evaluations,
-every 500 steps or phase, with the float32 policy. Who is not done in time counts with that time, or all of its steps.
+every 500 steps or phase, with the float32 policy. Steps are those of the policy that solved it: ours goes on while that
+is scored. Who is not done in time counts with that time, or all of its steps.
 The sides take turns, seed by seed. Each run is kept in a directory, and what is there is not run again.
 """
 
@@ -125,12 +126,13 @@ def duel_rows(duel: arms.Duel, found: dict[str, dict[int, dict[str, Any]]], time
 
 
 def _in_steps(duel: arms.Duel, theirs: str, sides: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    mine, other = ([float(result["env_steps"]) for result in side] for side in sides)
+    mine, other = ([float(r.get("solved_env_steps") or r["env_steps"]) for r in side] for side in sides)
     late = [sum(not r["solved"] for r in side) for side in sides]
     return {
         **_row(duel, f"steps to {duel.target:g}, {duel.ours.name} beside {theirs}", "steps", mine, other),
-        "explain": f"medians of environment steps; ours {min(mine):.0f} to {max(mine):.0f}, published int8 policy, "
-        f"{late[0]} not solved; theirs {min(other):.0f} to {max(other):.0f}, {late[1]} not solved; interval of the "
+        "explain": "medians of environment steps, when the policy that solved it was made; "
+        f"ours {min(mine):.0f} to {max(mine):.0f}, published int8 policy, {late[0]} not solved; "
+        f"theirs {min(other):.0f} to {max(other):.0f}, {late[1]} not solved; interval of the "
         f"ratio: 95 %, bootstrap over seeds; {sides[1][0].get('versions', '')}",
     }
 
@@ -225,7 +227,7 @@ def read(file: Path, request: dict[str, Any]) -> dict[str, Any] | None:
     try:
         kept = json.loads(file.read_text())
         result: dict[str, Any] = kept["result"]
-        is_told = request.get("library") != "actorq" or "training_s" in result  # not in those of an older release
+        is_told = request.get("library") != "actorq" or "solved_env_steps" in result  # not in those of an older release
         return result if is_told and kept["request"] == json.loads(json.dumps(request)) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -248,6 +250,7 @@ def _ours(request: dict[str, Any]) -> dict[str, Any]:
         "seconds": summary["train_wall_s"],
         "training_s": summary["training_s"],
         "env_steps": summary["env_steps"],
+        "solved_env_steps": summary["solved_env_steps"],
         "updates": summary["updates"],
         "return_mean": summary["int8_return_mean"],
     }

@@ -213,6 +213,8 @@ def test_a_run_ends_with_the_network_that_was_found_good(
         loop.train()
         assert went_on[0]
         assert loop.parts.scores.solved is not None
+        told = loop.parts.scores.summary()
+        assert 0 < told["solved_env_steps"] < loop.parts.pace.env_steps, "of when it was made: the fleet went on"
         good = layers.arrays(loop.parts.scores.solved.policy.layers)
         left = layers.arrays(loop.parts.algorithm.policy_layers())
     assert all(np.array_equal(good[name], left[name]) for name in good)
