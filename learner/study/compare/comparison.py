@@ -99,7 +99,7 @@ class Comparison:
             words += fleet_run.until_steps(pace, self._tuned, limit_s)
         else:
             limit_s = request.max_s
-            words += fleet_run.until_threshold(pace, self._tuned, limit_s)
+            words += fleet_run.until_threshold(request, pace, self._tuned)
         ended = fleet_run.run(words, log, self._stop, max_s=2 * limit_s + 120.0)
         if ended.stopped and not ended.failed:
             return  # half a run counts for nothing, and is done again

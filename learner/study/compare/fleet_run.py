@@ -80,13 +80,15 @@ def until_steps(pace: headroom.Pace, tuned: Mapping[str, Any], max_s: float) -> 
     ]
 
 
-def until_threshold(pace: headroom.Pace, tuned: Mapping[str, Any], max_s: float) -> list[str]:
+def until_threshold(request: plan.Request, pace: headroom.Pace, tuned: Mapping[str, Any]) -> list[str]:
     """Returns flags of a run towards the task's threshold.
 
-    Its limit allows as many updates as the task's: where steps are sampled less often than is tuned, more steps.
+    Its limit allows as many updates as the task's: where steps are sampled less often than is tuned, more steps; unless
+    the limit was asked for.
     """
-    flags = ["--max-wall-s", str(max_s), "--checkpoint-period-s", _FOREVER_S, *pace.flags()]
-    if pace.samples_per_insert and pace.samples_per_insert < tuned["samples_per_insert"]:
+    flags = ["--max-wall-s", str(request.max_s), "--checkpoint-period-s", _FOREVER_S, *pace.flags()]
+    is_asked = any(flag.startswith("--max-env-steps=") for flag in settings(request))
+    if not is_asked and pace.samples_per_insert and pace.samples_per_insert < tuned["samples_per_insert"]:
         most = tuned["max_env_steps"] * tuned["samples_per_insert"] / pace.samples_per_insert
         flags += ["--max-env-steps", str(math.ceil(most))]
     return flags

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from learner.study.compare import figures, fleet_run, headroom
+from learner.study.compare import figures, fleet_run, headroom, plan
 
 TUNED = {
     "samples_per_insert": 16.0,
@@ -122,9 +123,12 @@ def test_a_pilot_that_does_not_say_how_long_it_waited_is_told() -> None:
 
 
 def test_a_run_towards_the_threshold_may_take_as_many_updates_as_the_task_allows() -> None:
-    tuned = {"samples_per_insert": 16.0, "max_env_steps": 1000}
-    flags = fleet_run.until_threshold(headroom.Pace(0, 0.25), tuned, 5.0)
+    asked, tuned = plan.Request(), {"samples_per_insert": 16.0, "max_env_steps": 1000}
+    flags = fleet_run.until_threshold(asked, headroom.Pace(0, 0.25), tuned)
     assert flags[flags.index("--max-env-steps") + 1] == "64000"
     for as_tuned in (headroom.Pace(0), headroom.Pace(0, 16.0)):
-        assert "--max-env-steps" not in fleet_run.until_threshold(as_tuned, tuned, 5.0)
-    assert "--max-env-steps" not in fleet_run.until_threshold(headroom.Pace(0), {"rollout_steps": 8}, 5.0), "no replay"
+        assert "--max-env-steps" not in fleet_run.until_threshold(asked, as_tuned, tuned)
+    no_replay = fleet_run.until_threshold(asked, headroom.Pace(0), {"rollout_steps": 8})
+    assert "--max-env-steps" not in no_replay
+    limited = dataclasses.replace(asked, settings=("max_env_steps=7",))
+    assert "--max-env-steps" not in fleet_run.until_threshold(limited, headroom.Pace(0, 0.25), tuned), "it is asked for"
