@@ -69,6 +69,8 @@ _RIDGE = 0.01
 """A share of the mean square of the inputs: keeps small what is subtracted in the last layer."""
 _CG_STEPS = 16
 """Steps of conjugate gradients. Any result leaves the choices alone, so it need not be exact."""
+_PARTS = 4
+"""Of the observations: each is foretold by the others."""
 _HEADROOM = 1.5
 """Other observations have wider close calls than the sample."""
 BEYOND = 0.125
@@ -176,9 +178,9 @@ class Calibrator:
         channels, inputs, found = _observe(policy, observations, affine)
         last, common_kernel, common_bias = policy[-1], None, 0.0
         if "centred_outputs" in self._steps and isinstance(last, layers.Dense) and last.activation == "none":
-            common_kernel, common_bias = _common(last, inputs, found)
+            common_kernel, common_bias, common = _common(last, inputs, found)
             policy = _subtract(policy, common_kernel, common_bias)
-            found = fp32.linear_outputs(layers.weighted(policy)[-1], inputs)
+            found = found - common[:, None]
             channels[-1] = _channels(found)
         factors = None
         if "cross_layer_equalization" in self._steps:
@@ -262,20 +264,41 @@ def centre_outputs(policy: layers.PolicyLayers, inputs: FloatArray, outputs: Flo
     """
     last = policy[-1]
     assert isinstance(last, layers.Dense)
-    return _subtract(policy, *_common(last, inputs, outputs))
+    return _subtract(policy, *_common(last, inputs, outputs)[:2])
 
 
-def _common(last: layers.Dense, inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray, float]:
+def _common(last: layers.Dense, inputs: FloatArray, outputs: FloatArray) -> tuple[FloatArray, float, FloatArray]:
     """Finds the weights [features] and the bias that outputs [N, n] have in common, from inputs [N, features].
 
     Their mean is such a function exactly, and regression is left with what the middle of the best two is beyond it.
     Advantages may be a hundredth of the values, and then what a ridge leaves of the values is as large as they are.
+
+    A wide layer has more inputs than there are observations, and fits those that it knows, whatever it is of others:
+    how much of it is subtracted, and what is left, is found from what each part of them foretells of the rest.
+
+    Returns:
+        Weights, bias, and what the outputs [N] of each observation would have in common, had it not been seen.
     """
-    middle = np.partition(outputs, -2, axis=1)[:, -2:].mean(1) - outputs.mean(1)
-    mean_output, mean_input = middle.mean(), inputs.mean(0)
-    kernel = _ridge_regression(inputs - mean_input, middle - mean_output)
-    bias = float(mean_output - mean_input @ kernel) + float(last.bias.mean())
-    return kernel + last.kernel.mean(0), bias
+    mean_outputs = outputs.mean(1)
+    middle = np.partition(outputs, -2, axis=1)[:, -2:].mean(1) - mean_outputs
+    foretold = np.zeros_like(middle)
+    for part in range(_PARTS):
+        rest = np.arange(len(middle)) % _PARTS != part
+        if rest.any():
+            kernel, bias = _linear_fit(inputs[rest], middle[rest])
+            foretold[~rest] = inputs[~rest] @ kernel + bias
+    square = float(foretold @ foretold)
+    share = float(np.clip(foretold @ middle / square, 0.0, 1.0)) if square > np.finfo(np.float32).tiny else 0.0
+    kernel, bias = _linear_fit(inputs, middle)
+    common = mean_outputs + share * foretold
+    return share * kernel + last.kernel.mean(0), share * bias + float(last.bias.mean()), common
+
+
+def _linear_fit(inputs: FloatArray, target: FloatArray) -> tuple[FloatArray, float]:
+    """Finds weights [features] and a bias that bring inputs [N, features] towards a target [N]."""
+    mean_target, mean_input = target.mean(), inputs.mean(0)
+    kernel = _ridge_regression(inputs - mean_input, target - mean_target)
+    return kernel, float(mean_target - mean_input @ kernel)
 
 
 def _subtract(policy: layers.PolicyLayers, kernel: FloatArray, bias: float) -> layers.PolicyLayers:

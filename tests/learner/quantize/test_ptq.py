@@ -174,6 +174,22 @@ def test_a_hi_lo_feature_may_go_an_eighth_beyond_what_was_seen() -> None:
         assert np.array(ends) * affine.gain + affine.offset == pytest.approx(input_scaling.ENDS, abs=1e-6)
 
 
+def test_a_wide_layer_has_a_range_for_what_it_has_not_seen() -> None:
+    """Its middle fits each of fewer observations than inputs, and tells of no others."""
+    rng = np.random.default_rng(5)
+    frame = rng.normal(size=(12, 256)) / np.sqrt(12)
+    policy = (dense(frame, np.zeros(256), "relu"), dense(rng.normal(size=(256, 6)), np.zeros(6)))
+    x = rng.normal(size=(2064, 12)).astype(np.float32)
+    levelled, params, exact = ptq.Calibrator().prepare(policy, x, 64)
+    low, high = params.outputs[-1]
+    best, runner_up = compare.best_two(exact[64:])
+    assert ((best < low) | (runner_up > high)).mean() < 0.01, "of what may tie at an end"
+    middle = np.partition(exact, -2, axis=1)[:, -2:].mean(1)
+    before = reference.outputs(policy, x)
+    beyond = np.partition(before, -2, axis=1)[:, -2:].mean(1) - before.mean(1)
+    assert middle[64:].std() < 1.05 * beyond[64:].std(), "what is subtracted makes it no worse"
+
+
 def test_the_range_holds_every_close_call() -> None:
     """Best and runner-up: (5, 1), (0.5, -9), (-2, -3), (7, 6.5). Gaps 4, 9.5, 1, 0.5: their median is 2.5."""
     outputs = np.array([[5, 1, -20], [-9, 0.5, -9], [-3, -30, -2], [7, 6.5, 0]], np.float32)
