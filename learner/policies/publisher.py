@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,10 @@ from learner.policies import outgoing_policy, policy_channel, policy_maker, timi
 from learner.quantize import bits, gate
 from learner.quantize.tflite import convert
 
+_log = logging.getLogger(__name__)
+
+_SAID = {"disagrees": "disagrees with fp32", "diverges": "diverges from fp32", "ties": "has too many ties"}
+_TOLD_EACH = 10  # policies that the gate holds back in a row: one now and then is its work
 PATIENCE_S = 0.25
 """The longest wait of what can wait until an actor acts on the newest policy: there may be no actor."""
 
@@ -126,6 +131,7 @@ class Publisher:
         self.main: Published | None = None
         self.published = 0
         self.held_back: Counter[str] = Counter()
+        self._held_in_a_row = 0
         self.timings = timings.Timings()
         self.on_published: Callable[[messages.Order, bytes], None] = lambda order, model: None
 
@@ -258,8 +264,17 @@ class Publisher:
             verdict = self._attempt(policy, calibration, held_back, started_s, channel)
             if was_calibrated and not verdict.passed:  # training has left behind what that was made for
                 verdict = self._attempt(policy, calibration, held_back, started_s, channel)
+        if verdict.reason != "identical":
+            self._held_in_a_row = 0 if verdict.passed else self._held_in_a_row + 1
         if not verdict.passed:
             self.held_back[verdict.reason] += 1
+            if verdict.reason != "identical" and self._held_in_a_row % _TOLD_EACH == 0:
+                acting = f"version {self.version} acts on" if self.newest is not None else "none has gone out"
+                _log.warning(
+                    "the gate has held back %d policies in a row, the newest because it %s; %s; "
+                    "--gate-... of `train --help` say how much passes",
+                    *(self._held_in_a_row, _SAID.get(verdict.reason, f"is {verdict.reason}"), acting),
+                )
         return verdict
 
     def _publish_again(self, policy: Published, started_s: float) -> None:

@@ -104,6 +104,23 @@ def test_a_policy_of_floats_that_cannot_act_is_held_back(
     made.close()
 
 
+def test_it_is_told_when_no_policy_passes_the_gate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The fleet acts by an old policy then, which may cost most of a run."""
+    made, _, x = _publisher(tmp_path, Wire())
+    assert made.publish(_policy(0), x[:64], x[64:]).result().passed
+    broken = layers.with_arrays(_policy(0), [np.full_like(a, np.nan) for a in layers.arrays(_policy(0)).values()])
+    for _ in range(9):
+        made.publish(broken, x[:64], x[64:]).result()
+    assert not caplog.records
+    made.publish(_policy(0), x[:64], x[64:]).result()  # is known: says nothing of the others
+    made.publish(broken, x[:64], x[64:]).result()
+    (told,) = caplog.messages
+    assert told.startswith(
+        "the gate has held back 10 policies in a row, the newest because it is not_finite; version 1 acts on"
+    )
+    made.close()
+
+
 @pytest.mark.parametrize("expire_after_s", [0.0, 60.0])
 def test_every_policy_says_when_it_expires(expire_after_s: float, tmp_path: Path) -> None:
     wire = Wire()

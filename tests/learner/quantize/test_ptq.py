@@ -180,7 +180,7 @@ def test_a_wide_layer_has_a_range_for_what_it_has_not_seen() -> None:
     frame = rng.normal(size=(12, 256)) / np.sqrt(12)
     policy = (dense(frame, np.zeros(256), "relu"), dense(rng.normal(size=(256, 6)), np.zeros(6)))
     x = rng.normal(size=(2064, 12)).astype(np.float32)
-    levelled, params, exact = ptq.Calibrator().prepare(policy, x, 64)
+    _, params, exact = ptq.Calibrator().prepare(policy, x, 64)
     low, high = params.outputs[-1]
     best, runner_up = compare.best_two(exact[64:])
     assert ((best < low) | (runner_up > high)).mean() < 0.01, "of what may tie at an end"
