@@ -36,6 +36,11 @@ def effective(env_id: str, *flags: str, weakest: dict[str, Any] | None = None, *
         ("dm_control/cartpole-swingup-v0", ["d4pg"], 800.0),
         ("dm_control/reacher-easy-v0", ["d4pg"], 900.0),
         ("dm_control/walker-stand-v0", ["d4pg"], 900.0),
+        ("BipedalWalker-v3", ["ppo"], 280.0),
+        ("HalfCheetah-v5", ["sac"], 5000.0),
+        ("MinAtar/Breakout-v1", ["dqn"], 10.0),
+        ("MinAtar/SpaceInvaders-v1", ["dqn"], 44.0),
+        ("ALE/Pong-v5", ["dqn"], 10.0),
     ],
 )
 def test_tuned_tasks_are_valid(env_id: str, algorithms: list[str], solved: float) -> None:
