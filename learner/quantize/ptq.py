@@ -289,6 +289,7 @@ def _common(last: layers.Dense, inputs: FloatArray, outputs: FloatArray) -> tupl
             foretold[~rest] = inputs[~rest] @ kernel + bias
     square = float(foretold @ foretold)
     share = float(np.clip(foretold @ middle / square, 0.0, 1.0)) if square > np.finfo(np.float32).tiny else 0.0
+    share = share if math.isfinite(share) else 0.0
     kernel, bias = _linear_fit(inputs, middle)
     common = mean_outputs + share * foretold
     return share * kernel + last.kernel.mean(0), share * bias + float(last.bias.mean()), common
@@ -318,7 +319,10 @@ def _ridge_regression(inputs: FloatArray, target: FloatArray) -> FloatArray:
         if square < np.finfo(np.float32).tiny:
             break
         image = (inputs @ direction) @ inputs + ridge * direction
-        step = square / float(direction @ image)
+        curvature = float(direction @ image)
+        if not curvature > 0.0:  # inputs so small that their squares vanish, or not finite
+            break
+        step = square / curvature
         weights = weights + step * direction
         residual = residual - step * image
         before, square = square, float(residual @ residual)

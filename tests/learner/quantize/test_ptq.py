@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 from learner.networks import layers
-from learner.quantize import calibrate, compare, input_scaling, ptq
+from learner.quantize import calibrate, compare, fp32, input_scaling, ptq
 from learner.quantize.tflite import interpreter, quantizer
 from tests.learner import reference
 
@@ -188,6 +188,17 @@ def test_a_wide_layer_has_a_range_for_what_it_has_not_seen() -> None:
     before = reference.outputs(policy, x)
     beyond = np.partition(before, -2, axis=1)[:, -2:].mean(1) - before.mean(1)
     assert middle[64:].std() < 1.05 * beyond[64:].std(), "what is subtracted makes it no worse"
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-20, 1e-12, 1.0, 1e15, 1e25])
+def test_inputs_of_any_size_are_fitted_or_left(size: float) -> None:
+    rng = np.random.default_rng(1)
+    inputs = (size * rng.normal(size=(40, 8))).astype(np.float32)
+    inputs[1::4] *= 1e6 if size < 1.0 else 1.0  # one part has what the others lack
+    last = dense(rng.normal(size=(8, 3)), rng.normal(size=3))
+    with np.errstate(over="ignore", invalid="ignore"):
+        kernel, bias, common = ptq._common(last, inputs, fp32.linear_outputs(last, inputs))
+    assert all(np.isfinite(found).all() for found in (kernel, bias, common))
 
 
 def test_the_range_holds_every_close_call() -> None:
