@@ -25,7 +25,6 @@ from learner.quantize.tflite import convert
 
 _log = logging.getLogger(__name__)
 
-_SAID = {"disagrees": "disagrees with fp32", "diverges": "diverges from fp32", "ties": "has too many ties"}
 _TOLD_EACH = 10  # policies that the gate holds back in a row: one now and then is its work
 PATIENCE_S = 0.25
 """The longest wait of what can wait until an actor acts on the newest policy: there may be no actor."""
@@ -271,9 +270,9 @@ class Publisher:
             if verdict.reason != "identical" and self._held_in_a_row % _TOLD_EACH == 0:
                 acting = f"version {self.version} acts on" if self.newest is not None else "none has gone out"
                 _log.warning(
-                    "the gate has held back %d policies in a row, the newest because it %s; %s; "
+                    "the gate has held back %d policies in a row, the newest for %r; %s; "
                     "--gate-... of `train --help` say how much passes",
-                    *(self._held_in_a_row, _SAID.get(verdict.reason, f"is {verdict.reason}"), acting),
+                    *(self._held_in_a_row, verdict.reason, acting),
                 )
         return verdict
 

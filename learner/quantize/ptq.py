@@ -279,27 +279,20 @@ def _common(last: layers.Dense, inputs: FloatArray, outputs: FloatArray) -> tupl
     Returns:
         Weights, bias, and what the outputs [N] of each observation would have in common, had it not been seen.
     """
-    mean_outputs = outputs.mean(1)
+    mean_outputs, mean_input = outputs.mean(1), inputs.mean(0)
     middle = np.partition(outputs, -2, axis=1)[:, -2:].mean(1) - mean_outputs
-    foretold = np.zeros_like(middle)
-    for part in range(_PARTS):
-        rest = np.arange(len(middle)) % _PARTS != part
-        if rest.any():
-            kernel, bias = _linear_fit(inputs[rest], middle[rest])
-            foretold[~rest] = inputs[~rest] @ kernel + bias
+    mean_middle = middle.mean()
+    inputs, middle = inputs - mean_input, middle - mean_middle
+    part = np.arange(len(middle)) % _PARTS
+    counts = part[:, None] != np.arange(_PARTS + 1)  # all but one part each time, and all of them
+    fits = _ridge_regressions(inputs, middle, counts)
+    foretold = (inputs @ fits)[np.arange(len(part)), part]
     square = float(foretold @ foretold)
     share = float(np.clip(foretold @ middle / square, 0.0, 1.0)) if square > np.finfo(np.float32).tiny else 0.0
     share = share if math.isfinite(share) else 0.0
-    kernel, bias = _linear_fit(inputs, middle)
-    common = mean_outputs + share * foretold
-    return share * kernel + last.kernel.mean(0), share * bias + float(last.bias.mean()), common
-
-
-def _linear_fit(inputs: FloatArray, target: FloatArray) -> tuple[FloatArray, float]:
-    """Finds weights [features] and a bias that bring inputs [N, features] towards a target [N]."""
-    mean_target, mean_input = target.mean(), inputs.mean(0)
-    kernel = _ridge_regression(inputs - mean_input, target - mean_target)
-    return kernel, float(mean_target - mean_input @ kernel)
+    kernel = share * fits[:, -1]
+    bias = float(mean_middle - mean_input @ kernel) + float(last.bias.mean())
+    return kernel + last.kernel.mean(0), bias, mean_outputs + mean_middle + share * foretold
 
 
 def _subtract(policy: layers.PolicyLayers, kernel: FloatArray, bias: float) -> layers.PolicyLayers:
@@ -309,25 +302,27 @@ def _subtract(policy: layers.PolicyLayers, kernel: FloatArray, bias: float) -> l
     return (*policy[:-1], replace(last, kernel=last.kernel - kernel, bias=last.bias - np.float32(bias)))
 
 
-def _ridge_regression(inputs: FloatArray, target: FloatArray) -> FloatArray:
-    """Finds weights [features] that bring inputs [N, features] towards a target [N], by conjugate gradients."""
+def _ridge_regressions(inputs: FloatArray, target: FloatArray, counts: NDArray[np.bool_]) -> FloatArray:
+    """Finds weights [features, K] that bring inputs [N, features] towards a target [N], by conjugate gradients.
+
+    All K sets are found at once; `counts` says which observations count for each [N, K].
+    """
     ridge = _RIDGE * float(np.square(inputs).sum()) / inputs.shape[1]
-    weights = np.zeros(inputs.shape[1], np.float32)
-    residual = direction = target @ inputs
-    square = float(residual @ residual)
+    weights = np.zeros((inputs.shape[1], counts.shape[1]), np.float32)
+    residual = direction = inputs.T @ (counts * target[:, None])
+    square = np.square(residual).sum(0)
     for _ in range(_CG_STEPS):
-        if square < np.finfo(np.float32).tiny:
+        image = inputs.T @ (counts * (inputs @ direction)) + ridge * direction
+        curvature = (direction * image).sum(0)
+        goes_on = (square > np.finfo(np.float32).tiny) & (curvature > 0.0)  # else done, too small, or not finite
+        if not goes_on.any():
             break
-        image = (inputs @ direction) @ inputs + ridge * direction
-        curvature = float(direction @ image)
-        if not curvature > 0.0:  # inputs so small that their squares vanish, or not finite
-            break
-        step = square / curvature
+        step = np.divide(square, curvature, out=np.zeros_like(square), where=goes_on)
         weights = weights + step * direction
         residual = residual - step * image
-        before, square = square, float(residual @ residual)
-        direction = residual + (square / before) * direction
-    return weights if np.isfinite(weights).all() else np.zeros_like(weights)
+        before, square = square, np.square(residual).sum(0)
+        direction = residual + np.divide(square, before, out=np.zeros_like(square), where=goes_on) * direction
+    return np.where(np.isfinite(weights).all(0), weights, np.float32(0.0))
 
 
 def equalization_exponents(

@@ -116,7 +116,7 @@ def test_it_is_told_when_no_policy_passes_the_gate(tmp_path: Path, caplog: pytes
     made.publish(broken, x[:64], x[64:]).result()
     (told,) = caplog.messages
     assert told.startswith(
-        "the gate has held back 10 policies in a row, the newest because it is not_finite; version 1 acts on"
+        "the gate has held back 10 policies in a row, the newest for 'not_finite'; version 1 acts on"
     )
     made.close()
 
