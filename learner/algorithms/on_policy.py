@@ -42,14 +42,13 @@ class Minibatch(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """N steps of a phase, in sequences laid end to end, in few arrays: handing one over takes up to 50 us.
+    """N steps of a phase, in sequences laid end to end, in two arrays: handing one over takes up to 100 us.
 
     What the S sequences come to is filled up with zeros to one of few numbers: for each TensorFlow compiles anew.
     """
 
     observation: Any  # [N + S, *shape], what the steps start from, and then `Steps.bootstrap`
-    action: Any  # as in `Steps`
-    numbers: Any  # [5, N] float32, the rest of `Steps`, its integers exactly: a phase has fewer steps than 2^24
+    numbers: Any  # [5 + D, N] float32, the rest of `Steps`, its integers exactly: all of them are below 2^24
 
     @staticmethod
     def of(phase: rollouts.Phase) -> Packed:
@@ -62,11 +61,13 @@ class Packed(NamedTuple):
         observation = np.zeros((n + room, *phase.observation.shape[1:]), phase.observation.dtype)
         observation[:n] = phase.observation[phase.at]
         observation[n : n + len(ends)] = phase.observation[ends]
-        numbers = np.empty((5, n), np.float32)
+        action = phase.action.reshape(n, -1).T
+        numbers = np.empty((5 + len(action), n), np.float32)
         numbers[:4] = phase.log_prob, phase.reward, phase.discount, phase.is_last
         numbers[4] = np.arange(1, n + 1)
         numbers[4, phase.is_last] = np.arange(n, n + len(ends))
-        return Packed(observation, phase.action, numbers)
+        numbers[5:] = action
+        return Packed(observation, numbers)
 
 
 class Steps(NamedTuple):
@@ -82,15 +83,16 @@ class Steps(NamedTuple):
     is_last: Tensor  # [N] bool
 
     @staticmethod
-    def of(observation: Tensor, action: Tensor, numbers: Tensor) -> Steps:
+    def of(action_spec: specs.ActionSpec, observation: Tensor, numbers: Tensor) -> Steps:
         """Returns the steps that are in `Packed`."""
         n = numbers.shape[1]
-        log_mu, reward, discount, is_last, following = tf.unstack(numbers)
+        log_mu, reward, discount, is_last, following = tf.unstack(numbers[:5])
+        action = tf.reshape(tf.transpose(numbers[5:]), (n, *action_spec.shape))
         return Steps(
             observation[:n],
             observation[n:],
             tf.cast(following, tf.int32),
-            action,
+            action if action_spec.kind == "continuous" else tf.cast(action, tf.int32),
             log_mu,
             reward,
             discount,
@@ -159,7 +161,7 @@ class OnPolicy(compiled.Compiled):
 
     def _whole_phase(self, *packed: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what `_gradient_steps` does of one minibatch of all steps that are `Packed`."""
-        steps, found = Steps.of(*packed), self._estimates(*packed)
+        steps, found = Steps.of(self._spec.action, *packed), self._estimates(*packed)
         return self._gradient_steps(*(a[None] for a in (steps.observation, steps.action, steps.log_mu, *found)))
 
     def _estimates(self, *packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,7 +169,7 @@ class OnPolicy(compiled.Compiled):
 
         Takes the steps into the normaliser and into the unit of values.
         """
-        steps, settings = Steps.of(*packed), self._settings
+        steps, settings = Steps.of(self._spec.action, *packed), self._settings
         self._update_normalizer(steps.observation)
         x, behind = self._normalized(steps.observation), self._normalized(steps.bootstrap)
         policy, value = self._network.split([w.read_value() for w in self._groups["weights"]])

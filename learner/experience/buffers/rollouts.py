@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -219,12 +220,15 @@ class Rollouts:
             [held.seen_at(chosen[a:b] - end + held.steps) for held, end, (a, b) in zip(kept, ends, spans, strict=True)]
         )
 
-    def usable(self, newest: messages.Order) -> int:
-        """Returns how many of the steps that wait may be learned from by now; passes over what may not."""
+    def usable(self, newest: messages.Order, enough: float = math.inf) -> int:
+        """Returns how many of the steps that wait may be learned from by now, or, where it is found to be, `enough` or
+        more; passes over what may not, as far as it looks."""
         usable = 0
         while self._fresh and not self._fresh[0].waiting:
             self._fresh.popleft()
         for held in self._fresh:
+            if usable >= enough:
+                break
             if not held.waiting:
                 continue
             message = held.message
@@ -249,7 +253,7 @@ class Rollouts:
         Raises:
             IndexError: Fewer may be learned from.
         """
-        if self.usable(newest) < steps:
+        if self.usable(newest, steps) < steps:
             raise IndexError(f"fewer than {steps} steps wait")
         left, pieces = steps, list[_Piece]()
         for held in self._fresh:

@@ -193,7 +193,8 @@ class PhaseUpdater(Updater[rollouts.Phase]):
     def may_update(self) -> bool:
         """Returns whether enough steps of policies that are new enough wait."""
         newest = self._newest()
-        return newest is not None and self._rollouts.usable(newest) >= self._settings.rollout_steps
+        steps = self._settings.rollout_steps
+        return newest is not None and self._rollouts.usable(newest, steps) >= steps
 
     @property
     def awaits_policy(self) -> bool:

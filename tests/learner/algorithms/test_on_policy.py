@@ -313,7 +313,7 @@ def test_a_phase_of_one_step_does_in_one_compiled_call_what_it_does_piece_by_pie
     at_once = [agents[0].update(one) for one in taken]
     for one, whole in zip(taken, at_once, strict=True):
         packed = [tf.convert_to_tensor(array) for array in on_policy.Packed.of(one)]
-        steps, found = on_policy.Steps.of(*packed), [array.numpy() for array in agents[1]._estimates(*packed)]
+        steps, found = on_policy.Steps.of(spec.action, *packed), [array.numpy() for array in agents[1]._estimates(*packed)]
         apart = agents[1]._take_steps(*(a[None] for a in (steps.observation, steps.action, steps.log_mu, *found)))
         assert whole.metrics == pytest.approx(apart.metrics, rel=1e-3, abs=1e-5)
         assert whole.td_error == pytest.approx(apart.td_error, abs=1e-4)
@@ -324,11 +324,11 @@ def test_a_phase_of_one_step_does_in_one_compiled_call_what_it_does_piece_by_pie
 
 def test_each_step_comes_to_the_next_one_or_to_what_is_behind_its_sequence() -> None:
     taken = phase_of_sequences(DISCRETE, 0)
-    steps = on_policy.Steps.of(*on_policy.Packed.of(taken))
+    steps = on_policy.Steps.of(DISCRETE.action, *on_policy.Packed.of(taken))
     both = np.concatenate([steps.observation, steps.bootstrap])
     assert (both[steps.following] == taken.observation[taken.at + 1]).all()
     assert len(steps.bootstrap) == 8, "an eighth, though there are but three ends: compiled once for most phases"
-    ends = on_policy.Steps.of(*on_policy.Packed.of(random_phase(DISCRETE, 0))).bootstrap
+    ends = on_policy.Steps.of(DISCRETE.action, *on_policy.Packed.of(random_phase(DISCRETE, 0))).bootstrap
     assert len(ends) == 64, "each step ends a sequence"
 
 
