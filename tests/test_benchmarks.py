@@ -24,7 +24,9 @@ from learner.networks import layers
 from learner.quantize.tflite import convert
 from tests import conftest
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import _windows, age, peers, scale, simulate
+from tests.benchmarks import _windows, peers
+from tests.benchmarks.fleet import scale, simulate
+from tests.benchmarks.learning import age
 from tests.benchmarks.peers import __main__ as bench_peers
 from tests.benchmarks.peers import arms, mlp
 
@@ -32,7 +34,8 @@ REPOSITORY = Path(__file__).parents[1]
 BARE = """
 import pathlib, shutil, subprocess, sys
 from broker.serve.mosquitto import process
-from tests.benchmarks import __main__, actor
+from tests.benchmarks import __main__
+from tests.benchmarks.speed import actor
 process.find = lambda: None
 actor.ALTERNATIONS, actor.SLICE_S = 1, 0.01
 model = pathlib.Path("tests/edge_actor/policies/models/cartpole-int8.tflite")

@@ -29,7 +29,7 @@ from learner.policies import patch_loops, publisher
 from learner.quantize import calibrate, fp32, gate, ptq
 from learner.quantize.tflite import convert, quantizer
 from learner.run import train
-from tests.benchmarks import _pixels, _sink
+from tests.benchmarks.speed import _pixels, _sink
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,)), specs.ActionSpec("discrete", n=6))
 STEP = 5e-4  # change of each weight between two policies: a few Adam steps

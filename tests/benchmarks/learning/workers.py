@@ -22,7 +22,8 @@ import numpy as np
 import psutil
 
 from broker.contract import errors, topics
-from tests.benchmarks import _load, _recorded, _thresholds, _windows
+from tests.benchmarks import _load, _windows
+from tests.benchmarks.learning import _recorded, _thresholds
 
 TURNS = int(os.environ.get("WORKERS_TURNS", "24"))
 TURN_S, WARM_S = 4.0, 1.0
@@ -92,7 +93,15 @@ class _Turns(contextlib.ExitStack):
         for name in chosen:
             site.actor(name, "--env", "CartPole-v1", "--rate-hz", "100")
         self._passes = site.directory / "passes.txt"
-        command = ["tests.benchmarks._noted", str(self._passes), "-", "train", "--fleet", _load.FLEET, "--json"]
+        command = [
+            "tests.benchmarks._noted",
+            str(self._passes),
+            "-",
+            "train",
+            "--fleet",
+            _load.FLEET,
+            "--json",
+        ]
         command += ["--broker", site.address, "--no-energy", "--evaluate-episodes", "0", "--actors", "2"]
         command += ["--run-dir", str(site.directory / "run"), *LEARNER, "--ingest-workers", str(self._workers)]
         learner = site.spawn(command)

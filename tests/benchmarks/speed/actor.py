@@ -31,7 +31,8 @@ from edge_actor.environment import env as environments
 from edge_actor.experience import journal
 from edge_actor.policies import policy
 from edge_actor.run import acting_loop, build
-from tests.benchmarks import _broker, _pixels, _untimed
+from tests.benchmarks import _broker
+from tests.benchmarks.speed import _pixels, _untimed
 
 ALTERNATIONS = 31
 SLICE_S = 0.25
@@ -76,7 +77,9 @@ def _steps(directory: Path, model: Path, *, n_envs: int, epsilon: float, message
 
 def _frames(directory: Path) -> dict[str, Any]:
     model = directory / "nature.tflite"
-    subprocess.run([sys.executable, "-m", "tests.benchmarks._pixels", "96", "96", "12", "5", str(model)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.speed._pixels", "96", "96", "12", "5", str(model)], check=True
+    )
     case, name = "CarRacing-v3, four frames of 96x96x3, epsilon 0.05", f"{_pixels.__file__}:car_racing"
     return _compared(directory, model, name, _pixels.car_racing(), 1, 0.05, 64, case, "Nature CNN")
 

@@ -12,7 +12,7 @@ import pytest
 from broker.contract import specs
 from learner import config
 from learner.algorithms import compiled, registry
-from tests.benchmarks import _flops
+from tests.benchmarks.speed import _flops
 
 _OBSERVATION = specs.ObservationSpec((5,))
 DISCRETE = specs.EnvSpec(_OBSERVATION, specs.ActionSpec("discrete", n=3))

@@ -1,6 +1,6 @@
 """Environments that give frames, as actors load them, and a Nature CNN for them.
 
-python -m tests.benchmarks._pixels HEIGHT WIDTH CHANNELS ACTIONS FILE
+python -m tests.benchmarks.speed._pixels HEIGHT WIDTH CHANNELS ACTIONS FILE
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gymnasium.wrappers import FrameStackObservation
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from tests.benchmarks import _clocked
+from tests.benchmarks.speed import _clocked
 
 STACK = 4
 HIDDEN = (512,)

@@ -34,7 +34,8 @@ from learner.networks import layers
 from learner.policies import publisher, timings
 from learner.quantize import calibrate
 from learner.run import train
-from tests.benchmarks import _broker, _clocked, _pixels
+from tests.benchmarks import _broker
+from tests.benchmarks.speed import _clocked, _pixels
 
 FLEET = "bench"
 ACTOR = "bench-actor"

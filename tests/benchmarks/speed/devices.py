@@ -22,7 +22,7 @@ import numpy as np
 from learner import config
 from learner.experience.buffers import replay
 from learner.run import train
-from tests.benchmarks import update
+from tests.benchmarks.speed import update
 
 ALTERNATIONS = 9
 _SIDES = {"none": (), "one": ("CPU:0",), "two": ("CPU:0", "CPU:1")}

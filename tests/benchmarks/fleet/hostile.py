@@ -24,7 +24,8 @@ import psutil
 
 from learner.experience import ledger
 from learner.files import run_directory
-from tests.benchmarks import _hostile, _load
+from tests.benchmarks import _load
+from tests.benchmarks.fleet import _hostile
 
 HONEST = 4
 RATE_HZ, ENVS = 250, 8
@@ -136,7 +137,7 @@ def _memory(site: _load.Site, learner: subprocess.Popen[str]) -> tuple[int, int]
 
 def _start(site: _load.Site, kind: str, index: int = 0) -> subprocess.Popen[str]:
     bundle = sorted((site.directory / "home" / "fleets" / _load.FLEET / "actors").glob("*.json"))[HONEST + index]
-    client = site.spawn(["tests.benchmarks._hostile", "--bundle", str(bundle), "--kind", kind])
+    client = site.spawn(["tests.benchmarks.fleet._hostile", "--bundle", str(bundle), "--kind", kind])
     site.line(client)
     return client
 

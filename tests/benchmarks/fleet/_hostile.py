@@ -1,6 +1,6 @@
 """One enrolled client that does what it may as fast as it can, until SIGTERM; prints how much it sent.
 
-python -m tests.benchmarks._hostile --bundle BUNDLE.json --kind junk
+python -m tests.benchmarks.fleet._hostile --bundle BUNDLE.json --kind junk
 """
 
 from __future__ import annotations

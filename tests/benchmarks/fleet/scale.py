@@ -34,7 +34,8 @@ from broker.program import children
 from broker.serve.mosquitto import process
 from learner.experience import ledger
 from learner.fleet import enrolment
-from tests.benchmarks import _load, _standby
+from tests.benchmarks import _load
+from tests.benchmarks.fleet import _standby
 from tests.fakes import plain_client
 
 PARTS = os.environ.get("SCALE_PARTS", "shared,ledger,enrolled,standby").split(",")

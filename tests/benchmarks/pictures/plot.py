@@ -1,4 +1,4 @@
-"""Draws what `make bench ONLY=load` printed: python -m tests.benchmarks._plot ROWS.jsonl OUT.svg."""
+"""Draws what `make bench ONLY=load` printed: python -m tests.benchmarks.pictures.plot ROWS.jsonl OUT.svg."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from learner.files import records, run_directory
 from learner.fleet import gathering, roster, session
 from learner.policies import publisher
 from learner.quantize import calibrate
-from tests.benchmarks import _load, swap
+from tests.benchmarks import _load
+from tests.benchmarks.speed import swap
 
 ACTORS = 500
 HIDDEN = (256, 256)  # 80 KB in int8

@@ -1,4 +1,4 @@
-"""Draws the pictures of the README from runs: python -m tests.benchmarks._picture docs RUN..."""
+"""Draws the pictures of the README from runs: python -m tests.benchmarks.pictures.picture docs RUN..."""
 
 from __future__ import annotations
 

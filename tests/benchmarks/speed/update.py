@@ -27,7 +27,7 @@ from learner import config
 from learner.experience import rate_limiter
 from learner.experience.buffers import replay, rollouts
 from learner.run.loop import updating
-from tests.benchmarks import _flops, _pixels, _untimed
+from tests.benchmarks.speed import _flops, _pixels, _untimed
 from tests.fakes import fleet_examples
 
 ALTERNATIONS = 9

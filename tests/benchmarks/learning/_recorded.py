@@ -30,7 +30,8 @@ import psutil
 from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
 from learner.files import run_directory
-from tests.benchmarks import _load, _player
+from tests.benchmarks import _load
+from tests.benchmarks.learning import _player
 from tests.fakes import simulated_actor
 
 TURNS = int(os.environ.get("RECORDED_TURNS", "3"))

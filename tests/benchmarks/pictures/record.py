@@ -1,4 +1,4 @@
-"""Draws what a command prints on a terminal: python -m tests.benchmarks._record OUT.svg COMMAND..."""
+"""Draws what a command prints on a terminal: python -m tests.benchmarks.pictures.record OUT.svg COMMAND..."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from edge_actor.orders import order_log
 from learner.experience import ledger
 from learner.files import run_directory
 from learner.operate.orders import courier, order_book
-from tests.benchmarks import _load, swap
+from tests.benchmarks import _load
+from tests.benchmarks.speed import swap
 
 ACTORS = 200
 RATE = 50.0

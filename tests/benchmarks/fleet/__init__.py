@@ -1,0 +1,1 @@
+"""What a fleet of many carries."""

@@ -1,0 +1,1 @@
+"""What learning gains or keeps: whole runs, side by side."""
