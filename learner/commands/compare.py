@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs whole fleets in turn, with policies of one precision and then of another, and prints ratios.
 
     Each ratio has a bootstrap interval over seeds, and what explains it. DIR gets rows.jsonl and report.html. Ctrl-C
-    ends it after seconds; --resume DIR goes on, and does a half run again. docs/compare.md tells the method.
+    ends it after seconds; --resume DIR goes on, and does a half run again. docs/learning/compare.md tells the method.
     """
     from learner.study.compare import comparison, directory, fleet_run, table
 

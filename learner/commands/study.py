@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     DIR gets cells.jsonl, a line for each policy and column, and what is made of them: study.md, study.csv, study.json
     and report.html. Ctrl-C ends it after the cells that are at work; after that, kill -9 or a power cut, --resume DIR
-    computes those that are missing. docs/study.md tells the method.
+    computes those that are missing. docs/learning/study.md tells the method.
     """
     arguments.check(args)
     from learner.quantize.tflite import stderr_filter

@@ -1,7 +1,7 @@
 """Compiled loops over the kernels [outputs, inputs] of a policy, row by row: each weight comes from memory once.
 
 numpy takes a pass for each step, and a multiplication by a row or a column costs two: that took three times as long
-(docs/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds
+(docs/policy/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds
 Python's lock.
 """
 
@@ -163,7 +163,7 @@ def half_away(x: FloatArray) -> FloatArray:
 def product(x: FloatArray, weights: FloatArray) -> FloatArray:
     """Returns `x @ weights.T`: float32 [N, R], from [N, C] and [R, C].
 
-    Two to three times as fast as OpenBLAS without AVX-512, about as fast with it (docs/quantization.md).
+    Two to three times as fast as OpenBLAS without AVX-512, about as fast with it (docs/policy/quantization.md).
     """
     if len(x) < 4 or len(weights) < 2 or weights.shape[1] < _INPUTS_MIN:
         return x @ weights.T

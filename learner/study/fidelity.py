@@ -42,7 +42,7 @@ def study(path: Path, *, env_id: str = "", episodes: int = 100, seed: int = 0, r
         rows: Names of recipes; empty takes all. fp32 and what was published are always there.
 
     Returns:
-        The study as one JSON object; docs/quantization.md shows what it tells.
+        The study as one JSON object; docs/policy/quantization.md shows what it tells.
 
     Raises:
         RunError: The run cannot be used.

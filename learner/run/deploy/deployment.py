@@ -49,7 +49,7 @@ def run(
         trial_s: For which canaries may take until it is decided.
 
     Returns:
-        What became of it (see docs/any_policy.md).
+        What became of it (see docs/policy/any_policy.md).
 
     Raises:
         IdentityError: The fleet has no keys here.

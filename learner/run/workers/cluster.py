@@ -85,7 +85,7 @@ def check(where: str) -> None:
         raise errors.ConfigError(
             "a Ray cluster is used with a token only: whoever reaches it without one runs what they like there",
             where=f"--ray {where}",
-            todo="set RAY_AUTH_MODE=token here and where the cluster is started (docs/scale.md)",
+            todo="set RAY_AUTH_MODE=token here and where the cluster is started (docs/fleet/scale.md)",
         )
     token = os.environ.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
     if not os.environ.get("RAY_AUTH_TOKEN") and not Path(token).is_file():

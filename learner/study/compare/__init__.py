@@ -1,4 +1,4 @@
 """`actorq-learner compare`: whole fleets in turn, one precision after the other, and what came of each beside another.
 
-docs/compare.md says how runs are made, in which two regimes, and how intervals come about.
+docs/learning/compare.md says how runs are made, in which two regimes, and how intervals come about.
 """

@@ -1,4 +1,4 @@
-"""Draws the pictures of the README from runs: python -m tests.benchmarks.pictures.picture docs RUN..."""
+"""Draws the pictures of the README from runs: python -m tests.benchmarks.pictures.picture docs/pictures RUN..."""
 
 from __future__ import annotations
 

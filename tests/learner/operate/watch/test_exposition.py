@@ -14,7 +14,7 @@ from broker.contract import messages
 from learner.operate.watch import exposition, fleet_view, run_files
 from tests.fakes import simulated_actor
 
-DASHBOARD = Path(__file__).parents[4] / "docs" / "watch" / "grafana.json"
+DASHBOARD = Path(__file__).parents[4] / "docs" / "fleet" / "watch" / "grafana.json"
 NUMBERS: dict[str, Any] = dict.fromkeys(
     ("latency_p50_us", "latency_p99_us", "temperature_c", "power_w", "step_energy_j"), 1.0
 )
