@@ -29,6 +29,7 @@ class Network:
         """Ends all relays."""
         for relay in self._relays:
             relay.end()
+        self._run(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10.0)
         self._loop.close()
@@ -43,6 +44,14 @@ class Network:
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
+
+
+async def _end_tasks() -> None:
+    """Ends what still runs for connections that are closed: a loop that stops before them complains."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Relay:
