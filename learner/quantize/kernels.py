@@ -1,8 +1,8 @@
 """Compiled loops over the kernels [outputs, inputs] of a policy, row by row: each weight comes from memory once.
 
 numpy takes a pass for each step, and a multiplication by a row or a column costs two: that took three times as long
-(docs/policy/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here holds
-Python's lock.
+(docs/policy/quantization.md). BLAS copies a kernel before it multiplies it, which few inputs do not repay. Nothing here
+holds Python's lock.
 """
 
 from __future__ import annotations

@@ -221,8 +221,12 @@ class Rollouts:
         )
 
     def usable(self, newest: messages.Order, enough: float = math.inf) -> int:
-        """Returns how many of the steps that wait may be learned from by now, or, where it is found to be, `enough` or
-        more; passes over what may not, as far as it looks."""
+        """Returns how many of the steps that wait may be learned from by now; passes over what may not.
+
+        Args:
+            newest: The newest policy.
+            enough: It looks no further than until it has found so many.
+        """
         usable = 0
         while self._fresh and not self._fresh[0].waiting:
             self._fresh.popleft()

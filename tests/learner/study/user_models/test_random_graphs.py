@@ -1,7 +1,7 @@
 """Random Keras models and ONNX graphs, from file to float32 and int8 .tflite: near fp32, or refused by operation.
 
-GRAPHS says how many Keras models, and ONNX graphs half as many; `GRAPHS=200` is what docs/policy/any_policy.md has figures of.
-Seeds are the first ones, so that what fails there fails again.
+GRAPHS says how many Keras models, and ONNX graphs half as many; `GRAPHS=200` is what docs/policy/any_policy.md has
+figures of. Seeds are the first ones, so that what fails there fails again.
 """
 
 from __future__ import annotations
