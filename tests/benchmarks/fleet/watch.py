@@ -143,16 +143,7 @@ def _learner(site: _load.Site) -> tuple[subprocess.Popen[str], Path]:
     passes = site.directory / "passes.txt"
     # 32 samples of each step: the fleet offers more than it can use, and still acts; with many more it would be held
     learner = site.spawn(
-        [
-            "tests.benchmarks._noted",
-            str(passes),
-            "-",
-            "train",
-            "--fleet",
-            _load.FLEET,
-            "--broker",
-            site.address,
-        ]
+        ["tests.benchmarks._noted", str(passes), "-", "train", "--fleet", _load.FLEET, "--broker", site.address]
         + ["--json", "--no-energy", "--evaluate-episodes", "0", "--run-dir", str(site.directory / "run")]
         + ["--actors", "1", "--samples-per-insert", "32", "--batch-size", "128", "--learning-starts", "1000"]
         + ["--max-env-steps", "1000000000", "--publish-period-updates", "1000", "--checkpoint-period-s", "3600"]

@@ -93,15 +93,7 @@ class _Turns(contextlib.ExitStack):
         for name in chosen:
             site.actor(name, "--env", "CartPole-v1", "--rate-hz", "100")
         self._passes = site.directory / "passes.txt"
-        command = [
-            "tests.benchmarks._noted",
-            str(self._passes),
-            "-",
-            "train",
-            "--fleet",
-            _load.FLEET,
-            "--json",
-        ]
+        command = ["tests.benchmarks._noted", str(self._passes), "-", "train", "--fleet", _load.FLEET, "--json"]
         command += ["--broker", site.address, "--no-energy", "--evaluate-episodes", "0", "--actors", "2"]
         command += ["--run-dir", str(site.directory / "run"), *LEARNER, "--ingest-workers", str(self._workers)]
         learner = site.spawn(command)
