@@ -284,15 +284,20 @@ def _common(last: layers.Dense, inputs: FloatArray, outputs: FloatArray) -> tupl
     mean_middle = middle.mean()
     inputs, middle = inputs - mean_input, middle - mean_middle
     part = np.arange(len(middle)) % _PARTS
-    counts = part[:, None] != np.arange(_PARTS + 1)  # all but one part each time, and all of them
+    counts = (part[:, None] != np.arange(_PARTS + 1)).astype(np.float32)  # all but one part each time, and all of them
     fits = _ridge_regressions(inputs, middle, counts)
-    foretold = (inputs @ fits)[np.arange(len(part)), part]
+    answers = inputs @ fits
+    unseen = np.arange(len(part)), part
+    rows = np.maximum(counts.sum(0), 1)
+    level = (middle @ counts / rows)[part]  # of each part's others: its own mean tells of itself
+    foretold = answers[unseen] - (np.einsum("nk,nk->k", answers, counts) / rows)[part]
     square = float(foretold @ foretold)
-    share = float(np.clip(foretold @ middle / square, 0.0, 1.0)) if square > np.finfo(np.float32).tiny else 0.0
+    tiny = np.finfo(np.float32).tiny
+    share = float(np.clip(foretold @ (middle - level) / square, 0.0, 1.0)) if square > tiny else 0.0
     share = share if math.isfinite(share) else 0.0
     kernel = share * fits[:, -1]
     bias = float(mean_middle - mean_input @ kernel) + float(last.bias.mean())
-    return kernel + last.kernel.mean(0), bias, mean_outputs + mean_middle + share * foretold
+    return kernel + last.kernel.mean(0), bias, mean_outputs + mean_middle + level + share * foretold
 
 
 def _subtract(policy: layers.PolicyLayers, kernel: FloatArray, bias: float) -> layers.PolicyLayers:
@@ -302,17 +307,23 @@ def _subtract(policy: layers.PolicyLayers, kernel: FloatArray, bias: float) -> l
     return (*policy[:-1], replace(last, kernel=last.kernel - kernel, bias=last.bias - np.float32(bias)))
 
 
-def _ridge_regressions(inputs: FloatArray, target: FloatArray, counts: NDArray[np.bool_]) -> FloatArray:
+def _ridge_regressions(inputs: FloatArray, target: FloatArray, counts: FloatArray) -> FloatArray:
     """Finds weights [features, K] that bring inputs [N, features] towards a target [N], by conjugate gradients.
 
-    All K sets are found at once; `counts` says which observations count for each [N, K].
+    All K sets are found at once. `counts` [N, K] is 1 where an observation counts for a set, else 0; inputs and target
+    are centred by those that do.
     """
+    shares = counts / np.maximum(counts.sum(0), 1)
+
+    def centred(x: FloatArray) -> FloatArray:
+        return counts * (x - np.einsum("nk,nk->k", x, shares))
+
     ridge = _RIDGE * float(np.square(inputs).sum()) / inputs.shape[1]
     weights = np.zeros((inputs.shape[1], counts.shape[1]), np.float32)
-    residual = direction = inputs.T @ (counts * target[:, None])
+    residual = direction = inputs.T @ centred(np.tile(target[:, None], counts.shape[1]))
     square = np.square(residual).sum(0)
     for _ in range(_CG_STEPS):
-        image = inputs.T @ (counts * (inputs @ direction)) + ridge * direction
+        image = inputs.T @ centred(inputs @ direction) + ridge * direction
         curvature = (direction * image).sum(0)
         goes_on = (square > np.finfo(np.float32).tiny) & (curvature > 0.0)  # else done, too small, or not finite
         if not goes_on.any():

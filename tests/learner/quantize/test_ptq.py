@@ -190,6 +190,17 @@ def test_a_wide_layer_has_a_range_for_what_it_has_not_seen() -> None:
     assert middle[64:].std() < 1.05 * beyond[64:].std(), "what is subtracted makes it no worse"
 
 
+def test_no_part_of_the_sample_is_foretold_by_itself() -> None:
+    """Each quarter has a middle of its own, and a feature that no other has: from the others nobody can know it."""
+    part = np.arange(64) % 4
+    inputs = np.eye(4, dtype=np.float32)[part]
+    middle = 10 + np.array([-1.5, -0.5, 0.5, 1.5], np.float32)[part]
+    outputs = middle[:, None] * np.array([1, 1, -2], np.float32)  # their mean is 0
+    _, _, common = ptq._common(dense(np.zeros((4, 3)), np.zeros(3)), inputs, outputs)
+    others = 10 - (middle - 10) / 3  # the mean of the other quarters
+    assert common == pytest.approx(others, abs=1e-3)
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-20, 1e-12, 1.0, 1e15, 1e25])
 def test_inputs_of_any_size_are_fitted_or_left(size: float) -> None:
     rng = np.random.default_rng(1)
