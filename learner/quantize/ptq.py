@@ -316,7 +316,8 @@ def _ridge_regressions(inputs: FloatArray, target: FloatArray, counts: FloatArra
     shares = counts / np.maximum(counts.sum(0), 1)
 
     def centred(x: FloatArray) -> FloatArray:
-        return counts * (x - np.einsum("nk,nk->k", x, shares))
+        found: FloatArray = counts * (x - np.einsum("nk,nk->k", x, shares))
+        return found
 
     ridge = _RIDGE * float(np.square(inputs).sum()) / inputs.shape[1]
     weights = np.zeros((inputs.shape[1], counts.shape[1]), np.float32)

@@ -22,7 +22,7 @@ from broker.program import children
 from broker.serve import listener
 from broker.serve.mosquitto import process
 from tests import conftest
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 
 
 def run(*argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:

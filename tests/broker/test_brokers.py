@@ -18,7 +18,7 @@ import pytest
 
 from broker.contract import messages
 from tests import conftest
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 
 WILLED = """
 import sys, time

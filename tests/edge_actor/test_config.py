@@ -14,7 +14,7 @@ from edge_actor import __main__ as command_line
 from edge_actor import config
 from edge_actor.acting import supervised_env
 from edge_actor.environment import env
-from tests.fakes import toys
+from tests.fakes.environments import toys
 
 
 def test_all_clashes_are_reported_at_once() -> None:

@@ -22,7 +22,7 @@ from broker.mqtt import attempts
 from edge_actor import config
 from edge_actor.orders import log_lines, order_log, runner
 from edge_actor.policies import assembly
-from tests.fakes import light_connection
+from tests.fakes.connections import light_connection
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((24,), "float32"), specs.ActionSpec("discrete", n=4))
 BOOT = int(time.time())

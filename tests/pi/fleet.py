@@ -1,7 +1,7 @@
 """A board that setup_pi.sh set up joins a fleet: broker and learner here, the actor on the board, as its unit runs it.
 
 The learner computes steps of it again on this machine, and finds them true; beside it, on the same emulated core, act
-those that do not do what they say (tests/fakes/liars.py), and each is named.
+those that do not do what they say (tests/fakes/environments/liars.py), and each is named.
 
 Called by board.sh, whose function on_board runs a command on the board.
 """
@@ -23,7 +23,7 @@ from learner.audit import holding
 from learner.files import run_directory
 from learner.run import local_fleet
 from tests import conftest
-from tests.fakes import liars
+from tests.fakes.environments import liars
 
 _SOON_S = 600.0
 _HONEST = "pi-kitchen"
@@ -92,7 +92,7 @@ def main(directory: Path, board: Path) -> None:
             conftest.wait_until(lambda: told().get("audited_messages"), "some of its messages are audited", _SOON_S)
             for name, (kind, _) in lying.items():
                 program = ["/opt/actorq/venv/bin/python", "-m", "edge_actor"]
-                liar = acting(f"/srv/{name}", f"/srv/checks/tests/fakes/liars.py:{kind}")
+                liar = acting(f"/srv/{name}", f"/srv/checks/tests/fakes/environments/liars.py:{kind}")
                 if kind == "OtherKernels":
                     program, liar = [_OTHER_CORE, *program], acting(f"/srv/{name}")
                 actors[name] = _start(*program, *liar, "--bundle", f"/srv/{name}.json")

@@ -12,7 +12,7 @@ from broker.contract import codec, messages, signing, topics
 from broker.fleet import identity
 from learner.run import local_fleet
 from tests import conftest
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 
 BOOT_S = 2400.0
 """From power to experience, set-up included: a bound, not a figure."""

@@ -16,7 +16,7 @@ from learner.experience import dead_letters
 from learner.files import run_directory
 from learner.run import local_fleet
 from tests import conftest as brokers
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 from tests.system.conftest import QUICK
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from broker.contract import address, codec, messages, signing, specs, topics
 from broker.fleet import identity
-from tests.fakes import light_connection, mqtt_packet
+from tests.fakes.connections import light_connection, mqtt_packet
 
 SPEC = specs.EnvSpec(specs.ObservationSpec((4,)), specs.ActionSpec("discrete", n=2))
 """The spec of the honest actors: nothing is wrong with what is sent but that it is so much."""

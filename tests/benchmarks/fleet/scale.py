@@ -36,7 +36,7 @@ from learner.experience import ledger
 from learner.fleet import enrolment
 from tests.benchmarks import _load
 from tests.benchmarks.fleet import _standby
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 
 PARTS = os.environ.get("SCALE_PARTS", "shared,ledger,enrolled,standby").split(",")
 ENROLLED = int(os.environ.get("ACTORQ_BENCH_ENROLLED", "10000"))

@@ -31,7 +31,8 @@ import numpy as np
 from broker.contract import errors, messages
 from learner.operate.watch import fleet_view, history, server
 from tests.benchmarks import _load, _windows
-from tests.fakes import simulated_actor, toys, webdriver
+from tests.fakes import simulated_actor, webdriver
+from tests.fakes.environments import toys
 
 ACTORS = int(os.environ.get("ACTORQ_BENCH_ACTORS", "200"))
 REAL = 2

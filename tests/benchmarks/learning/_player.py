@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from paho.mqtt import client as mqtt
 
-from tests.fakes import mqtt_packet
+from tests.fakes.connections import mqtt_packet
 
 _CONNECT, _PUBLISH, _SUBSCRIBE, _UNSUBSCRIBE, _PING, _DISCONNECT = 0x10, 0x30, 0x82, 0xA2, 0xC0, 0xE0
 _CONNACK, _PINGRESP = bytes((0x20, 2, 0, 0)), bytes((0xD0, 0))

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks import _load, _windows
-from tests.fakes import liars, toys
+from tests.fakes.environments import liars, toys
 from tests.learner.audit import acting
 
 SHARE = 0.01

@@ -14,8 +14,8 @@ import pytest
 from broker.fleet import identity
 from broker.mqtt import link
 from tests import conftest
-from tests.fakes import plain_client
-from tests.fakes.mqtt_packet import packet
+from tests.fakes.connections import plain_client
+from tests.fakes.connections.mqtt_packet import packet
 
 MOST_BYTES = 30_000_000
 

@@ -8,7 +8,8 @@ import pytest
 
 from broker.mqtt import link
 from tests import conftest
-from tests.fakes import log_reader, raw_broker
+from tests.fakes import log_reader
+from tests.fakes.connections import raw_broker
 
 
 @pytest.mark.parametrize("by_turns", [False, True])

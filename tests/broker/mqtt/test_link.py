@@ -19,7 +19,8 @@ from broker.mqtt import link, network_thread, paho_client
 from broker.serve.mosquitto import access, process
 from tests import conftest
 from tests.broker.mqtt import conftest as links
-from tests.fakes import log_reader, plain_client
+from tests.fakes import log_reader
+from tests.fakes.connections import plain_client
 
 STATE = "actorq/t/actor/pi/state"
 ACTOR = """

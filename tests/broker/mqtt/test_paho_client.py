@@ -14,7 +14,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
 from broker.mqtt import paho_client as paho
-from tests.fakes import mqtt_packet
+from tests.fakes.connections import mqtt_packet
 
 PAYLOAD = bytes(range(256)) * 300
 PUBLISH = 0x30

@@ -14,7 +14,8 @@ from broker.fleet import certificates, identity
 from broker.mqtt import link
 from broker.serve.mosquitto import access, process
 from tests import conftest
-from tests.fakes import log_reader, stranger
+from tests.fakes import log_reader
+from tests.fakes.connections import stranger
 
 SAID = {
     "self-signed": "not one of this fleet",

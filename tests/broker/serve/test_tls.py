@@ -17,7 +17,7 @@ from broker.fleet import certificates, client_tls, identity
 from broker.mqtt import link
 from broker.serve.mosquitto import access, process
 from tests import conftest
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 
 SECRET = b"observations of a kitchen"
 

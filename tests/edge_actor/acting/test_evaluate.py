@@ -17,7 +17,8 @@ from edge_actor.environment import env
 from edge_actor.fleet import command
 from edge_actor.policies import policy
 from tests.edge_actor.policies.models import files
-from tests.fakes import fake_learner, toys
+from tests.fakes import fake_learner
+from tests.fakes.environments import toys
 
 CARTPOLE = env.make("CartPole-v1")
 MODEL = files.INT8.read_bytes()
@@ -132,7 +133,7 @@ def test_commands_that_cannot_be_done_are_answered_too(changes: dict[str, Any], 
 
 def test_a_broken_environment_is_reported() -> None:
     toys.Flaky.taken = 0
-    flaky = env.make("tests.fakes.toys:Countdown-v0")
+    flaky = env.make("tests.fakes.environments.toys:Countdown-v0")
     report = command.Commander(3).evaluate(order(), build, flaky, lambda: False)
     assert report is not None
     assert "is for spec" in report.error

@@ -22,7 +22,7 @@ from edge_actor.fleet import vitals
 from tests import conftest
 from tests.edge_actor.run import test_acting_loop
 from tests.edge_actor.run.test_acting_loop import site  # noqa: F401  its fixture
-from tests.fakes import toys
+from tests.fakes.environments import toys
 
 Site = test_acting_loop.Site
 HERE = toys.__file__

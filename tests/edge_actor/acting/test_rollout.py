@@ -13,7 +13,8 @@ from edge_actor.experience import trajectory
 from edge_actor.policies import interpreter, policy
 from tests.edge_actor.policies.models import files
 from tests.edge_actor.policies.test_policy import FixedOutput
-from tests.fakes import fake_learner, toys
+from tests.fakes import fake_learner
+from tests.fakes.environments import toys
 
 CARTPOLE = env.make("CartPole-v1").spec
 

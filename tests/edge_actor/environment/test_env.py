@@ -11,7 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from broker.contract import errors, specs
 from edge_actor.environment import env
-from tests.fakes import toys
+from tests.fakes.environments import toys
 
 HERE = toys.__file__
 FAKES = Path(HERE).parent
@@ -96,7 +96,7 @@ def test_bytes_stay_bytes() -> None:
 
 
 def test_module_and_file_and_arguments() -> None:
-    for name in ("tests.fakes.toys:Countdown-v0", f"{HERE}:Countdown", f"{HERE}:Countdown-v0"):
+    for name in ("tests.fakes.environments.toys:Countdown-v0", f"{HERE}:Countdown", f"{HERE}:Countdown-v0"):
         made = env.make(name, 1, {"lengths": (1,)})
         made.reset()
         assert made.step(made.to_env(0))[2] is True
@@ -155,14 +155,14 @@ def test_a_member_that_cannot_be_carried_is_named_with_what_to_do(n_envs: int) -
 def test_minigrid_s_own_wrapper_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toys.Mission, "__module__", "minigrid.core.mission")
     with pytest.raises(errors.SpecError) as caught:
-        env.make("tests.fakes.toys:Grid-v0")
+        env.make("tests.fakes.environments.toys:Grid-v0")
     assert "minigrid.wrappers.ImgObsWrapper" in caught.value.todo
 
 
 def test_the_wrapped_environment_of_a_file_is_taken_as_the_error_says(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "import gymnasium\nfrom tests.fakes import toys\n"
+        "import gymnasium\nfrom tests.fakes.environments import toys\n"
         "def make():\n    return gymnasium.wrappers.FilterObservation(toys.Grid(), ['image'])\n"
     )
     assert env.make(f"{file}:make").spec.observation.size == 7 * 7 * 3
@@ -215,7 +215,7 @@ def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "winch_parts.py").write_text("LENGTHS = (2,)")
     (tmp_path / "nturl2path.py").write_text("raise AssertionError('the standard library comes first')")
     (tmp_path / "winch.py").write_text(
-        "import nturl2path\nimport winch_parts\nfrom tests.fakes import toys\n"
+        "import nturl2path\nimport winch_parts\nfrom tests.fakes.environments import toys\n"
         "class Winch(toys.Countdown):\n"
         "    def __init__(self):\n        super().__init__(winch_parts.LENGTHS)\n"
     )
@@ -242,7 +242,7 @@ def test_the_network_may_name_gymnasium_s_own_environments_only() -> None:
         "evil.py:Thing",
         "CartPole",
         "",
-        "tests.fakes.toys:Countdown-v0",
+        "tests.fakes.environments.toys:Countdown-v0",
     ):
         with pytest.raises(errors.EnvironmentFailure, match="not one of Gymnasium's own"):
             env.check_from_network(name)

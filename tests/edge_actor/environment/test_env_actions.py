@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from broker.contract import errors, specs
 from edge_actor.environment import env
-from tests.fakes import toys
+from tests.fakes.environments import toys
 
 FACTORED = {"panel": (5, 7, 3, 16), "keys": (2,) * 12, "robot": (40, 2, 2, 13, 13)}
 COUNTS = {"multi": 6, "grid": 12, "buttons": 16, "steps": 9, "pair": 12, "named": 12}

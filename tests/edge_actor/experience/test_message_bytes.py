@@ -15,7 +15,7 @@ from edge_actor.experience import journal, spool, trajectory
 from tests.edge_actor.experience import test_spool
 from tests.edge_actor.run import test_acting_loop
 from tests.edge_actor.run.test_acting_loop import site  # noqa: F401  its fixture
-from tests.fakes import toys
+from tests.fakes.environments import toys
 
 pytestmark = pytest.mark.fault(6)
 Site = test_acting_loop.Site

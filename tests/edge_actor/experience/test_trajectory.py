@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_actor.acting import rollout
 from edge_actor.environment import env
 from edge_actor.experience import trajectory
-from tests.fakes import toys
+from tests.fakes.environments import toys
 
 HERE = toys.__file__
 

@@ -20,7 +20,8 @@ from edge_actor.fleet import command
 from edge_actor.run import acting_loop, build
 from tests import conftest
 from tests.edge_actor.policies.models import files
-from tests.fakes import fake_learner, toys
+from tests.fakes import fake_learner
+from tests.fakes.environments import toys
 
 pytestmark = pytest.mark.mosquitto
 CARTPOLE = env.make("CartPole-v1").spec
@@ -345,7 +346,7 @@ def test_the_learner_s_task_is_taken_if_it_is_gymnasium_s(site: Site) -> None:
     assert born.birth.env_id == "Acrobot-v1"
 
 
-@pytest.mark.parametrize("task", ["os:system", "tests.fakes.toys:Countdown-v0", "Countdown-v0"])
+@pytest.mark.parametrize("task", ["os:system", "tests.fakes.environments.toys:Countdown-v0", "Countdown-v0"])
 def test_a_task_that_would_import_code_is_refused(site: Site, task: str) -> None:
     site.learner.say(site.learner.topics.learner_state, messages.LearnerState(True, "s", 1, 1, env_id=task))
     running = site.start(env="")

@@ -23,7 +23,7 @@ from edge_actor.run import check
 from tests import conftest, runtimes
 from tests.edge_actor.board.boards import trees
 from tests.edge_actor.policies import plugins
-from tests.fakes import stranger
+from tests.fakes.connections import stranger
 
 
 def found(settings: config.ActorConfig, root: Path) -> dict[str, check.Finding]:

@@ -17,7 +17,7 @@ from broker.contract import codec, errors, messages, signing
 from broker.fleet import identity
 from broker.serve.mosquitto import access, process
 from tests import conftest
-from tests.fakes import plain_client, stranger
+from tests.fakes.connections import plain_client, stranger
 
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto]
 

@@ -12,7 +12,7 @@ from broker.contract import specs
 from broker.contract.acting import draws
 from learner.audit import recompute
 from learner.quantize.tflite import interpreter
-from tests.fakes import liars, toys
+from tests.fakes.environments import liars, toys
 from tests.learner.audit import acting
 
 HONEST: dict[str, tuple[str, str, dict[str, Any]]] = {

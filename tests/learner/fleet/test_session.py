@@ -17,7 +17,8 @@ from learner import config
 from learner.fleet import gathering, roster, session
 from learner.fleet.arriving import floods
 from tests.conftest import BrokerProcess, wait_until
-from tests.fakes import fleet_examples, log_reader, plain_client, stranger
+from tests.fakes import fleet_examples, log_reader
+from tests.fakes.connections import plain_client, stranger
 
 TOPICS = topics.Topics("lab")
 

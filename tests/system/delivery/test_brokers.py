@@ -15,7 +15,7 @@ from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
 from learner.run import local_fleet
 from tests import conftest
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 from tests.system import books
 from tests.system.conftest import QUICK, command
 

@@ -19,7 +19,8 @@ from edge_actor.fleet import heartbeat, state_sequence
 from learner import config
 from learner.fleet import roster, session
 from tests import conftest
-from tests.fakes import fleet_examples, plain_client
+from tests.fakes import fleet_examples
+from tests.fakes.connections import plain_client
 from tests.system import network
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

@@ -14,7 +14,8 @@ from broker.fleet import identity
 from edge_actor.environment import env
 from tests import conftest
 from tests.edge_actor.policies.models import files
-from tests.fakes import fake_learner, plain_client
+from tests.fakes import fake_learner
+from tests.fakes.connections import plain_client
 
 SPEC = env.make("CartPole-v1").spec
 

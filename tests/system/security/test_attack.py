@@ -20,7 +20,8 @@ from broker.contract.policies import policy_patch
 from edge_actor.board import clock
 from edge_actor.fleet import replay_guard
 from tests import conftest
-from tests.fakes import fake_learner, raw_broker
+from tests.fakes import fake_learner
+from tests.fakes.connections import raw_broker
 from tests.system.security import hostile
 
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto]

@@ -20,7 +20,8 @@ from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
 from learner.run import local_fleet
 from tests import conftest
-from tests.fakes import fleet_examples, plain_client
+from tests.fakes import fleet_examples
+from tests.fakes.connections import plain_client
 from tests.system import at_work
 from tests.system.conftest import QUICK
 

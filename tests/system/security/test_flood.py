@@ -17,7 +17,7 @@ from broker.fleet import identity
 from learner.files import run_directory
 from learner.run import local_fleet
 from tests import conftest
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 from tests.system.conftest import QUICK
 
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto]

@@ -15,7 +15,7 @@ from broker.contract import errors
 from learner.files import checkpoint, run_directory
 from learner.run import local_fleet
 from tests import conftest
-from tests.fakes import toys
+from tests.fakes.environments import toys
 
 pytestmark = pytest.mark.system
 

@@ -19,7 +19,7 @@ import pytest
 from broker.contract import errors
 from learner.run import local_fleet
 from tests import conftest
-from tests.fakes import drifting
+from tests.fakes.environments import drifting
 from tests.system.conftest import QUICK, started
 
 pytestmark = pytest.mark.system

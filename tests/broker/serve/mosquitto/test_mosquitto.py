@@ -22,7 +22,7 @@ from broker.contract import errors
 from broker.fleet import certificates, client_tls, identity
 from broker.serve.mosquitto import access, config, process
 from tests import conftest
-from tests.fakes import plain_client
+from tests.fakes.connections import plain_client
 
 USERS = {"learner": "secret-l", "pi-one": "secret-1", "pi-two": "secret-2"}
 AUTHORITY = certificates.Authority(certificates.Authority.create("lab"))

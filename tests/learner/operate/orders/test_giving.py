@@ -14,7 +14,8 @@ from learner import config
 from learner.fleet import session
 from learner.operate.orders import courier, giving, order_book
 from tests import conftest
-from tests.fakes import fleet_examples, plain_client
+from tests.fakes import fleet_examples
+from tests.fakes.connections import plain_client
 
 pytestmark = pytest.mark.mosquitto
 NAMES = topics.Topics("lab")

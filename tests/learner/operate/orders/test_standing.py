@@ -13,7 +13,8 @@ from learner import config
 from learner.fleet import session
 from learner.operate.orders import order_book, standing
 from tests import conftest
-from tests.fakes import log_reader, plain_client
+from tests.fakes import log_reader
+from tests.fakes.connections import plain_client
 
 pytestmark = pytest.mark.mosquitto
 

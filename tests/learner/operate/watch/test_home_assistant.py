@@ -14,7 +14,8 @@ from learner import __main__ as main
 from learner.operate.watch import fleet_view, home_assistant
 from tests import conftest
 from tests.conftest import BrokerProcess
-from tests.fakes import fleet_examples, plain_client
+from tests.fakes import fleet_examples
+from tests.fakes.connections import plain_client
 
 RECORDED = Path(__file__).with_name("home_assistant.json")
 """The discovery message of the actor below. Its keys are those of the documentation of the MQTT integration (device

@@ -22,7 +22,8 @@ from broker.fleet import identity
 from broker.serve.mosquitto import access, process
 from learner.operate.watch import fleet_view, watcher
 from tests import conftest
-from tests.fakes import fake_learner, plain_client, simulated_actor, webdriver
+from tests.fakes import fake_learner, simulated_actor, webdriver
+from tests.fakes.connections import plain_client
 
 BIRTH = messages.Birth("Arm-v0", simulated_actor.SPEC, 1, "Raspberry Pi 5", "3.11", "litert", "", 50.0, release="0.1.0")
 

@@ -27,7 +27,8 @@ from learner.run.loop import training_loop
 from learner.run.reports import console, energy, summary
 from tests import conftest
 from tests.conftest import BrokerProcess
-from tests.fakes import fleet_examples, log_reader, plain_client
+from tests.fakes import fleet_examples, log_reader
+from tests.fakes.connections import plain_client
 
 TOPICS = topics.Topics("lab")
 WAIT_S = 60.0

@@ -18,7 +18,8 @@ from learner.experience import ledger
 from learner.files import run_directory
 from learner.run.workers import plan, shard
 from tests import conftest
-from tests.fakes import fake_learner, fleet_examples, plain_client
+from tests.fakes import fake_learner, fleet_examples
+from tests.fakes.connections import plain_client
 
 TOPICS = topics.Topics("lab")
 HERE, ELSEWHERE = "pi-0", "pi-3"

@@ -20,7 +20,7 @@ from learner.files import run_directory
 from learner.run import local_fleet
 from tests import conftest
 from tests.system.conftest import QUICK
-from tests.system.use import test_deploy
+from tests.system.fleet import test_deploy
 
 pytestmark = [pytest.mark.system, pytest.mark.mosquitto]
 ACTORS = ("pi-a", "pi-b", "pi-c")

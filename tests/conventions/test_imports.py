@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 ML_FRAMEWORKS = {"tensorflow", "keras", "jax", "torch"}
 TFLITE_RUNTIMES = {"ai_edge_litert", "tflite_runtime"}

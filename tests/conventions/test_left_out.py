@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 BARE = "from broker.serve.mosquitto import process\nprocess.find = lambda: None\n"
 SOME = [
     "tests/pi/test_flash.py",

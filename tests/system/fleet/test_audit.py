@@ -14,7 +14,7 @@ from broker.contract import errors
 from learner.experience import ledger
 from learner.run import local_fleet
 from tests import conftest as brokers
-from tests.fakes import liars
+from tests.fakes.environments import liars
 from tests.system.conftest import command
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

@@ -10,7 +10,7 @@ import pytest
 from broker.contract import errors, messages, topics
 from tests.broker.contract import examples
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "broker" / "README.md"
 if not README.exists():
     pytest.skip("an installed package has no README beside it", allow_module_level=True)

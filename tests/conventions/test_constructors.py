@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WORK = {
     *("open", "fdopen", "connect", "socket", "bind", "listen", "Popen", "run", "start", "mkdir", "exists", "stat"),
     *("read", "read_w", "read_bytes", "read_text", "write_bytes", "write_text", "write_atomic", "unlink", "flock"),

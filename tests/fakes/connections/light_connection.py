@@ -12,7 +12,7 @@ import ssl
 import struct
 from collections.abc import Iterator
 
-from tests.fakes import mqtt_packet
+from tests.fakes.connections import mqtt_packet
 
 _CONNECT, _CONNACK, _PUBLISH, _PUBACK = 0x10, 0x20, 0x30, 0x40
 _SUBSCRIBE, _SUBACK, _DISCONNECT = 0x82, 0x90, 0xE0

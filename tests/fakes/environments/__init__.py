@@ -1,0 +1,1 @@
+"""Environments whose trajectories are known, and those that go wrong."""

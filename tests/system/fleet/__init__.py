@@ -1,0 +1,1 @@
+"""A fleet in the hand: orders, audits, trials, updates, standbys, and programs for it."""
