@@ -2,8 +2,8 @@
 
 Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905. Deviations: all of a step is computed from the weights before it
 (there: critics, then the actor, then the temperature), the log of the temperature is what Adam moves, a tanh bounds the
-deviation of the Gaussian, gradients are of a clipped global norm, observations are normalised once, and the policy pays
-for what int8 would round (`actor_critic`).
+deviation of the Gaussian, gradients are of a clipped global norm, observations are normalised once, the policy pays for
+what int8 would round (`actor_critic`), and of n steps the entropy of the actions between is left out.
 """
 
 from __future__ import annotations

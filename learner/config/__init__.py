@@ -511,11 +511,6 @@ def check(chosen: Settings) -> Settings:
             f"{algorithm.value_max}"
         )
     if isinstance(algorithm, SacConfig):
-        if algorithm.n_step != 1:
-            clashes.append(
-                f"sac learns from single steps (n_step 1), not {algorithm.n_step}: the entropy of the actions between "
-                "is not in the rewards"
-            )
         if algorithm.epsilon_start:
             clashes.append(f"sac explores by sampling its actions: epsilon must be 0, not {algorithm.epsilon_start}")
         if not 0.0 < algorithm.temperature < math.inf:
