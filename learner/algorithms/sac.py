@@ -3,7 +3,8 @@
 Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905. Deviations: all of a step is computed from the weights before it
 (there: critics, then the actor, then the temperature), the log of the temperature is what Adam moves, a tanh bounds the
 deviation of the Gaussian, gradients are of a clipped global norm, observations are normalised once, the policy pays for
-what int8 would round (`actor_critic`), and of n steps the entropy of the actions between is left out.
+what int8 would round (`actor_critic`), of n steps the entropy of the actions between is left out, and of the twins the
+mean may count (`pessimism`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Sac(compiled.Compiled):
         normal_tm1, normal_t = draw(self._seed, updates, (*batch.reward.shape, self._size))
 
         a_t, log_prob_t = squashed_gaussian.sample(*net.distribution(actor, batch.bootstrap), normal_t)
-        q_t = tf.minimum(*net.values(state["targets"], batch.bootstrap, a_t)) - temperature * log_prob_t
+        q_t = self._lower(*net.values(state["targets"], batch.bootstrap, a_t)) - temperature * log_prob_t
         taken = actor_critic.bounded(net.bounds, batch.action)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(critics)
@@ -89,7 +90,7 @@ class Sac(compiled.Compiled):
             tape.watch(actor)
             mean, log_std = net.distribution(actor, batch.observation)
             action, log_prob = squashed_gaussian.sample(mean, log_std, normal_tm1)
-            value, mode = tf.minimum(*net.values(critics, batch.observation, action)), tf.tanh(mean)
+            value, mode = self._lower(*net.values(critics, batch.observation, action)), tf.tanh(mean)
             cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(mean), axis=1))
             cost += actor_critic.rounding_cost(
                 settings.rounding_cost, lambda some: net.mode_rounded(actor, some), batch.observation, mode, value
@@ -116,6 +117,11 @@ class Sac(compiled.Compiled):
             actor_norm, tf.reduce_mean(tf.abs(mode)), temperature, entropy,
         )  # fmt: skip
         return {"weights": weights, "targets": targets, "adam_m": moments1, "adam_v": moments2}, metrics, td_error
+
+    def _lower(self, first: Tensor, second: Tensor) -> Tensor:
+        """Returns the lower of the twins' values [B], or what `pessimism` makes of it."""
+        pessimism = self._settings.pessimism
+        return pessimism * tf.minimum(first, second) + (1 - pessimism) * (first + second) / 2
 
     def _split(self, weights: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
         """Separates the weights of the actor, those of both critics, and the log of the temperature."""

@@ -191,6 +191,7 @@ class SacConfig(ContinuousConfig):
     temperature: float = setting(1.0, "what a nat of entropy is worth at first, in units of return")
     temperature_learning_rate: float = setting(3e-4, "Adam's step size for the log of the temperature")
     target_entropy: float = setting(-1.0, "nats of entropy that the temperature keeps, per element of the action")
+    pessimism: float = setting(1.0, "which value counts, of two critics: 1 the lower one, 0 their mean, or between")
 
     def head(self, action: specs.ActionSpec) -> specs.Head:
         return "squashed_gaussian"
@@ -515,6 +516,8 @@ def check(chosen: Settings) -> Settings:
             clashes.append(f"sac explores by sampling its actions: epsilon must be 0, not {algorithm.epsilon_start}")
         if not 0.0 < algorithm.temperature < math.inf:
             clashes.append(f"temperature must be positive, not {algorithm.temperature}")
+        if not 0.0 <= algorithm.pessimism <= 1.0:
+            clashes.append(f"pessimism must be 0 to 1, not {algorithm.pessimism}")
     if isinstance(algorithm, OnPolicyConfig):
         clashes += _on_policy_clashes(train, algorithm)
     clashes += _worker_clashes(train, algorithm)

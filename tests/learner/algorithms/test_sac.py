@@ -68,9 +68,14 @@ def test_noise_depends_on_seed_and_update_alone() -> None:
     assert (drawn[0] == np.array(sac.draw(7, tf.constant(1), (64, 2)))).all()
 
 
-@pytest.mark.parametrize("cost", [0.0, 0.7])
-def test_one_step_by_hand(cost: float) -> None:
+@pytest.mark.parametrize(("cost", "pessimism"), [(0.0, 1.0), (0.7, 1.0), (0.0, 0.0), (0.0, 0.25)])
+def test_one_step_by_hand(cost: float, pessimism: float) -> None:
     """Linear networks: mean w x, values v x + u a of either critic; the bounds of the only action are -2 and 2."""
+
+    def lower(of_twins: list[float], which: int) -> float:
+        """What counts of two numbers, if the twin `which` has the lower value."""
+        return pessimism * of_twins[which] + (1 - pessimism) * sum(of_twins) / 2
+
     settings = config.SacConfig(
         hidden=(),
         critic_hidden=(),
@@ -82,6 +87,7 @@ def test_one_step_by_hand(cost: float) -> None:
         target_rate=0.25,
         max_grad_norm=1e9,
         action_cost=cost,
+        pessimism=pessimism,
     )
     agent = sac.Sac(ONE, settings, seed=3)
     state = agent.state()
@@ -107,7 +113,8 @@ def test_one_step_by_hand(cost: float) -> None:
         return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(u) ** 2)
 
     u_after, u = w * after + std * z_after, w * x + std * z
-    value_after = min(v * after + k * math.tanh(u_after) for v, k in targets)
+    values_after = [v * after + k * math.tanh(u_after) for v, k in targets]
+    value_after = lower(values_after, int(np.argmin(values_after)))
     target = reward + discount * (value_after - 0.4 * log_prob(u_after, z_after))
     errors = [target - (v * x + k * taken / 2) for v, k in critics]
     assert update.td_error[0, 0] == pytest.approx(sum(errors) / 2, rel=1e-5)
@@ -116,10 +123,11 @@ def test_one_step_by_hand(cost: float) -> None:
     assert update.metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
     values = [v * x + k * math.tanh(u) for v, k in critics]
-    assert update.metrics["q_mean"] == pytest.approx(min(values), rel=1e-5)
+    which = int(np.argmin(values))
+    assert update.metrics["q_mean"] == pytest.approx(lower(values, which), rel=1e-5)
     assert update.metrics["entropy"] == pytest.approx(-log_prob(u, z), rel=1e-5)
     assert update.metrics["temperature"] == pytest.approx(0.4, rel=1e-6)
-    k = critics[int(np.argmin(values))][1]
+    k = lower([slope for _, slope in critics], which)
     # Of temperature * log p - value by u, and from there by mean and log deviation. A single weight is never rounded
     slope = 0.4 * 2 * math.tanh(u) - k * (1 - math.tanh(u) ** 2)
     by_mean = slope + 2 * cost * w * x
