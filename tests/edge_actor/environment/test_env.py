@@ -112,7 +112,7 @@ def test_module_and_file_and_arguments() -> None:
         (f"{HERE}:Nothing", "no class and no environment id 'Nothing'"),
         (f"{HERE}:HERE", "no class and no environment id 'HERE'"),
         (f"{HERE}:Broken", "OSError: no such device"),
-        (f"{FAKES / 'fake_learner.py'}:FakeLearner", "cannot be made: TypeError"),
+        (f"{FAKES.parent / 'fake_learner.py'}:FakeLearner", "cannot be made: TypeError"),
     ],
 )
 def test_errors_say_what_is_wrong(name: str, message: str) -> None:
