@@ -18,7 +18,7 @@ import tensorflow as tf
 from broker.contract import specs
 from learner import config
 from learner.algorithms import compiled
-from learner.networks import actor_critic, layers, losses, optimizer
+from learner.networks import actor_critic, layers, optimizer, value_heads
 
 Tensor = Any  # TensorFlow ships no types
 
@@ -46,7 +46,7 @@ class D4pg(compiled.Compiled):
     def __init__(self, spec: specs.EnvSpec, settings: config.D4pgConfig, seed: int) -> None:
         self.check(spec)
         self._settings = settings
-        self._atoms = np.linspace(settings.value_min, settings.value_max, settings.atoms, dtype=np.float32)
+        self._head = value_heads.Categorical(settings.value_min, settings.value_max, settings.atoms)
         rng = np.random.default_rng(seed)
         self._network = actor_critic.ActorCritic.build(
             spec, settings.hidden, settings.critic_hidden, settings.atoms, rng, settings.network
@@ -57,26 +57,24 @@ class D4pg(compiled.Compiled):
         self, state: compiled.Groups, updates: Tensor, batch: compiled.Minibatch
     ) -> tuple[compiled.Groups, Sequence[Tensor], Tensor]:
         """Takes one step of Adam for the critic and one for the actor, both from the weights before."""
-        settings, net, atoms = self._settings, self._network, self._atoms
+        settings, net, head = self._settings, self._network, self._head
         actor, critic = net.split(state["weights"])
         target_actor, target_critic = net.split(state["targets"])
 
         logits_t = net.critic(target_critic, batch.bootstrap, net.act(target_actor, batch.bootstrap))
-        returns = batch.reward[:, None] + batch.discount[:, None] * atoms
-        target = losses.categorical_projection(returns, tf.nn.softmax(logits_t), atoms)
-        clipped = tf.reduce_mean(tf.cast((returns < atoms[0]) | (returns > atoms[-1]), tf.float32))
+        target = head.target(batch.reward, batch.discount, head.estimate(logits_t))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(critic)
             logits_tm1 = net.critic(critic, batch.observation, net.bounded(batch.action))
-            loss = tf.reduce_mean(batch.weight * losses.cross_entropy(target, logits_tm1))
+            loss = tf.reduce_mean(batch.weight * head.loss(target, logits_tm1))
         critic_gradients, grad_norm = optimizer.clipped(tape.gradient(loss, critic), settings.max_grad_norm)
-        td_error = tf.linalg.matvec(target - tf.nn.softmax(logits_tm1), atoms)
+        td_error = head.mean(target - head.estimate(logits_tm1))
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
             pre_tanh = net.pre_tanh(actor, batch.observation)
             action = tf.tanh(pre_tanh)
-            value = tf.linalg.matvec(tf.nn.softmax(net.critic(critic, batch.observation, action)), atoms)
+            value = head.mean(head.estimate(net.critic(critic, batch.observation, action)))
             cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(pre_tanh), axis=1))
             cost += net.rounding_cost(settings.rounding_cost, actor, batch.observation, action, value)
             descent = cost - tf.reduce_mean(value)
@@ -95,7 +93,7 @@ class D4pg(compiled.Compiled):
 
         metrics = (
             loss, tf.reduce_mean(value), grad_norm, tf.reduce_mean(tf.abs(td_error)),
-            actor_norm, tf.reduce_mean(tf.abs(action)), clipped,
+            actor_norm, tf.reduce_mean(tf.abs(action)), head.clipped(batch.reward, batch.discount),
         )  # fmt: skip
         return {"weights": weights, "targets": targets, "adam_m": moments1, "adam_v": moments2}, metrics, td_error
 

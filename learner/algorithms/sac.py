@@ -3,8 +3,9 @@
 Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905. Deviations: all of a step is computed from the weights before it
 (there: critics, then the actor, then the temperature), the log of the temperature is what Adam moves, a tanh bounds the
 deviation of the Gaussian, gradients are of a clipped global norm, observations are normalised once, the policy pays for
-what int8 would round (`actor_critic`), of n steps the entropy of the actions between is left out, and of the twins the
-mean may count (`pessimism`).
+what int8 would round (`actor_critic`), of n steps the entropy of the actions between is left out, and critics may say a
+distribution of returns (`atoms`, as in `d4pg`; the twin of the lower mean counts, as in Fast TD3, Seo et al. 2025,
+https://arxiv.org/abs/2505.22642).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tensorflow as tf
 from broker.contract import specs
 from learner import config
 from learner.algorithms import compiled
-from learner.networks import actor_critic, layers, losses, optimizer, soft_actor_critic, squashed_gaussian
+from learner.networks import actor_critic, layers, optimizer, soft_actor_critic, squashed_gaussian, value_heads
 
 Tensor = Any  # TensorFlow ships no types
 _SEEDS = 1 << 31  # as many as int32 holds
@@ -44,6 +45,7 @@ class Sac(compiled.Compiled):
     head: specs.Head = "squashed_gaussian"
     METRICS = (
         "loss", "q_mean", "grad_norm", "td_abs_mean", "actor_grad_norm", "action_abs_mean", "temperature", "entropy",
+        "support_clipped",
     )  # fmt: skip
 
     @staticmethod
@@ -56,8 +58,10 @@ class Sac(compiled.Compiled):
         self._settings, self._seed = settings, seed
         self._size = spec.action.size
         self._target_entropy = settings.target_entropy * self._size
+        self._head = value_heads.of(settings.value_min, settings.value_max, settings.atoms)
+        rng = np.random.default_rng(seed)
         net = self._network = soft_actor_critic.SoftActorCritic.build(
-            spec, settings.hidden, settings.critic_hidden, np.random.default_rng(seed), settings.network
+            spec, settings.hidden, settings.critic_hidden, settings.atoms, rng, settings.network
         )
         actor, critics = net.initial_actor(), net.initial_critics()
         self._actors, self._critics = len(actor), len(critics)
@@ -69,28 +73,28 @@ class Sac(compiled.Compiled):
         self, state: compiled.Groups, updates: Tensor, batch: compiled.Minibatch
     ) -> tuple[compiled.Groups, Sequence[Tensor], Tensor]:
         """Takes one step of Adam for critics, actor and temperature, all from the weights before."""
-        settings, net = self._settings, self._network
+        settings, net, head = self._settings, self._network, self._head
         actor, critics, log_temperature = self._split(state["weights"])
         temperature = tf.exp(log_temperature)
         normal_tm1, normal_t = draw(self._seed, updates, (*batch.reward.shape, self._size))
 
         a_t, log_prob_t = squashed_gaussian.sample(*net.distribution(actor, batch.bootstrap), normal_t)
-        q_t = self._lower(*net.values(state["targets"], batch.bootstrap, a_t)) - temperature * log_prob_t
+        reward = batch.reward - batch.discount * temperature * log_prob_t
+        after = self._lower(net.critics(state["targets"], batch.bootstrap, a_t))
+        target = head.target(reward, batch.discount, after)
         taken = actor_critic.bounded(net.bounds, batch.action)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(critics)
-            td_errors = [
-                losses.value_error(q_tm1, batch.reward, batch.discount, q_t)
-                for q_tm1 in net.values(critics, batch.observation, taken)
-            ]
-            loss = tf.add_n([tf.reduce_mean(batch.weight * 0.5 * tf.square(error)) for error in td_errors])
+            twins = net.critics(critics, batch.observation, taken)
+            loss = tf.add_n([tf.reduce_mean(batch.weight * head.loss(target, outputs)) for outputs in twins])
         critic_gradients, grad_norm = optimizer.clipped(tape.gradient(loss, critics), settings.max_grad_norm)
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
             mean, log_std = net.distribution(actor, batch.observation)
             action, log_prob = squashed_gaussian.sample(mean, log_std, normal_tm1)
-            value, mode = self._lower(*net.values(critics, batch.observation, action)), tf.tanh(mean)
+            value = head.mean(self._lower(net.critics(critics, batch.observation, action)))
+            mode = tf.tanh(mean)
             cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(mean), axis=1))
             cost += actor_critic.rounding_cost(
                 settings.rounding_cost, lambda some: net.mode_rounded(actor, some), batch.observation, mode, value
@@ -111,17 +115,18 @@ class Sac(compiled.Compiled):
         rate, (_, critics, _) = settings.target_rate, self._split(weights)
         targets = [target + rate * (w - target) for w, target in zip(critics, state["targets"], strict=True)]
 
-        td_error = tf.add_n(td_errors) / 2
+        td_error = tf.add_n([head.mean(target - head.estimate(outputs)) for outputs in twins]) / 2
         metrics = (
             loss, tf.reduce_mean(value), grad_norm, tf.reduce_mean(tf.abs(td_error)),
             actor_norm, tf.reduce_mean(tf.abs(mode)), temperature, entropy,
+            head.clipped(reward, batch.discount),
         )  # fmt: skip
         return {"weights": weights, "targets": targets, "adam_m": moments1, "adam_v": moments2}, metrics, td_error
 
-    def _lower(self, first: Tensor, second: Tensor) -> Tensor:
-        """Returns the lower of the twins' values [B], or what `pessimism` makes of it."""
-        pessimism = self._settings.pessimism
-        return pessimism * tf.minimum(first, second) + (1 - pessimism) * (first + second) / 2
+    def _lower(self, twins: Sequence[Tensor]) -> Tensor:
+        """Returns the estimate [B, N] of the lower value, of what two critics put out."""
+        first, second = map(self._head.estimate, twins)
+        return tf.where((self._head.mean(first) < self._head.mean(second))[:, None], first, second)
 
     def _split(self, weights: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
         """Separates the weights of the actor, those of both critics, and the log of the temperature."""

@@ -191,7 +191,9 @@ class SacConfig(ContinuousConfig):
     temperature: float = setting(1.0, "what a nat of entropy is worth at first, in units of return")
     temperature_learning_rate: float = setting(3e-4, "Adam's step size for the log of the temperature")
     target_entropy: float = setting(-1.0, "nats of entropy that the temperature keeps, per element of the action")
-    pessimism: float = setting(1.0, "which value counts, of two critics: 1 the lower one, 0 their mean, or between")
+    atoms: int = setting(1, "values on which the critics' distributions lie; 1: they say the mean alone")
+    value_min: float = setting(-150.0, "lowest of them: no discounted return, entropy included, should be lower")
+    value_max: float = setting(150.0, "highest of them: no discounted return, entropy included, should be higher")
 
     def head(self, action: specs.ActionSpec) -> specs.Head:
         return "squashed_gaussian"
@@ -506,7 +508,10 @@ def check(chosen: Settings) -> Settings:
         clashes.append(
             f"noise_std must be 0 to 1, noise_ladder positive and noise_correlation_steps not negative, not {noise}"
         )
-    if isinstance(algorithm, D4pgConfig) and not (algorithm.value_min < algorithm.value_max and algorithm.atoms >= 2):
+    least = 1 if isinstance(algorithm, SacConfig) else 2  # one says the value itself
+    if isinstance(algorithm, D4pgConfig | SacConfig) and not (
+        algorithm.value_min < algorithm.value_max and algorithm.atoms >= least
+    ):
         clashes.append(
             f"{algorithm.atoms} atoms cannot lie between value_min {algorithm.value_min} and value_max "
             f"{algorithm.value_max}"
@@ -516,8 +521,6 @@ def check(chosen: Settings) -> Settings:
             clashes.append(f"sac explores by sampling its actions: epsilon must be 0, not {algorithm.epsilon_start}")
         if not 0.0 < algorithm.temperature < math.inf:
             clashes.append(f"temperature must be positive, not {algorithm.temperature}")
-        if not 0.0 <= algorithm.pessimism <= 1.0:
-            clashes.append(f"pessimism must be 0 to 1, not {algorithm.pessimism}")
     if isinstance(algorithm, OnPolicyConfig):
         clashes += _on_policy_clashes(train, algorithm)
     clashes += _worker_clashes(train, algorithm)

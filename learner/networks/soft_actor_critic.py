@@ -36,13 +36,14 @@ class SoftActorCritic:
         spec: specs.EnvSpec,
         hidden: Sequence[int],
         critic_hidden: Sequence[int],
+        outputs: int,
         rng: np.random.Generator,
         network: str = "auto",
     ) -> SoftActorCritic:
         """Returns the initial layers; arguments as of `actor_critic.ActorCritic.build`."""
         body, width = networks.torso(spec.observation, hidden, rng, network)
         last = networks.dense(width, 2 * spec.action.size, "none", rng, scale=actor_critic.SMALL)
-        first, second = (actor_critic.Critic.build(spec, critic_hidden, 1, rng, network) for _ in range(2))
+        first, second = (actor_critic.Critic.build(spec, critic_hidden, outputs, rng, network) for _ in range(2))
         return SoftActorCritic((*body, last), (first, second), actor_critic.rescale(spec.action))
 
     def initial_actor(self) -> dict[str, FloatArray]:
@@ -50,7 +51,7 @@ class SoftActorCritic:
         return {f"actor/{name}": array for name, array in layers.arrays(self.actor_layers).items()}
 
     def initial_critics(self) -> dict[str, FloatArray]:
-        """Returns the weights of the twins by stable name, in the order of `values`."""
+        """Returns the weights of the twins by stable name, in the order of `critics`."""
         return {f"{at}/{name}": a for at, critic in enumerate(self.twins) for name, a in critic.initial().items()}
 
     def distribution(self, actor_weights: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,13 +63,10 @@ class SoftActorCritic:
         mean, _ = squashed_gaussian.split(actor_critic.run_rounded(self.actor_layers, actor_weights, x))
         return tf.tanh(mean)
 
-    def values(self, critic_weights: Sequence[Tensor], x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the values [B] of either twin for normalised observations and actions [B, size] in -1..1."""
+    def critics(self, critic_weights: Sequence[Tensor], x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns either twin's outputs [B, outputs] for normalised observations and actions [B, size] in -1..1."""
         half, (first, second) = len(critic_weights) // 2, self.twins
-        return (
-            first.run(critic_weights[:half], x, action)[:, 0],
-            second.run(critic_weights[half:], x, action)[:, 0],
-        )
+        return first.run(critic_weights[:half], x, action), second.run(critic_weights[half:], x, action)
 
     def policy_layers(
         self, actor_weights: Sequence[FloatArray], normalizer: networks.Normalizer

@@ -147,6 +147,7 @@ def _soft_actor(
         spec,
         settings["hidden"],
         settings["critic_hidden"],
+        settings.get("atoms", 1),
         np.random.default_rng(0),
         settings.get("network", "auto"),
     )

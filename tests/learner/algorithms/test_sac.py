@@ -68,14 +68,9 @@ def test_noise_depends_on_seed_and_update_alone() -> None:
     assert (drawn[0] == np.array(sac.draw(7, tf.constant(1), (64, 2)))).all()
 
 
-@pytest.mark.parametrize(("cost", "pessimism"), [(0.0, 1.0), (0.7, 1.0), (0.0, 0.0), (0.0, 0.25)])
-def test_one_step_by_hand(cost: float, pessimism: float) -> None:
+@pytest.mark.parametrize("cost", [0.0, 0.7])
+def test_one_step_by_hand(cost: float) -> None:
     """Linear networks: mean w x, values v x + u a of either critic; the bounds of the only action are -2 and 2."""
-
-    def lower(of_twins: list[float], which: int) -> float:
-        """What counts of two numbers, if the twin `which` has the lower value."""
-        return pessimism * of_twins[which] + (1 - pessimism) * sum(of_twins) / 2
-
     settings = config.SacConfig(
         hidden=(),
         critic_hidden=(),
@@ -87,7 +82,6 @@ def test_one_step_by_hand(cost: float, pessimism: float) -> None:
         target_rate=0.25,
         max_grad_norm=1e9,
         action_cost=cost,
-        pessimism=pessimism,
     )
     agent = sac.Sac(ONE, settings, seed=3)
     state = agent.state()
@@ -113,8 +107,7 @@ def test_one_step_by_hand(cost: float, pessimism: float) -> None:
         return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(u) ** 2)
 
     u_after, u = w * after + std * z_after, w * x + std * z
-    values_after = [v * after + k * math.tanh(u_after) for v, k in targets]
-    value_after = lower(values_after, int(np.argmin(values_after)))
+    value_after = min(v * after + k * math.tanh(u_after) for v, k in targets)
     target = reward + discount * (value_after - 0.4 * log_prob(u_after, z_after))
     errors = [target - (v * x + k * taken / 2) for v, k in critics]
     assert update.td_error[0, 0] == pytest.approx(sum(errors) / 2, rel=1e-5)
@@ -123,11 +116,10 @@ def test_one_step_by_hand(cost: float, pessimism: float) -> None:
     assert update.metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
     values = [v * x + k * math.tanh(u) for v, k in critics]
-    which = int(np.argmin(values))
-    assert update.metrics["q_mean"] == pytest.approx(lower(values, which), rel=1e-5)
+    assert update.metrics["q_mean"] == pytest.approx(min(values), rel=1e-5)
     assert update.metrics["entropy"] == pytest.approx(-log_prob(u, z), rel=1e-5)
     assert update.metrics["temperature"] == pytest.approx(0.4, rel=1e-6)
-    k = lower([slope for _, slope in critics], which)
+    k = critics[int(np.argmin(values))][1]
     # Of temperature * log p - value by u, and from there by mean and log deviation. A single weight is never rounded
     slope = 0.4 * 2 * math.tanh(u) - k * (1 - math.tanh(u) ** 2)
     by_mean = slope + 2 * cost * w * x
@@ -148,6 +140,42 @@ def test_one_step_by_hand(cost: float, pessimism: float) -> None:
         assert new[f"targets/{at}/critic/0/kernel"][0] == pytest.approx(moved, abs=1e-5)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_step_with_distributions_by_hand(which: int) -> None:
+    """Without kernels the distributions are those of the biases, so loss and values are sums over three atoms."""
+    chosen: dict[str, Any] = {"hidden": (), "critic_hidden": (), "atoms": 3, "value_min": 0.0, "value_max": 2.0}
+    agent = sac.Sac(ONE, config.SacConfig(**chosen, temperature=0.05), seed=3)
+    state = agent.state()
+    lower, upper = [0.5, 0.25, 0.25], [0.3, 0.3, 0.4]  # means of 0.75 and 1.1
+    predicted, targets = np.array([[0.2, 0.5, 0.3], [0.3, 0.4, 0.3]]), np.array([[lower, upper], [upper, lower]][which])
+    for name in state:
+        if name.endswith("kernel"):
+            state[name] = np.zeros_like(state[name])
+    state["weights/actor/0/bias"] = np.array([0.3, -0.8], np.float32)
+    for at in range(2):
+        state[f"weights/{at}/critic/0/bias"] = np.log(predicted[at]).astype(np.float32)
+        state[f"targets/{at}/critic/0/bias"] = np.log(targets[at]).astype(np.float32)
+    agent.restore(state)
+    one = np.full((1, 1), 0.5, np.float32)
+    batch = replay.Batch(one[..., None], one[..., None], one, one, one[..., None], 2 * one, np.zeros((1, 1), np.int64))
+    update = agent.update(batch)
+
+    _, drawn = tf.function(lambda: sac.draw(3, tf.constant(1), (1, 1)), jit_compile=True)()
+    z, log_std = float(drawn[0, 0]), -1.5 + 3.5 * math.tanh(-0.8)
+    u = 0.3 + math.exp(log_std) * z
+    log_prob = -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(u) ** 2)
+    returns = 0.5 + 0.5 * (np.arange(3) - 0.05 * log_prob)
+    assert (abs(returns - [0.5, 1, 1.5]) < 0.25).all(), "each lies between two atoms"
+    projected = sum(p * np.maximum(0, 1 - abs(r - np.arange(3))) for p, r in zip(lower, returns, strict=True))
+    assert update.metrics["loss"] == pytest.approx(-(projected * np.log(predicted)).sum(), rel=1e-5)
+    values = predicted @ np.arange(3)
+    assert update.metrics["q_mean"] == pytest.approx(values.min(), rel=1e-5)
+    assert update.td_error[0, 0] == pytest.approx(projected @ np.arange(3) - values.mean(), rel=1e-4)
+    assert update.metrics["support_clipped"] == 0.0
+    batch.reward[:] = 1.75
+    assert agent.update(batch).metrics["support_clipped"] == pytest.approx(2 / 3)
+
+
 def test_twins_begin_apart_and_targets_begin_as_they_are() -> None:
     state = make().state()
     assert (state["weights/0/critic/0/kernel"] != state["weights/1/critic/0/kernel"]).all()
@@ -158,7 +186,7 @@ def test_twins_begin_apart_and_targets_begin_as_they_are() -> None:
 
 def test_rounding_moves_the_mode_as_int8_would() -> None:
     """A kernel channel has 127 steps: of 0.3 beside 1 it makes 38 of them. The deviation counts for nothing."""
-    net = soft_actor_critic.SoftActorCritic.build(ONE, (2,), (), np.random.default_rng(0))
+    net = soft_actor_critic.SoftActorCritic.build(ONE, (2,), (), 1, np.random.default_rng(0))
     for deviation in (0.0, 50.0):
         arrays = ([[1.0], [1.0]], [0.0, 0.0], [[1.0, 0.3], [deviation, 0.7]], [0.0, 0.0])
         rounded = net.mode_rounded([tf.constant(array) for array in arrays], tf.constant([[1.0]]))
@@ -167,13 +195,13 @@ def test_rounding_moves_the_mode_as_int8_would() -> None:
 
 def test_of_frames_each_critic_has_an_encoder() -> None:
     frames = specs.EnvSpec(specs.ObservationSpec((40, 40, 1), "uint8"), ONE.action)
-    net = soft_actor_critic.SoftActorCritic.build(frames, (8,), (8,), np.random.default_rng(0))
+    net = soft_actor_critic.SoftActorCritic.build(frames, (8,), (8,), 3, np.random.default_rng(0))
     critics = net.initial_critics()
     assert sum("/encoder/" in name for name in critics) == 2 * 3 * 2
     weights = [tf.constant(array) for array in critics.values()]
     seen = tf.random.stateless_uniform((4, 40, 40, 1), (0, 0))
-    one, other = (value.numpy() for value in net.values(weights, seen, tf.ones((4, 1))))
-    assert one.shape == other.shape == (4,)
+    one, other = (outputs.numpy() for outputs in net.critics(weights, seen, tf.ones((4, 1))))
+    assert one.shape == other.shape == (4, 3)
     assert (one != other).all(), "two networks"
     first = net.twins[0].run(weights[: len(weights) // 2], seen, tf.ones((4, 1)))
-    assert (first[:, 0] == one).numpy().all()
+    assert (first == one).numpy().all()

@@ -89,8 +89,8 @@ def test_what_sac_cannot_do_is_refused() -> None:
     assert effective("", "--algorithm", "sac").algorithm == config.SacConfig(), (
         "its own defaults before the task is known"
     )
-    flags = ("--algorithm", "sac", "--epsilon-start", "0.1", "--temperature", "0", "--pessimism", "2")
-    with pytest.raises(errors.ConfigError, match=r"epsilon must be 0.*temperature must be.*pessimism must be 0 to 1"):
+    flags = ("--algorithm", "sac", "--epsilon-start", "0.1", "--temperature", "0", "--atoms", "0")
+    with pytest.raises(errors.ConfigError, match=r"epsilon must be 0.*temperature must be"):
         effective("SomeoneElses-v3", *flags)
     with pytest.raises(errors.ConfigError, match="sac has no --noise-std"):
         effective("SomeoneElses-v3", "--algorithm", "sac", "--noise-std", "0.1")

@@ -34,7 +34,7 @@ def swinging(width: int, precision: str, head: str) -> bytes:
         network = policy_value.PolicyValue.build(PENDULUM, hidden, (1,), 0.6, rng)
         policy = network.policy_layers(list(network.initial().values()), identity)
     else:
-        soft = soft_actor_critic.SoftActorCritic.build(PENDULUM, hidden, (1,), rng)
+        soft = soft_actor_critic.SoftActorCritic.build(PENDULUM, hidden, (1,), 1, rng)
         policy = soft.policy_layers(list(soft.initial_actor().values()), identity)
     observations = rng.uniform(-1, 1, (2048, 3)).astype(np.float32) * np.array([1, 1, 8], np.float32)
     return convert.convert(policy, observations, precision)
