@@ -100,7 +100,8 @@ def test_a_second_learner_is_turned_away(start_fleet: StartFleet, run_root: Path
 def test_an_actor_with_another_spec_is_turned_away(start_fleet: StartFleet, run_root: Path) -> None:
     fleet = start_fleet()
     fleet.start_actor("first", ["--env", "CartPole-v1"])
-    fleet.start_learner([*QUICK, "--run-dir", str(run_root / "run"), "--publish-period-updates", "100"])
+    goes_on = ["--solved-return", "inf", "--max-env-steps", "10000000"]  # however late the second one comes
+    fleet.start_learner([*QUICK, "--run-dir", str(run_root / "run"), "--publish-period-updates", "100", *goes_on])
     brokers.wait_until(lambda: list((run_root / "run").glob("policies/*")), "training goes on", timeout_s=60.0)
     other = fleet.start_actor("second", ["--env", "Acrobot-v1"])
     assert other.wait(120.0) == errors.ActorRefused.exit_code
