@@ -1,7 +1,7 @@
 """Value heads: what a critic's outputs say, a value or how probable each of some returns is.
 
 Either way it is one row of numbers per transition [B, N], the estimate, from which `mean` makes a value linearly; so
-estimates of several critics may be mixed. Shapes: B transitions, N outputs.
+the difference of two estimates has the difference of their values. Shapes: B transitions, N outputs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ Tensor = Any  # TensorFlow ships no types
 
 class ValueHead(Protocol):
     """What the algorithms need of either."""
-
-    size: int
 
     def estimate(self, outputs: Tensor) -> Tensor:
         """Returns what outputs [B, N] of a critic say: [B, N]."""
@@ -48,8 +46,6 @@ class ValueHead(Protocol):
 class Scalar:
     """The value itself, learned by its squared error."""
 
-    size = 1
-
     def estimate(self, outputs: Tensor) -> Tensor:
         return outputs
 
@@ -76,7 +72,6 @@ class Categorical:
     """
 
     def __init__(self, low: float, high: float, size: int) -> None:
-        self.size = size
         self._atoms = np.linspace(low, high, size, dtype=np.float32)
 
     def estimate(self, outputs: Tensor) -> Tensor:
