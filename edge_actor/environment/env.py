@@ -255,16 +255,23 @@ def _load(path: Path) -> Any:
         raise errors.EnvironmentFailure(
             "there is no such file", where=str(path), todo="check the path before the colon"
         )
-    name = f"actorq_env_{path.stem}"
+    name, path = f"actorq_env_{path.stem}", path.resolve()
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == str(path):
+        return known  # once in a process, as any module: episodes that are scored have an environment of their own
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and typing look their module up there
-    folder = str(path.resolve().parent)
+    folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)  # for its neighbours; last, so that no file there takes the place of a package
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -108,6 +108,7 @@ def main(directory: Path, board: Path) -> None:
             logs = {name: actor.communicate()[1] for name, actor in actors.items()}
             for name, log in logs.items():
                 print(f"{name} said:\n{log}", file=sys.stderr)
+            print(f"named: {', '.join(holding.read(run)) or 'nobody'}", file=sys.stderr)
     summary = json.loads(output)
     for fault in ("a counter cannot be kept", "policy refused"):
         assert fault not in logs[_HONEST], fault

@@ -225,6 +225,35 @@ def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.Mo
     assert [made.step(0)[2], made.step(0)[2]] == [False, True]
 
 
+def test_a_file_runs_once_in_a_process_and_again_only_if_it_failed(tmp_path: Path) -> None:
+    file = tmp_path / "hoist.py"
+    file.write_text("1 / 0")
+    with pytest.raises(errors.EnvironmentFailure, match="ZeroDivisionError"):
+        env.make(f"{file}:Hoist")
+    ran = tmp_path / "ran"
+    file.write_text(
+        "from tests.fakes.environments.toys import Countdown\n"
+        f"with open({str(ran)!r}, 'a') as ran:\n    ran.write('x')\n"
+        "def Hoist():\n    return Countdown((2,))\n"
+    )
+    for n_envs in (1, 3, 1):
+        env.make(f"{file}:Hoist", n_envs)
+    assert ran.read_text() == "x"
+
+
+def test_two_files_of_one_name_are_two(tmp_path: Path) -> None:
+    for size in (2, 3):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        (folder / "crane.py").write_text(
+            f"from tests.fakes.environments.toys import Countdown\ndef Crane():\n    return Countdown(({size},))\n"
+        )
+    for size in (2, 3, 2):
+        made = env.make(f"{tmp_path / str(size) / 'crane.py'}:Crane")
+        made.reset()
+        assert [made.step(0)[2] for _ in range(size)] == [*[False] * (size - 1), True]
+
+
 @pytest.mark.fault(32)
 def test_a_neighbour_that_is_missing_is_looked_for_in_the_folder(tmp_path: Path) -> None:
     (tmp_path / "lift.py").write_text("import lift_parts_that_are_nowhere")
