@@ -17,7 +17,8 @@ import tensorflow as tf
 from broker.contract import specs
 from learner import config
 from learner.algorithms import compiled
-from learner.networks import actor_critic, layers, losses, optimizer
+from learner.networks import actor_critic, layers, optimizer
+from learner.networks.losses import value_learning
 
 Tensor = Any  # TensorFlow ships no types
 
@@ -61,7 +62,7 @@ class Ddpg(compiled.Compiled):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(critic)
             q_tm1 = net.critic(critic, batch.observation, net.bounded(batch.action))[:, 0]
-            td_error = losses.value_error(q_tm1, batch.reward, batch.discount, q_t)
+            td_error = value_learning.value_error(q_tm1, batch.reward, batch.discount, q_t)
             loss = tf.reduce_mean(batch.weight * 0.5 * tf.square(td_error))
         critic_gradients, grad_norm = optimizer.clipped(tape.gradient(loss, critic), settings.max_grad_norm)
 

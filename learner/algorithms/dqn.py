@@ -16,7 +16,8 @@ import tensorflow as tf
 from broker.contract import errors, specs
 from learner import config
 from learner.algorithms import compiled
-from learner.networks import layers, losses, networks, optimizer
+from learner.networks import layers, networks, optimizer
+from learner.networks.losses import value_learning
 
 Tensor = Any  # TensorFlow ships no types
 
@@ -63,8 +64,10 @@ class Dqn(compiled.Compiled):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             q_tm1 = q_values(weights, batch.observation)
-            td_error = losses.q_learning(q_tm1, batch.action, batch.reward, batch.discount, q_t_value, q_t_selector)
-            loss = tf.reduce_mean(batch.weight * losses.huber(td_error, settings.huber_delta))
+            td_error = value_learning.q_learning(
+                q_tm1, batch.action, batch.reward, batch.discount, q_t_value, q_t_selector
+            )
+            loss = tf.reduce_mean(batch.weight * value_learning.huber(td_error, settings.huber_delta))
         gradients, grad_norm = optimizer.clipped(tape.gradient(loss, weights), settings.max_grad_norm)
 
         weights, moments1, moments2 = optimizer.adam(

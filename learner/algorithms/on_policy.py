@@ -23,7 +23,8 @@ from broker.contract import specs
 from learner import algorithms, config
 from learner.algorithms import compiled
 from learner.experience.buffers import rollouts
-from learner.networks import layers, networks, optimizer, policy_gradient, policy_value
+from learner.networks import layers, networks, optimizer, policy_value
+from learner.networks.losses import policy_gradient
 
 Tensor = Any  # TensorFlow ships no types
 _RATE_END = 0.1

@@ -20,7 +20,7 @@ import tensorflow as tf
 from broker.contract import specs
 from learner import config
 from learner.algorithms import on_policy
-from learner.networks import policy_gradient
+from learner.networks.losses import policy_gradient
 
 Tensor = Any  # TensorFlow ships no types
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from broker.contract import specs
 from learner import config
 from learner.algorithms import compiled
-from learner.networks import actor_critic, layers, optimizer, soft_actor_critic, squashed_gaussian, value_heads
+from learner.networks import actor_critic, distributions, layers, optimizer, soft_actor_critic, value_heads
 
 Tensor = Any  # TensorFlow ships no types
 _SEEDS = 1 << 31  # as many as int32 holds
@@ -78,7 +78,7 @@ class Sac(compiled.Compiled):
         temperature = tf.exp(log_temperature)
         normal_tm1, normal_t = draw(self._seed, updates, (*batch.reward.shape, self._size))
 
-        a_t, log_prob_t = squashed_gaussian.sample(*net.distribution(actor, batch.bootstrap), normal_t)
+        a_t, log_prob_t = distributions.squashed_gaussian_sample(*net.distribution(actor, batch.bootstrap), normal_t)
         reward = batch.reward - batch.discount * temperature * log_prob_t
         after = self._lower(net.critics(state["targets"], batch.bootstrap, a_t))
         target = head.target(reward, batch.discount, after)
@@ -92,7 +92,7 @@ class Sac(compiled.Compiled):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(actor)
             mean, log_std = net.distribution(actor, batch.observation)
-            action, log_prob = squashed_gaussian.sample(mean, log_std, normal_tm1)
+            action, log_prob = distributions.squashed_gaussian_sample(mean, log_std, normal_tm1)
             value = head.mean(self._lower(net.critics(critics, batch.observation, action)))
             mode = tf.tanh(mean)
             cost = settings.action_cost * tf.reduce_mean(tf.reduce_sum(tf.square(mean), axis=1))

@@ -17,7 +17,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.networks import actor_critic, forward, layers, networks, policy_gradient
+from learner.networks import actor_critic, distributions, forward, layers, networks
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
@@ -97,14 +97,14 @@ class PolicyValue:
         if self.bounds is None:
             logits = forward.run(self.policy, policy_weights, x)
             if self.choices:
-                logits = policy_gradient.by_element(logits, self.choices)
-            return policy_gradient.categorical_log_prob(logits, action), policy_gradient.categorical_entropy(logits)
+                logits = distributions.by_element(logits, self.choices)
+            return distributions.categorical_log_prob(logits, action), distributions.categorical_entropy(logits)
         mean = forward.run(self.policy, policy_weights[:-1], x) * self.bounds.gain + self.bounds.offset
         log_std = policy_weights[-1] + np.log(self.bounds.gain)
         flat = tf.reshape(action, (-1, self.bounds.gain.size))
         return (
-            policy_gradient.gaussian_log_prob(mean, log_std, flat),
-            policy_gradient.gaussian_entropy(policy_weights[-1]),  # inside: a range's unit is no information
+            distributions.gaussian_log_prob(mean, log_std, flat),
+            distributions.gaussian_entropy(policy_weights[-1]),  # inside: a range's unit is no information
         )
 
     def values(self, value_weights: Sequence[Tensor], x: Tensor) -> Tensor:

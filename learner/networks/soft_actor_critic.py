@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import specs
-from learner.networks import actor_critic, forward, layers, networks, squashed_gaussian
+from learner.networks import actor_critic, distributions, forward, layers, networks
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
@@ -56,11 +56,11 @@ class SoftActorCritic:
 
     def distribution(self, actor_weights: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and log deviation [B, size] before the tanh, for normalised observations."""
-        return squashed_gaussian.split(forward.run(self.actor_layers, actor_weights, x))
+        return distributions.squashed_gaussian(forward.run(self.actor_layers, actor_weights, x))
 
     def mode_rounded(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """Returns the tanh of the mean [B, size], rounded as `actor_critic.run_rounded` says."""
-        mean, _ = squashed_gaussian.split(actor_critic.run_rounded(self.actor_layers, actor_weights, x))
+        mean, _ = distributions.squashed_gaussian(actor_critic.run_rounded(self.actor_layers, actor_weights, x))
         return tf.tanh(mean)
 
     def critics(self, critic_weights: Sequence[Tensor], x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

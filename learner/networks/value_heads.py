@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from learner.networks import losses
+from learner.networks.losses import value_learning
 
 Tensor = Any  # TensorFlow ships no types
 
@@ -81,10 +81,10 @@ class Categorical:
         return tf.linalg.matvec(estimate, self._atoms)
 
     def target(self, reward: Tensor, discount: Tensor, estimate: Tensor) -> Tensor:
-        return losses.categorical_projection(self._returns(reward, discount), estimate, self._atoms)
+        return value_learning.categorical_projection(self._returns(reward, discount), estimate, self._atoms)
 
     def loss(self, target: Tensor, outputs: Tensor) -> Tensor:
-        return losses.cross_entropy(target, outputs)
+        return value_learning.cross_entropy(target, outputs)
 
     def clipped(self, reward: Tensor, discount: Tensor) -> Tensor:
         returns = self._returns(reward, discount)

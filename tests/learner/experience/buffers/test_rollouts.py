@@ -10,7 +10,7 @@ import pytest
 from broker.contract import messages
 from learner.experience import rate_limiter
 from learner.experience.buffers import rollouts
-from learner.networks import policy_gradient
+from learner.networks.losses import policy_gradient
 from tests.fakes import fleet_examples
 
 NEWEST = messages.Order(1, 5)

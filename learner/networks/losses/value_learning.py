@@ -1,4 +1,4 @@
-"""Losses as pure functions, named and shaped as in rlax (https://github.com/google-deepmind/rlax).
+"""Losses of values: TD errors, and of distributions of returns.
 
 The time index is in the name: `q_tm1` belongs to the state that was acted in, `q_t` to the one that came n steps later.
 Shapes: B transitions, A actions.

@@ -1,4 +1,4 @@
-"""Advantages and policy-gradient losses as pure functions, named and shaped as in rlax.
+"""Advantages and losses of algorithms that learn from their own policy's actions.
 
 The time index is in the name: `v_tm1` belongs to the state that was acted in, `v_t` to the one that came next.
 Shapes: N steps, of several sequences laid end to end (the last step of each has `is_last`); B steps of a minibatch;
@@ -9,16 +9,11 @@ Advantages are computed once a phase, in float64; losses once a gradient step, i
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from broker.contract.acting import factored
-
 Tensor = Any  # TensorFlow ships no types
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _LOG_RATIO_MAX = 20.0
 """The largest logarithm of a ratio: beyond it float32 would overflow, and every ratio is clipped long before."""
 
@@ -156,42 +151,6 @@ def clipped_value_loss(
         clipped = v_old + tf.clip_by_value(v - v_old, -epsilon, epsilon)
         error = tf.maximum(error, tf.square(clipped - target))
     return 0.5 * error
-
-
-def by_element(logits: Tensor, choices: Sequence[int]) -> Tensor:
-    """Returns logits [B, n_1 + ... + n_D] of several choices by element [B, D, max n]; see `factored.spread`."""
-    _check_ranks(2, logits=logits)
-    if len(set(choices)) == 1:
-        return tf.reshape(logits, (-1, len(choices), choices[0]))
-    pads = [[[0, 0], [0, max(choices) - n]] for n in choices]
-    parts = zip(tf.split(logits, choices, axis=1), pads, strict=True)
-    return tf.stack([tf.pad(part, pad, constant_values=factored.NEVER) for part, pad in parts], axis=1)
-
-
-def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    """Returns the log-probabilities [B] of choices [B] int32 by logits [B, A]; of several, [B, D] by [B, D, A]."""
-    _check_ranks(logits.shape.rank - 1, action=action)
-    # A one-hot product and not a gather: XLA fuses it on a CPU, and its gradient is no scatter.
-    chosen = tf.nn.log_softmax(logits) * tf.one_hot(action, logits.shape[-1])
-    return tf.reduce_sum(chosen, axis=list(range(1, logits.shape.rank)))
-
-
-def categorical_entropy(logits: Tensor) -> Tensor:
-    """Returns the entropy [B] in nats of the softmax of logits [B, A], or of D independent ones [B, D, A]."""
-    log_p = tf.nn.log_softmax(logits)
-    return -tf.reduce_sum(tf.exp(log_p) * log_p, axis=list(range(1, logits.shape.rank)))
-
-
-def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
-    """Returns the log-densities [B] of actions [B, D] by diagonal Gaussians; `log_std` is [B, D] or [D]."""
-    _check_ranks(2, mean=mean, action=action)
-    z = (action - mean) * tf.exp(-log_std)
-    return tf.reduce_sum(-0.5 * tf.square(z) - log_std - _HALF_LOG_2PI, axis=1)
-
-
-def gaussian_entropy(log_std: Tensor) -> Tensor:
-    """Returns the entropy in nats of diagonal Gaussians: over the last axis of `log_std`."""
-    return tf.reduce_sum(log_std + 0.5 + _HALF_LOG_2PI, axis=-1)
 
 
 def _check_ranks(rank: int, **tensors: Tensor) -> None:

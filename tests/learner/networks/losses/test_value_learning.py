@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from learner.networks import losses
+from learner.networks.losses import value_learning
 
 Q_TM1 = [[1.0, 2.0, 3.0], [0.0, -1.0, 4.0]]
 A_TM1 = [1, 0]
@@ -21,7 +21,7 @@ Q_T_SELECTOR = [[0.0, 0.0, 1.0], [0.0, 9.0, 0.0]]
 
 def td_errors(selector: list[list[float]]) -> list[float]:
     tensors = [tf.constant(v, tf.float32) for v in (R_T, DISCOUNT_T, Q_T_VALUE, selector)]
-    error = losses.q_learning(tf.constant(Q_TM1), tf.constant(A_TM1), *tensors)
+    error = value_learning.q_learning(tf.constant(Q_TM1), tf.constant(A_TM1), *tensors)
     return [float(e) for e in error]
 
 
@@ -38,7 +38,7 @@ def test_gradient_reaches_only_the_value_of_the_action_taken() -> None:
     q_tm1, q_t = tf.Variable(Q_TM1), tf.Variable(Q_T_VALUE)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(
-            losses.q_learning(q_tm1, tf.constant(A_TM1), tf.constant(R_T), tf.constant(DISCOUNT_T), q_t, q_t)
+            value_learning.q_learning(q_tm1, tf.constant(A_TM1), tf.constant(R_T), tf.constant(DISCOUNT_T), q_t, q_t)
         )
     d_q_tm1, d_q_t = tape.gradient(loss, [q_tm1, q_t])
     assert d_q_tm1.numpy().tolist() == [[0.0, -1.0, 0.0], [-1.0, 0.0, 0.0]]
@@ -50,7 +50,7 @@ def test_gradient_reaches_only_the_value_of_the_action_taken() -> None:
     [(0.5, 1.0, 0.125), (-1.0, 1.0, 0.5), (3.0, 1.0, 2.5), (-3.0, 2.0, 4.0), (0.0, 1.0, 0.0)],
 )
 def test_huber(error: float, delta: float, expected: float) -> None:
-    assert float(losses.huber(tf.constant(error), delta)) == pytest.approx(expected)
+    assert float(value_learning.huber(tf.constant(error), delta)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", range(6))
@@ -59,13 +59,13 @@ def test_every_rank_is_asserted(bad: int) -> None:
     arguments = [tf.constant(np.zeros(s + ((1,) if i == bad else ()), np.int32 if i == 1 else np.float32))
                  for i, s in enumerate(shapes)]  # fmt: skip
     with pytest.raises(ValueError, match="must have rank"):
-        losses.q_learning(*arguments)
+        value_learning.q_learning(*arguments)
 
 
 def test_value_error_by_hand_and_no_gradient_reaches_the_target() -> None:
     q_tm1, q_t = tf.Variable([1.0, 4.0]), tf.Variable([10.0, 7.0])
     with tf.GradientTape() as tape:
-        error = losses.value_error(q_tm1, tf.constant([0.5, 2.0]), tf.constant([0.9, 0.0]), q_t)
+        error = value_learning.value_error(q_tm1, tf.constant([0.5, 2.0]), tf.constant([0.9, 0.0]), q_t)
         loss = tf.reduce_sum(error)
     assert error.numpy() == pytest.approx([0.5 + 0.9 * 10 - 1, 2.0 - 4.0])
     d_q_tm1, d_q_t = tape.gradient(loss, [q_tm1, q_t])
@@ -91,7 +91,7 @@ def project_by_loop(z_p: list[float], p: list[float], z_q: NDArray[Any]) -> list
 def test_projection_by_hand() -> None:
     z_q = tf.constant([0.0, 1.0, 2.0, 3.0])
     # A quarter of the way from 1 to 2; on an atom; beyond either end
-    projected = losses.categorical_projection(
+    projected = value_learning.categorical_projection(
         tf.constant([[1.25, 2.0], [-5.0, 9.0]]), tf.constant([[0.8, 0.2], [0.3, 0.7]]), z_q
     )
     assert projected.numpy() == pytest.approx(np.array([[0.0, 0.6, 0.4, 0.0], [0.3, 0.0, 0.0, 0.7]]))
@@ -103,7 +103,7 @@ def test_projection_is_the_reference_s_on_random_distributions() -> None:
     p = rng.dirichlet(np.full(51, 0.3), 200)
     discount = rng.choice([0.0, 0.95, 0.99**5, 1.0], 200)
     z_p = (rng.normal(0, 6, (200, 1)) + discount[:, None] * z_q).astype(np.float32)
-    projected = losses.categorical_projection(*(tf.constant(a, tf.float32) for a in (z_p, p, z_q))).numpy()
+    projected = value_learning.categorical_projection(*(tf.constant(a, tf.float32) for a in (z_p, p, z_q))).numpy()
     expected = np.array([project_by_loop(list(z), list(q), z_q) for z, q in zip(z_p, p, strict=True)])
     assert projected == pytest.approx(expected, abs=2e-5)
     assert projected.sum(1) == pytest.approx(np.ones(200), abs=1e-5)
@@ -115,4 +115,4 @@ def test_projection_is_the_reference_s_on_random_distributions() -> None:
 def test_cross_entropy_by_hand() -> None:
     logits = tf.math.log([[0.5, 0.25, 0.25]])
     expected = -(0.5 * np.log(0.25) + 0.5 * np.log(0.5))
-    assert losses.cross_entropy(tf.constant([[0.5, 0.5, 0.0]]), logits).numpy() == pytest.approx([expected])
+    assert value_learning.cross_entropy(tf.constant([[0.5, 0.5, 0.0]]), logits).numpy() == pytest.approx([expected])

@@ -1,4 +1,4 @@
-"""The squashed Gaussian: densities by hand, against an independent formula, far out, and their gradients."""
+"""Distributions by hand; the squashed Gaussian also against an independent formula, far out, and its gradients."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 import tensorflow as tf
 
 from broker.contract import specs
-from learner.networks import squashed_gaussian
+from learner.networks import distributions
 
 
 def sample(mean: Any, log_std: Any, normal: Any) -> tuple[Any, Any]:
-    found = squashed_gaussian.sample(*(tf.constant(x, tf.float32) for x in (mean, log_std, normal)))
+    found = distributions.squashed_gaussian_sample(*(tf.constant(x, tf.float32) for x in (mean, log_std, normal)))
     return found[0].numpy(), found[1].numpy()
 
 
 def test_deviations_end_where_the_head_s_do() -> None:
-    mean, log_std = squashed_gaussian.split(tf.constant([[1.0, 2.0, -90.0, 90.0], [3.0, 4.0, 0.0, 1.0]]))
+    mean, log_std = distributions.squashed_gaussian(tf.constant([[1.0, 2.0, -90.0, 90.0], [3.0, 4.0, 0.0, 1.0]]))
     assert mean.numpy().tolist() == [[1.0, 2.0], [3.0, 4.0]]
     low, high = specs.SQUASHED_LOG_STD
     assert log_std.numpy() == pytest.approx(np.array([[low, high], [-1.5, -1.5 + 3.5 * math.tanh(1.0)]]))
@@ -57,7 +57,7 @@ def test_gradients_reach_mean_and_deviation() -> None:
     mean, log_std, normal = (tf.constant([[x]]) for x in (0.4, -0.7, 1.3))
     with tf.GradientTape() as tape:
         tape.watch([mean, log_std])
-        _, log_prob = squashed_gaussian.sample(mean, log_std, normal)
+        _, log_prob = distributions.squashed_gaussian_sample(mean, log_std, normal)
     by_mean, by_log_std = (float(g[0, 0]) for g in tape.gradient(log_prob, [mean, log_std]))
     std = math.exp(-0.7)
     a = math.tanh(0.4 + 1.3 * std)
@@ -67,4 +67,36 @@ def test_gradients_reach_mean_and_deviation() -> None:
 
 def test_another_rank_is_refused() -> None:
     with pytest.raises(ValueError, match="log_std must have rank 2"):
-        squashed_gaussian.sample(tf.zeros((2, 1)), tf.zeros(2), tf.zeros((2, 1)))
+        distributions.squashed_gaussian_sample(tf.zeros((2, 1)), tf.zeros(2), tf.zeros((2, 1)))
+
+
+def test_categorical_distribution_by_hand() -> None:
+    logits = tf.math.log([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]) + 3.0  # a constant changes nothing
+    log_prob = distributions.categorical_log_prob(logits, tf.constant([1, 2]))
+    assert log_prob.numpy() == pytest.approx([math.log(0.25), math.log(0.8)], abs=1e-6)
+    assert distributions.categorical_entropy(logits).numpy()[0] == pytest.approx(1.5 * math.log(2.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("choices", [(3, 2), (2, 2)])
+def test_several_choices_by_hand(choices: tuple[int, ...]) -> None:
+    """Log-probabilities and entropies are sums over elements, each of which has a softmax of its own."""
+    parts = [np.array([0.5, 0.25, 0.25][: choices[0]]), np.array([0.1, 0.9])]
+    parts = [part / part.sum() for part in parts]
+    logits = tf.constant(np.concatenate([np.log(parts[0]) + 3.0, np.log(parts[1]) - 50.0])[None], tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        spread = distributions.by_element(logits, choices)
+        log_prob = distributions.categorical_log_prob(spread, tf.constant([[1, 0]]))
+    assert log_prob.numpy() == pytest.approx([math.log(parts[0][1]) + math.log(0.1)], abs=1e-5)
+    slope = np.concatenate([np.eye(choices[0])[1] - parts[0], np.eye(2)[0] - parts[1]])
+    assert tape.gradient(log_prob, logits).numpy()[0] == pytest.approx(slope, abs=1e-5)
+    entropy = -sum(float((part * np.log(part)).sum()) for part in parts)
+    assert distributions.categorical_entropy(spread).numpy() == pytest.approx([entropy], abs=1e-5)
+
+
+def test_gaussian_distribution_by_hand() -> None:
+    mean, log_std = tf.constant([[1.0, 0.0]]), tf.constant([math.log(2.0), 0.0])
+    found = distributions.gaussian_log_prob(mean, log_std, tf.constant([[3.0, 0.0]])).numpy()
+    assert found == pytest.approx([-0.5 - math.log(2.0) - math.log(2 * math.pi)])
+    entropy = distributions.gaussian_entropy(log_std).numpy()
+    assert entropy == pytest.approx(math.log(2.0) + math.log(2 * math.pi * math.e))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from learner.networks import policy_gradient
+from learner.networks.losses import policy_gradient
 
 # Two sequences: two steps of which the last terminates, and one that goes on somewhere else.
 R = np.array([1.0, 2.0, 3.0], np.float32)
@@ -117,35 +115,3 @@ def test_clipped_surrogate_by_hand(ratio: float, advantage: float, gain: float, 
 def test_clipped_value_loss_by_hand(value: float, old: float, target: float, clip: float, loss: float) -> None:
     found = policy_gradient.clipped_value_loss(tf.constant([value]), tf.constant([old]), tf.constant([target]), clip)
     assert found.numpy() == pytest.approx([loss])
-
-
-def test_categorical_distribution_by_hand() -> None:
-    logits = tf.math.log([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]) + 3.0  # a constant changes nothing
-    log_prob = policy_gradient.categorical_log_prob(logits, tf.constant([1, 2]))
-    assert log_prob.numpy() == pytest.approx([math.log(0.25), math.log(0.8)], abs=1e-6)
-    assert policy_gradient.categorical_entropy(logits).numpy()[0] == pytest.approx(1.5 * math.log(2.0), abs=1e-6)
-
-
-@pytest.mark.parametrize("choices", [(3, 2), (2, 2)])
-def test_several_choices_by_hand(choices: tuple[int, ...]) -> None:
-    """Log-probabilities and entropies are sums over elements, each of which has a softmax of its own."""
-    parts = [np.array([0.5, 0.25, 0.25][: choices[0]]), np.array([0.1, 0.9])]
-    parts = [part / part.sum() for part in parts]
-    logits = tf.constant(np.concatenate([np.log(parts[0]) + 3.0, np.log(parts[1]) - 50.0])[None], tf.float32)
-    with tf.GradientTape() as tape:
-        tape.watch(logits)
-        spread = policy_gradient.by_element(logits, choices)
-        log_prob = policy_gradient.categorical_log_prob(spread, tf.constant([[1, 0]]))
-    assert log_prob.numpy() == pytest.approx([math.log(parts[0][1]) + math.log(0.1)], abs=1e-5)
-    slope = np.concatenate([np.eye(choices[0])[1] - parts[0], np.eye(2)[0] - parts[1]])
-    assert tape.gradient(log_prob, logits).numpy()[0] == pytest.approx(slope, abs=1e-5)
-    entropy = -sum(float((part * np.log(part)).sum()) for part in parts)
-    assert policy_gradient.categorical_entropy(spread).numpy() == pytest.approx([entropy], abs=1e-5)
-
-
-def test_gaussian_distribution_by_hand() -> None:
-    mean, log_std = tf.constant([[1.0, 0.0]]), tf.constant([math.log(2.0), 0.0])
-    found = policy_gradient.gaussian_log_prob(mean, log_std, tf.constant([[3.0, 0.0]])).numpy()
-    assert found == pytest.approx([-0.5 - math.log(2.0) - math.log(2 * math.pi)])
-    entropy = policy_gradient.gaussian_entropy(log_std).numpy()
-    assert entropy == pytest.approx(math.log(2.0) + math.log(2 * math.pi * math.e))
