@@ -20,7 +20,7 @@ from learner import config
 from learner.files import records, run_directory
 from learner.networks import layers
 from learner.policies import outgoing_policy, policy_channel, policy_maker, timings
-from learner.quantize import bits, gate
+from learner.quantize import bits, calibrate, gate
 from learner.quantize.tflite import convert
 
 _log = logging.getLogger(__name__)
@@ -244,6 +244,10 @@ class Publisher:
             "bytes_per_policy": round(sent.mean_bytes) if sent.mean_bytes is not None else None,
             **self.timings.summary(),
         }
+
+    def sample(self, policy: layers.PolicyLayers) -> calibrate.Sample:
+        """Returns how many observations to publish such a policy with."""
+        return calibrate.sample(policy, ahead=self._maker.keeps_ranges)
 
     # -- the worker's jobs ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from learner import algorithms, config
 from learner.experience.buffers import memory
 from learner.fleet import roster, session
 from learner.policies import canary, publisher, trial_record
-from learner.quantize import calibrate, gate
+from learner.quantize import gate
 from learner.run.loop import policy_scores
 
 
@@ -99,11 +99,12 @@ class Publishing:
         """
         self._updates, self._at = self._algorithm.updates, time.monotonic()
         policy = self._algorithm.policy_layers()
-        seen = self._memory.observations(calibrate.sample_size(policy), self._rng)
+        sample = self._publisher.sample(policy)
+        seen = self._memory.observations(sample.total, self._rng)
         on_trial = self._trials is not None and self._publisher.main is not None
         channel = topics.CANARY_CHANNEL if on_trial else topics.MAIN_CHANNEL
         self._state = self._algorithm.state() if on_trial or self._scores.is_due() else None
-        self.making = making = self._publisher.publish(policy, *calibrate.split(seen), channel)
+        self.making = making = self._publisher.publish(policy, *sample.split(seen), channel)
         return making
 
     def advance(self) -> None:

@@ -21,7 +21,6 @@ from learner import config
 from learner.files import records, run_directory
 from learner.fleet import gathering, roster, session
 from learner.policies import publisher
-from learner.quantize import calibrate
 from tests.benchmarks import _load
 from tests.benchmarks.speed import swap
 
@@ -51,9 +50,6 @@ def _published(
         spec = actors.the_spec
         rng = np.random.default_rng(0)
         policy = swap.initial(HIDDEN, spec.observation.shape[0], spec.action.n, rng)
-        seen = calibrate.split(
-            rng.standard_normal((calibrate.sample_size(policy), *spec.observation.shape), np.float32)
-        )
         gate = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
         publishing = publisher.Publisher(
             here,
@@ -68,6 +64,8 @@ def _published(
             send_differences=send_differences,
         )
         publishing.prepare(policy)
+        sample = publishing.sample(policy)
+        seen = sample.split(rng.standard_normal((sample.total, *spec.observation.shape), np.float32))
         began: dict[int, float] = {}
         for _ in range(PUBLISHES + 1):
             policy = swap.trained(policy, rng)

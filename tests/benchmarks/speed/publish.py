@@ -68,9 +68,9 @@ def _stages(
     rounds: int,
 ) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(1)
-    sample = observe(calibrate.sample_size(policy), rng)
-    shape = sample.shape[1:]
-    calibration, held_back = calibrate.split(sample)
+    sample = calibrate.sample(policy, ahead=True)
+    calibration, held_back = sample.split(observe(sample.total, rng))
+    shape = calibration.shape[1:]
     observations, calibrating = np.concatenate([calibration, held_back]), len(calibration)
     calibrator, published = ptq.Calibrator(hysteresis=True), quantizer.Quantizer()
     published.prepare(policy, shape)
@@ -174,7 +174,6 @@ def _published(case: str, hidden: tuple[int, ...], precision: str, *, is_local: 
     """From weights to the last byte in the socket, of policies that follow one another; beside a copy, and the send."""
     rng = np.random.default_rng(0)
     policy = _initial(hidden, rng)
-    sample = rng.standard_normal((calibrate.sample_size(policy), *SPEC.observation.shape), np.float32)
     lenient = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
     times: dict[str, list[float]] = {"publish": [], "send": [], "copy": []}
     sizes: list[int] = []
@@ -186,7 +185,8 @@ def _published(case: str, hidden: tuple[int, ...], precision: str, *, is_local: 
             precision=precision,
         )  # fmt: skip
         publishing.prepare(policy)
-        observations = calibrate.split(sample)
+        sample = publishing.sample(policy)
+        observations = sample.split(rng.standard_normal((sample.total, *SPEC.observation.shape), np.float32))
         for _ in range(rounds + 1):
             _change(policy, rng)
             this = layers.with_arrays(policy, [array.copy() for array in layers.arrays(policy).values()])

@@ -32,7 +32,6 @@ from learner.files import records, run_directory
 from learner.fleet import gathering, roster, session
 from learner.networks import layers
 from learner.policies import publisher, timings
-from learner.quantize import calibrate
 from learner.run import train
 from tests.benchmarks import _broker
 from tests.benchmarks.speed import _clocked, _pixels
@@ -86,13 +85,11 @@ class _Bench:
         self.here, self.actors = here, actors
         self.rng = np.random.default_rng(0)
         spec = actors.the_spec
-        if hidden:
-            self.policy = initial(hidden, spec.observation.shape[0], spec.action.n, self.rng)
-            shape = (calibrate.sample_size(self.policy), *spec.observation.shape)
-            self.observations = calibrate.split(self.rng.standard_normal(shape, np.float32))
-        else:
-            self.policy = _pixels.nature(spec, self.rng)
-            self.observations = calibrate.split(_pixels.observations(calibrate.sample_size(self.policy)))
+        self.policy = (
+            initial(hidden, spec.observation.shape[0], spec.action.n, self.rng)
+            if hidden
+            else _pixels.nature(spec, self.rng)
+        )
         # A random network's actions nearly tie; what the gate would say of it is not the matter here
         settings = config.GateConfig(gate_agreement_min=0.0, gate_ties_max=1.0, gate_saturation_max=1.0)
         self.publisher = publisher.Publisher(
@@ -107,6 +104,10 @@ class _Bench:
             records.Records(),
         )
         self.publisher.prepare(self.policy)
+        sample = self.publisher.sample(self.policy)
+        shape = (sample.total, *spec.observation.shape)
+        seen = self.rng.standard_normal(shape, np.float32) if hidden else _pixels.observations(sample.total)
+        self.observations = sample.split(seen)
         self.windows: list[tuple[float, float]] = []
         self.pauses_ms: list[float] = []
         self.received = self.deadlines_missed = 0
