@@ -24,8 +24,8 @@ _PERCENTILES = (0.05, 99.95)
 _ROWS_MIN, _ROWS_MAX, _HELD_BACK_MIN = 64, 1024, 32
 _MULTIPLICATIONS = 1 << 25  # in one pass: about a millisecond, three with all that is measured on the way
 _AHEAD = 4
-"""Ranges that nobody waits for may take so many times as long. Of MinAtar's Space Invaders, whose best two actions are
-mostly near, int8 loses 7.8e-5 of the advantages' range by 253 observations, 4.6e-5 by 1012 (docs/benchmarks.md)."""
+"""Behind convolutions, whose updates take long themselves, ranges that nobody waits for see so many times as much:
+MinAtar's Space Invaders, whose best two actions are mostly near, needs it (docs/policy/quantization.md)."""
 _SAMPLE = 1 << 14  # elements of a tensor that decide its least squared error
 _SHRINKS = np.linspace(1.0, 0.3, 29)
 
@@ -115,7 +115,8 @@ def sample(policy: layers.PolicyLayers, *, ahead: bool) -> Sample:
         ahead: Whether its ranges are made for the next one, while nobody waits.
     """
     rows = _MULTIPLICATIONS // sum(a.size for a in layers.arrays(policy).values())
-    calibration, waited_for = (min(_ROWS_MAX, max(_ROWS_MIN, n)) for n in (rows * _AHEAD if ahead else rows, rows))
+    more = rows * _AHEAD if ahead and not has_features(policy) else rows
+    calibration, waited_for = (min(_ROWS_MAX, max(_ROWS_MIN, n)) for n in (more, rows))
     return Sample(calibration, max(_HELD_BACK_MIN, waited_for // 4))
 
 
