@@ -21,7 +21,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 def by_element(logits: Tensor, choices: Sequence[int]) -> Tensor:
     """Returns logits [B, n_1 + ... + n_D] of several choices by element [B, D, max n]; see `factored.spread`."""
-    _check_ranks(2, logits=logits)
+    tf.debugging.assert_rank(logits, 2, "logits")
     if len(set(choices)) == 1:
         return tf.reshape(logits, (-1, len(choices), choices[0]))
     pads = [[[0, 0], [0, max(choices) - n]] for n in choices]
@@ -31,7 +31,7 @@ def by_element(logits: Tensor, choices: Sequence[int]) -> Tensor:
 
 def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
     """Returns the log-probabilities [B] of choices [B] int32 by logits [B, A]; of several, [B, D] by [B, D, A]."""
-    _check_ranks(logits.shape.rank - 1, action=action)
+    tf.debugging.assert_rank(action, logits.shape.rank - 1, "action")
     # A one-hot product and not a gather: XLA fuses it on a CPU, and its gradient is no scatter.
     chosen = tf.nn.log_softmax(logits) * tf.one_hot(action, logits.shape[-1])
     return tf.reduce_sum(chosen, axis=list(range(1, logits.shape.rank)))
@@ -45,7 +45,8 @@ def categorical_entropy(logits: Tensor) -> Tensor:
 
 def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
     """Returns the log-densities [B] of actions [B, D] by diagonal Gaussians; `log_std` is [B, D] or [D]."""
-    _check_ranks(2, mean=mean, action=action)
+    for name, tensor in (("mean", mean), ("action", action)):
+        tf.debugging.assert_rank(tensor, 2, name)
     z = (action - mean) * tf.exp(-log_std)
     return tf.reduce_sum(-0.5 * tf.square(z) - log_std - _HALF_LOG_2PI, axis=1)
 
@@ -76,14 +77,9 @@ def squashed_gaussian_sample(
     al. 2018, https://arxiv.org/abs/1812.05905, appendix C). The log of that is 2 (log 2 - u - softplus(-2 u)), which
     stays exact where tanh(u) rounds to 1.
     """
-    _check_ranks(2, mean=mean, log_std=log_std, normal=normal)
+    for name, tensor in (("mean", mean), ("log_std", log_std), ("normal", normal)):
+        tf.debugging.assert_rank(tensor, 2, name)
     u = mean + tf.exp(log_std) * normal
     log_slope = 2 * (math.log(2) - u - tf.nn.softplus(-2 * u))
     log_normal = -0.5 * tf.square(normal) - log_std - _HALF_LOG_2PI
     return tf.tanh(u), tf.reduce_sum(log_normal - log_slope, axis=1)
-
-
-def _check_ranks(rank: int, **tensors: Tensor) -> None:
-    for name, tensor in tensors.items():
-        if tensor.shape.rank != rank:
-            raise ValueError(f"{name} must have rank {rank}, not shape {tensor.shape}")

@@ -130,7 +130,8 @@ def clipped_surrogate(
 
     Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation 7.
     """
-    _check_ranks(1, ratio_t=ratio_t, adv_t=adv_t)
+    for name, tensor in (("ratio_t", ratio_t), ("adv_t", adv_t)):
+        tf.debugging.assert_rank(tensor, 1, name)
     clipped = tf.clip_by_value(ratio_t, 1 - epsilon, 1 + epsilon)
     return tf.minimum(ratio_t * adv_t, clipped * adv_t)
 
@@ -145,15 +146,10 @@ def clipped_value_loss(
 
     As in PPO's first implementation (https://github.com/openai/baselines, ppo2); the paper does not have it.
     """
-    _check_ranks(1, v=v, v_old=v_old, target=target)
+    for name, tensor in (("v", v), ("v_old", v_old), ("target", target)):
+        tf.debugging.assert_rank(tensor, 1, name)
     error = tf.square(v - target)
     if epsilon:
         clipped = v_old + tf.clip_by_value(v - v_old, -epsilon, epsilon)
         error = tf.maximum(error, tf.square(clipped - target))
     return 0.5 * error
-
-
-def _check_ranks(rank: int, **tensors: Tensor) -> None:
-    for name, tensor in tensors.items():
-        if tensor.shape.rank != rank:
-            raise ValueError(f"{name} must have rank {rank}, not shape {tensor.shape}")

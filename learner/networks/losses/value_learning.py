@@ -30,7 +30,7 @@ def q_learning(
         ("q_tm1", q_tm1, 2), ("a_tm1", a_tm1, 1), ("r_t", r_t, 1), ("discount_t", discount_t, 1),
         ("q_t_value", q_t_value, 2), ("q_t_selector", q_t_selector, 2),
     ):  # fmt: skip
-        _check_rank(name, tensor, rank)
+        tf.debugging.assert_rank(tensor, rank, name)
     actions = q_tm1.shape[1]
     # One-hot products and not gathers: XLA fuses them on a CPU, and their gradient is no scatter.
     best = tf.one_hot(tf.argmax(q_t_selector, axis=1, output_type=tf.int32), actions)
@@ -47,7 +47,7 @@ def value_error(
 ) -> Tensor:
     """Returns the TD errors [B] of n-step policy evaluation, without gradient through the target."""
     for name, tensor in (("q_tm1", q_tm1), ("r_t", r_t), ("discount_t", discount_t), ("q_t", q_t)):
-        _check_rank(name, tensor, 1)
+        tf.debugging.assert_rank(tensor, 1, name)
     return tf.stop_gradient(r_t + discount_t * q_t) - q_tm1
 
 
@@ -61,8 +61,8 @@ def categorical_projection(
     In closed form: atom i gets the share max(0, 1 - |z - z_i| / spacing) of z's probability, once z is clipped to the
     support. Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7.
     """
-    _check_rank("z_p", z_p, 2)
-    _check_rank("p", p, 2)
+    tf.debugging.assert_rank(z_p, 2, "z_p")
+    tf.debugging.assert_rank(p, 2, "p")
     z = tf.clip_by_value(z_p, z_q[0], z_q[-1])
     spacing = (z_q[-1] - z_q[0]) / (len(z_q) - 1)
     share = tf.maximum(1 - tf.abs(z[:, :, None] - z_q) / spacing, 0)  # [B, M, N]
@@ -71,8 +71,8 @@ def categorical_projection(
 
 def cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
     """Returns the cross entropy [B] of a predicted distribution beside the target's probabilities [B, N]."""
-    _check_rank("target", target, 2)
-    _check_rank("logits", logits, 2)
+    for name, tensor in (("target", target), ("logits", logits)):
+        tf.debugging.assert_rank(tensor, 2, name)
     return -tf.reduce_sum(target * tf.nn.log_softmax(logits), axis=1)
 
 
@@ -81,8 +81,3 @@ def huber(error: Tensor, delta: float) -> Tensor:
     size = tf.abs(error)
     quadratic = tf.minimum(size, delta)
     return 0.5 * tf.square(quadratic) + delta * (size - quadratic)
-
-
-def _check_rank(name: str, tensor: Tensor, rank: int) -> None:
-    if tensor.shape.rank != rank:
-        raise ValueError(f"{name} must have rank {rank}, not shape {tensor.shape}")
