@@ -31,7 +31,7 @@ from learner.run import cpu_quota
 
 _log = logging.getLogger(__name__)
 _NAME = "local"
-_BROKER_TIMEOUT_S = 15.0
+_BROKER_TIMEOUT_S = 60.0
 _LEARNER_STOP_S = 3.5
 _STOP_S = 1.0
 
