@@ -268,12 +268,15 @@ class Rollouts:
             left -= some
         self._waiting -= steps
         pieces.sort(key=lambda piece: piece.place)
+        if epochs * steps == batch_size:
+            return self._phase(pieces, None)
         order = np.stack([rng.permutation(steps) for _ in range(epochs)])
         return self._phase(pieces, order.reshape(-1, batch_size))
 
-    def _phase(self, pieces: list[_Piece], minibatches: IntArray) -> Phase:
-        length = np.array([piece.end - piece.start for piece in pieces])
-        steps, last = np.arange(length.sum()), np.cumsum(length) - 1
+    def _phase(self, pieces: list[_Piece], minibatches: IntArray | None) -> Phase:
+        """Joins pieces. Without minibatches all steps are one, in their order: another took a quarter of a draw."""
+        length = [piece.end - piece.start for piece in pieces]
+        steps, last = np.arange(sum(length)), np.array([*itertools.accumulate(length)]) - 1
         goes_on = [one.goes_on_in(other) for one, other in itertools.pairwise(pieces)]
         discount, is_last = np.full(len(steps), self._gamma, np.float32), np.zeros(len(steps), bool)
         over = [bool(piece.is_whole and piece.held.message.terminated[piece.segment]) for piece in pieces]
@@ -289,7 +292,7 @@ class Rollouts:
             discount=discount,
             is_last=is_last,
             ids=np.concatenate([piece.held.first + np.arange(piece.start, piece.end) for piece in pieces]),
-            minibatches=minibatches,
+            minibatches=steps[np.newaxis] if minibatches is None else minibatches,
         )
 
     def _pass_over(self, held: _Held) -> int:
