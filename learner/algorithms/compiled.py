@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from broker.contract import errors, specs
 from learner import algorithms
-from learner.networks import layers, networks
+from learner.networks import layers, networks, stored
 
 Tensor = Any  # TensorFlow ships no types
 _UPDATES_MAX = 1 << 31
@@ -67,7 +68,7 @@ class Compiled:
         self._spec = spec
         self._normalizer_floor = normalizer_floor
         self._groups = {
-            group: [tf.Variable(value, trainable=False, name=f"{group}/{name}") for name, value in arrays.items()]
+            group: [stored.Weight(f"{group}/{name}", value) for name, value in arrays.items()]
             for group, arrays in initial.items()
         }
         normalizer = networks.Normalizer.identity(spec.observation)
@@ -94,7 +95,7 @@ class Compiled:
     @property
     def trained(self) -> list[Any]:
         """The variables that gradient steps change, without their count."""
-        return [variable for group in self._groups.values() for variable in group]
+        return [weight.variable for group in self._groups.values() for weight in group]
 
     @property
     def normalizer(self) -> networks.Normalizer:
@@ -154,7 +155,7 @@ class Compiled:
     def _gradient_steps(self, *minibatches: Tensor) -> tuple[Tensor, Tensor]:
         """Loops `_gradient_step` over the leading axis with all state in registers; stores it once at the end."""
         k, b = minibatches[2].shape  # a number for each transition
-        start = {name: [v.read_value() for v in group] for name, group in self._groups.items()}
+        start = {name: [weight.variable.read_value() for weight in group] for name, group in self._groups.items()}
 
         def body(i: Tensor, groups: Groups, updates: Tensor, metrics: Tensor, td_errors: Tensor) -> tuple[Any, ...]:
             batch = self._minibatch([array[i] for array in minibatches])
@@ -167,9 +168,9 @@ class Compiled:
         # One step needs no loop, behind whose border XLA would not find what was computed before it already
         ran = body(*state) if k == 1 else tf.while_loop(lambda i, *_: i < k, body, state, maximum_iterations=k)
         _, groups, updates, metrics, td_errors = ran
-        for name, variables in self._groups.items():
-            for variable, value in zip(variables, groups[name], strict=True):
-                variable.assign(value)
+        for name, group in self._groups.items():
+            for weight, value in zip(group, groups[name], strict=True):
+                weight.variable.assign(value)
         self._updates.assign(updates)
         return metrics / k, td_errors
 
@@ -212,4 +213,4 @@ class Compiled:
         self.updates = int(self._updates.numpy())
 
     def _all(self) -> list[Any]:
-        return [*self.trained, self._gain, self._offset, self._updates]
+        return [*itertools.chain(*self._groups.values()), self._gain, self._offset, self._updates]

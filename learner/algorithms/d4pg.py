@@ -18,7 +18,8 @@ import tensorflow as tf
 from broker.contract import specs
 from learner import config
 from learner.algorithms import compiled
-from learner.networks import actor_critic, layers, optimizer, value_heads
+from learner.networks import actor_critic, layers, optimizer
+from learner.networks.losses import value_heads
 
 Tensor = Any  # TensorFlow ships no types
 

@@ -173,7 +173,7 @@ class OnPolicy(compiled.Compiled):
         steps, settings = Steps.of(self._spec.action, *packed), self._settings
         self._update_normalizer(steps.observation)
         x, behind = self._normalized(steps.observation), self._normalized(steps.bootstrap)
-        policy, value = self._network.split([w.read_value() for w in self._groups["weights"]])
+        policy, value = self._network.split([w.variable.read_value() for w in self._groups["weights"]])
         log_pi, _ = self._network.log_prob_and_entropy(policy, x, steps.action)
         v_tm1, v_behind = (self._network.values(value, seen) * self._value_scale for seen in (x, behind))
         v_t = tf.gather(tf.concat([v_tm1, v_behind], axis=0), steps.following)
@@ -280,8 +280,8 @@ class OnPolicy(compiled.Compiled):
         square += (tf.reduce_mean(tf.square(tf.cast(target, tf.float64))) - square) * n / total
         self._targeted.assign(tf.stack([total, square]))
         scale = self._value_scale
-        for variable in self._groups["weights"][-2:]:  # the value network's last kernel and bias
-            variable.assign(variable.read_value() * (before / scale))
+        for weight in self._groups["weights"][-2:]:  # the value network's last kernel and bias
+            weight.variable.assign(weight.variable.read_value() * (before / scale))
         return scale
 
     def policy_layers(self) -> layers.PolicyLayers:

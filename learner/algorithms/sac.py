@@ -20,7 +20,8 @@ import tensorflow as tf
 from broker.contract import specs
 from learner import config
 from learner.algorithms import compiled
-from learner.networks import actor_critic, distributions, layers, optimizer, soft_actor_critic, value_heads
+from learner.networks import actor_critic, distributions, layers, optimizer, soft_actor_critic
+from learner.networks.losses import value_heads
 
 Tensor = Any  # TensorFlow ships no types
 _SEEDS = 1 << 31  # as many as int32 holds

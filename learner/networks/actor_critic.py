@@ -15,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from learner.networks import fake_quant, forward, layers, networks
+from learner.networks import fake_quant, forward, layers, networks, stored
 
 FloatArray = NDArray[np.float32]
 Tensor = Any  # TensorFlow ships no types
@@ -50,11 +50,13 @@ def run_rounded(stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor
     last = len(layers.weighted(stack)) - 1
 
     def rounding(what: str, at: int, x: Tensor) -> Tensor:
-        if what == "kernel":
-            return fake_quant.by_largest(x, 127, tuple(range(1, len(x.shape))))
-        return x if at == last else fake_quant.by_largest(x, 255)
+        return x if what == "kernel" or at == last else fake_quant.by_largest(x, 255)
 
-    return forward.run(stack, weights, x, rounding)
+    rounded = [
+        fake_quant.by_largest(weight, 127, stored.output_axes(array.shape)) if array.ndim > 1 else weight
+        for weight, array in zip(weights, layers.arrays(stack).values(), strict=True)
+    ]
+    return forward.run_stored(stack, rounded, x, rounding)
 
 
 def rounding_cost(
@@ -119,8 +121,8 @@ class Critic:
     def run(self, weights: Sequence[Tensor], x: Tensor, action: Tensor) -> Tensor:
         """Returns the outputs [B, outputs] for normalised observations and actions [B, size] in -1..1."""
         count = len(layers.arrays(self.encoder_layers))
-        features = forward.run(self.encoder_layers, weights[:count], x)
-        return forward.run(self.dense_layers, weights[count:], tf.concat([features, action], axis=1))
+        features = forward.run_stored(self.encoder_layers, weights[:count], x)
+        return forward.run_stored(self.dense_layers, weights[count:], tf.concat([features, action], axis=1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +181,7 @@ class ActorCritic:
         """Returns what the actor's last layer hands to tanh [B, size]."""
         last = self.actor_layers[-1]
         assert isinstance(last, layers.Dense)
-        return forward.run((*self.actor_layers[:-1], replace(last, activation="none")), actor_weights, x)
+        return forward.run_stored((*self.actor_layers[:-1], replace(last, activation="none")), actor_weights, x)
 
     def act_rounded(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """Does what `act` does, rounded as `run_rounded` says."""

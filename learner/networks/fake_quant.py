@@ -7,6 +7,7 @@ conventions; clipping stops gradients there. `by_largest` lets gradients reach t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -49,11 +50,35 @@ def by_largest(x: Tensor, levels: int, axis: tuple[int, ...] | None = None) -> T
     """Rounds to steps of which `levels` make the largest size along `axis`.
 
     Gradients pass through, and to the step as in Esser et al. 2020, https://arxiv.org/abs/1902.08153: otherwise a layer
-    could make its rounding seem small by growing, where the step grows with it.
+    could make its rounding seem small by growing, where the step grows with it. They are written out: what TensorFlow
+    derives looks for equally large elements, to share the step's gradient out among them.
     """
-    step = tf.maximum(tf.reduce_max(tf.abs(x), axis, keepdims=True), _TINY) / levels
-    scaled = x / step
-    return x + step * tf.stop_gradient(tf.round(scaled) - scaled)
+
+    @tf.custom_gradient
+    def rounded(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        size = tf.abs(x)
+        largest = tf.reduce_max(size, axis, keepdims=True)
+        step = tf.maximum(largest, _TINY) / levels
+        scaled = x / step
+        error = tf.round(scaled) - scaled
+
+        def gradient(upstream: Tensor) -> Tensor:
+            to_step = upstream * error
+            total = _column_sums(to_step) if axis == (0,) else tf.reduce_sum(to_step, axis, keepdims=True)
+            return upstream + tf.where(size == largest, tf.sign(x) * total / levels, 0.0)
+
+        return x + step * error, gradient
+
+    return rounded(x)
+
+
+def _column_sums(x: Tensor) -> Tensor:
+    """Returns the sums of x [N, M] over its rows: [M].
+
+    As a product, since XLA takes a sum into the loop before it, and runs that down one column after the other: 220 us
+    instead of 15 for 256x256. It does so with a single row of ones, too.
+    """
+    return tf.reduce_mean(tf.matmul(tf.ones((8, x.shape[0])), x), axis=0)
 
 
 class Through(Protocol):

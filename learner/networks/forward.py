@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import tensorflow as tf
 
-from learner.networks import convolutions, layers
+from learner.networks import convolutions, layers, stored
 
 Tensor = Any  # TensorFlow ships no types
 
@@ -57,3 +57,12 @@ def run(
         if layer.activation == "tanh":
             x = rounding("tanh", at, tf.tanh(x))
     return x
+
+
+def run_stored(
+    stack: layers.PolicyLayers, weights: Sequence[Tensor], x: Tensor, rounding: Rounding = lambda what, at, x: x
+) -> Tensor:
+    """Does what `run` does with weights as training stores them; XLA takes the transposing into the products."""
+    arrays = layers.arrays(stack).values()
+    turned = [tf.transpose(w) if stored.is_turned(a.shape) else w for w, a in zip(weights, arrays, strict=True)]
+    return run(stack, turned, x, rounding)

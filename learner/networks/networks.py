@@ -137,11 +137,11 @@ class QNetwork:
     def q_values(self, weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """Returns the values [B, actions] of normalised float32 observations x [B, ...]."""
         torso_w, advantage_w, value_w = self._split(weights)
-        features = forward.run(self.torso, torso_w, x)
-        advantage = forward.run(self.advantage, advantage_w, features)
+        features = forward.run_stored(self.torso, torso_w, x)
+        advantage = forward.run_stored(self.advantage, advantage_w, features)
         if not self.value:
             return advantage
-        value = forward.run(self.value, value_w, features)
+        value = forward.run_stored(self.value, value_w, features)
         return value + advantage - tf.reduce_mean(advantage, axis=1, keepdims=True)
 
     def policy_layers(self, weights: Sequence[FloatArray], normalizer: Normalizer) -> layers.PolicyLayers:

@@ -95,11 +95,11 @@ class PolicyValue:
         Densities are those of actions in the environment's units, as actors give them.
         """
         if self.bounds is None:
-            logits = forward.run(self.policy, policy_weights, x)
+            logits = forward.run_stored(self.policy, policy_weights, x)
             if self.choices:
                 logits = distributions.by_element(logits, self.choices)
             return distributions.categorical_log_prob(logits, action), distributions.categorical_entropy(logits)
-        mean = forward.run(self.policy, policy_weights[:-1], x) * self.bounds.gain + self.bounds.offset
+        mean = forward.run_stored(self.policy, policy_weights[:-1], x) * self.bounds.gain + self.bounds.offset
         log_std = policy_weights[-1] + np.log(self.bounds.gain)
         flat = tf.reshape(action, (-1, self.bounds.gain.size))
         return (
@@ -109,7 +109,7 @@ class PolicyValue:
 
     def values(self, value_weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """Returns the value network's output [B] for normalised observations."""
-        return forward.run(self.value, value_weights, x)[:, 0]
+        return forward.run_stored(self.value, value_weights, x)[:, 0]
 
     def policy_layers(self, weights: Sequence[FloatArray], normalizer: networks.Normalizer) -> layers.PolicyLayers:
         """Returns the policy from raw observations to the outputs of its head: logits, or mean and log deviation."""

@@ -56,7 +56,7 @@ class SoftActorCritic:
 
     def distribution(self, actor_weights: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and log deviation [B, size] before the tanh, for normalised observations."""
-        return distributions.squashed_gaussian(forward.run(self.actor_layers, actor_weights, x))
+        return distributions.squashed_gaussian(forward.run_stored(self.actor_layers, actor_weights, x))
 
     def mode_rounded(self, actor_weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """Returns the tanh of the mean [B, size], rounded as `actor_critic.run_rounded` says."""

@@ -12,7 +12,7 @@ from broker.contract import errors, specs
 from learner import config
 from learner.algorithms import Algorithm, d4pg, ddpg
 from learner.experience.buffers import replay
-from learner.networks import actor_critic, networks, optimizer
+from learner.networks import actor_critic, networks, optimizer, stored
 from learner.quantize import compare, ptq
 from learner.quantize.tflite import interpreter, quantizer
 from tests.learner import reference
@@ -151,7 +151,7 @@ ONE = specs.EnvSpec(specs.ObservationSpec((1,)), specs.ActionSpec("continuous", 
 
 def test_what_rounding_costs_by_hand() -> None:
     net = actor_critic.ActorCritic.build(ONE, (2,), (), 1, np.random.default_rng(0))
-    actor = [tf.constant(a) for a in ([[1.0], [0.51]], [0.0, 0.0], [[1.0, 0.3]], [0.0])]
+    actor = [tf.constant(a) for a in ([[1.0, 0.51]], [0.0, 0.0], [[1.0, 0.3]], [0.0])]  # as they are stored
     x = tf.constant([[1.0], [0.301]] * 4)  # a quarter of them counts
     action = net.act(actor, x)
     assert action.numpy()[:2, 0] == pytest.approx(np.tanh([1.153, 0.301 * 1.153]))
@@ -168,7 +168,8 @@ def test_what_rounding_costs_by_hand() -> None:
 def test_rounding_gets_no_cheaper_by_moving_size_from_one_layer_to_the_next() -> None:
     rng = np.random.default_rng(1)
     net = actor_critic.ActorCritic.build(ONE, (8,), (), 1, rng)
-    actor = [tf.constant(rng.normal(size=w.shape).astype(np.float32)) for w in net.split([*net.initial().values()])[0]]
+    shapes = [w.shape for w in net.split([*net.initial().values()])[0]]
+    actor = [tf.constant(stored.of(rng.normal(size=shape).astype(np.float32))) for shape in shapes]
     x = tf.constant(rng.normal(size=(64, 1)).astype(np.float32))
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(actor)
@@ -193,7 +194,8 @@ def test_rounding_cost_makes_policies_that_int8_holds() -> None:
     """A steep policy of random weights learns to act as it did, with and without the cost; real int8 is the judge."""
     spec = specs.EnvSpec(specs.ObservationSpec((3,)), specs.ActionSpec("continuous", shape=(1,), low=(-1,), high=(1,)))
     net = actor_critic.ActorCritic.build(spec, (32, 32), (), 1, np.random.default_rng(0))
-    start, critic = net.split([tf.constant(w) for w in net.initial().values()])
+    initial = [*net.initial().values()]
+    start, critic = net.split([tf.constant(stored.of(w)) for w in initial])
     start[4] *= 200.0
     x = tf.constant(np.random.default_rng(1).uniform(-1, 1, (2048, 3)).astype(np.float32))
     before = net.act(start, x)
@@ -214,7 +216,8 @@ def test_rounding_cost_makes_policies_that_int8_holds() -> None:
         for i in range(1, 301):
             state = step(*state, tf.constant(i), tf.constant(price))
         assert np.abs(net.act(state[0], x) - before).mean() < 0.08
-        weights = [w.numpy() for w in (*state[0], *critic)]
+        kept = zip((*state[0], *critic), initial, strict=True)
+        weights = [w.numpy().T if stored.is_turned(array.shape) else w.numpy() for w, array in kept]
         policy = net.policy_layers(weights, networks.Normalizer.identity(spec.observation))
         refined, ranges, exact = ptq.Calibrator(ptq.ACTION_STEPS).prepare(policy, x.numpy(), 1024)
         int8, _, _ = interpreter.run(quantizer.Quantizer().quantize(refined, ranges, x.numpy()), x.numpy())

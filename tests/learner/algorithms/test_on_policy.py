@@ -256,7 +256,7 @@ def test_values_stay_what_they_were_when_their_unit_changes() -> None:
     taken = random_phase(DISCRETE, 0)
 
     def values() -> NDArray[np.float32]:
-        _, value = agent._network.split(agent._groups["weights"])
+        _, value = agent._network.split([w.variable for w in agent._groups["weights"]])
         outputs = agent._network.values(value, agent._normalized(taken.observation))
         found: NDArray[np.float32] = (outputs * agent._value_scale).numpy()
         return found
@@ -298,7 +298,7 @@ def test_values_are_those_of_tanh_layers_and_no_weights_of_relu_layers_are_resum
     features = x
     for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
         features = np.tanh(features @ kernel.T + bias)
-    _, value = agent._network.split(agent._groups["weights"])
+    _, value = agent._network.split([w.variable for w in agent._groups["weights"]])
     assert agent._network.values(value, x).numpy() == pytest.approx(features @ kernels[-1][0] + biases[-1], abs=1e-6)
     older = {name.replace("value_tanh", "value"): array for name, array in state.items()}
     with pytest.raises(errors.RunError, match="another network"):

@@ -188,7 +188,7 @@ def test_rounding_moves_the_mode_as_int8_would() -> None:
     """A kernel channel has 127 steps: of 0.3 beside 1 it makes 38 of them. The deviation counts for nothing."""
     net = soft_actor_critic.SoftActorCritic.build(ONE, (2,), (), 1, np.random.default_rng(0))
     for deviation in (0.0, 50.0):
-        arrays = ([[1.0], [1.0]], [0.0, 0.0], [[1.0, 0.3], [deviation, 0.7]], [0.0, 0.0])
+        arrays = ([[1.0, 1.0]], [0.0, 0.0], [[1.0, deviation], [0.3, 0.7]], [0.0, 0.0])  # as they are stored
         rounded = net.mode_rounded([tf.constant(array) for array in arrays], tf.constant([[1.0]]))
         assert rounded.numpy() == pytest.approx(np.tanh([[1 + 38 / 127]]), rel=1e-6)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from learner.networks import convolutions, forward, layers, networks
+from learner.networks import convolutions, forward, layers, networks, stored
 
 
 def spec_of(shape: tuple[int, ...], dtype: str = "float32", actions: int = 3) -> specs.EnvSpec:
@@ -39,7 +39,8 @@ def test_exported_policy_is_the_network_up_to_the_mean_over_actions(
     x = sample(spec, 5)
     normalizer = networks.Normalizer.fitted(spec.observation, sample(spec, 50), floor=0.1)
     flat = x if networks.is_image(spec.observation) else x.reshape(5, -1)
-    q = network.q_values(weights, tf.constant(flat.astype(np.float32) * normalizer.gain + normalizer.offset)).numpy()
+    inputs = tf.constant(flat.astype(np.float32) * normalizer.gain + normalizer.offset)
+    q = network.q_values([stored.of(a) for a in weights], inputs).numpy()
     assert q.shape == (5, 3)
     policy = network.q_layers(weights, normalizer)
     merged = forward.run(policy, list(layers.arrays(policy).values()), x.astype(np.float32)).numpy()
@@ -54,7 +55,7 @@ def test_dueling_adds_value_and_centred_advantage() -> None:
     one = layers.Dense(np.array([[1.0], [2.0], [6.0]], np.float32), np.zeros(3, np.float32), "none")
     value = layers.Dense(np.array([[10.0]], np.float32), np.array([5.0], np.float32), "none")
     network = networks.QNetwork(torso=(), advantage=(one,), value=(value,))
-    q = network.q_values(list(network.initial().values()), tf.constant([[2.0]]))
+    q = network.q_values([stored.of(a) for a in network.initial().values()], tf.constant([[2.0]]))
     assert q.numpy().tolist() == [[25 + 2 - 6, 25 + 4 - 6, 25 + 12 - 6]]
 
 
