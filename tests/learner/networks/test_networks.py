@@ -89,11 +89,12 @@ def test_convolutions_by_name() -> None:
 
 
 @pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1), (3, 2), (2, 2), (5, 3), (1, 1)])
+@pytest.mark.parametrize("outputs", [2, 5])  # fewer than channels, and more, where the stride makes none
 @pytest.mark.parametrize("sides", [(13, 11), (8, 9)])
-def test_products_of_patches_are_the_convolution(size: int, stride: int, sides: tuple[int, int]) -> None:
+def test_products_are_the_convolution(size: int, stride: int, outputs: int, sides: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     x = tf.constant(rng.normal(size=(2, *sides, 3)).astype(np.float32))
-    kernel = tf.constant(rng.normal(size=(5, size, size, 3)).astype(np.float32))
+    kernel = tf.constant(rng.normal(size=(outputs, size, size, 3)).astype(np.float32))
 
     def of(convolve: Any) -> list[Any]:
         with tf.GradientTape() as tape:
