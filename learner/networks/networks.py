@@ -1,6 +1,7 @@
 """Networks from an environment's spec: initial layers, the input normaliser, the Q-network.
 
-Weights are plain lists of arrays beside the layers they belong to, not objects that own them.
+Weights are plain lists of arrays beside the layers they belong to, not objects that own them. Networks run with those
+of training, as `stored` has them; what they export, and start from, is as `layers` has it.
 """
 
 from __future__ import annotations
