@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -166,6 +167,12 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 10
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         time.sleep(0.01)
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """Returns the JSON lines of a file that is being written: a last one without its end is not there yet."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 @pytest.fixture

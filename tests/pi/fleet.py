@@ -85,9 +85,8 @@ def main(directory: Path, board: Path) -> None:
             def told() -> dict[str, Any]:
                 for name, process in (("learner", learner), *actors.items()):
                     assert process.poll() is None, f"{name} ended with {process.returncode}"
-                file = run / "metrics.jsonl"
-                rows = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
-                return json.loads(rows[-1]) if rows else {}
+                rows = conftest.rows_of(run / "metrics.jsonl")
+                return rows[-1] if rows else {}
 
             conftest.wait_until(lambda: told().get("audited_messages"), "some of its messages are audited", _SOON_S)
             for name, (kind, _) in lying.items():

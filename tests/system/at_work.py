@@ -39,10 +39,8 @@ class Training:
     @property
     def metrics(self) -> dict[str, Any]:
         """The newest row."""
-        file = self.run / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        row: dict[str, Any] = json.loads(lines[-1]) if lines else {"updates": 0, "messages_refused": 0, "env_steps": 0}
-        return row
+        rows = brokers.rows_of(self.run / "metrics.jsonl")
+        return rows[-1] if rows else {"updates": 0, "messages_refused": 0, "env_steps": 0}
 
     def goes_on(self) -> None:
         """It learns, and from new experience."""
@@ -78,5 +76,4 @@ class Training:
 
     @property
     def letters(self) -> list[dict[str, Any]]:
-        lines = (self.run / dead_letters.NAME).read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return brokers.rows_of(self.run / dead_letters.NAME)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -31,9 +30,7 @@ def memory_mb(pid: int) -> float:
 
 
 def _trains(run: Path) -> bool:
-    file = run / "metrics.jsonl"
-    rows = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
-    return any(json.loads(row)["updates"] for row in rows)
+    return any(row["updates"] for row in conftest.rows_of(run / "metrics.jsonl"))
 
 
 def test_a_learner_that_stands_still_loses_nothing_and_nobody_grows(

@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,13 +30,6 @@ def receipted(fleet: local_fleet.LocalFleet) -> int:
     return codec.decode(messages.Receipt, body).seq
 
 
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    """Returns the whole rows of metrics so far."""
-    file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def test_after_an_outage_all_is_in_the_ledger_and_only_what_is_new_in_replay(
     start_fleet: Callable[..., local_fleet.LocalFleet], run_root: Path
 ) -> None:
@@ -50,7 +42,7 @@ def test_after_an_outage_all_is_in_the_ledger_and_only_what_is_new_in_replay(
         + ["--max-env-steps", "10000000", "--max-experience-age-s", "1.5", "--json"]
     )
     kept.await_rows(8)
-    conftest.wait_until(lambda: len(rows_of(run)) >= 3, "heartbeats that came in time", 60.0)
+    conftest.wait_until(lambda: len(conftest.rows_of(run / "metrics.jsonl")) >= 3, "heartbeats that came in time", 60.0)
     learner.send_signal(signal.SIGSTOP)
     before = len(kept.accepted(life)[life])
     conftest.wait_until(lambda: len(kept.accepted(life)[life]) > before + 600, "three seconds of steps", 60.0)
@@ -60,7 +52,9 @@ def test_after_an_outage_all_is_in_the_ledger_and_only_what_is_new_in_replay(
     ((last, steps),) = kept.ask("SELECT max(seq), sum(steps) FROM messages WHERE verdict = 'too old'")
     assert steps >= 100, "what was more than 1.5 s old"
     conftest.wait_until(lambda: receipted(fleet) >= last, "it has its receipt", 20.0)
-    conftest.wait_until(lambda: rows_of(run)[-1]["steps_too_old"] > 0, "a row of metrics tells", 20.0)
+    conftest.wait_until(
+        lambda: conftest.rows_of(run / "metrics.jsonl")[-1]["steps_too_old"] > 0, "a row of metrics tells", 20.0
+    )
     learner.send_signal(signal.SIGTERM)
     output, _ = learner.communicate(timeout=240.0)
     assert learner.returncode == errors.EXIT_INTERRUPTED, fleet.log_tail("learner")
@@ -72,4 +66,4 @@ def test_after_an_outage_all_is_in_the_ledger_and_only_what_is_new_in_replay(
     assert summary["env_steps"] == kept.steps() - too_old, "nothing else is missing in replay"
     assert summary["messages_refused"].keys() <= {"duplicate", "gap"}
     assert 0.0 < summary["experience_age_s_p50"] <= summary["experience_age_s_p99"]
-    assert any("experience_age_s_p99" in row for row in rows_of(run))
+    assert any("experience_age_s_p99" in row for row in conftest.rows_of(run / "metrics.jsonl"))

@@ -145,8 +145,7 @@ def test_trials_in_training_and_a_learner_that_is_killed_in_one(
     learner = fleet.start_learner([*QUICK, *flags])
 
     def rows() -> list[dict[str, Any]]:
-        file = run / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return conftest.rows_of(run / "metrics.jsonl")
 
     def goes_on() -> bool:
         found = rows()

@@ -47,9 +47,8 @@ def test_one_that_floods_is_not_listened_to_and_the_others_are(
     learner = fleet.start_learner([*QUICK, "--run-dir", str(run), *budget])
 
     def metrics() -> dict[str, Any]:
-        file = run / "metrics.jsonl"
-        lines = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
-        return dict(json.loads(lines[-1])) if lines else {"updates": 0, "messages_refused": 0}
+        rows = conftest.rows_of(run / "metrics.jsonl")
+        return rows[-1] if rows else {"updates": 0, "messages_refused": 0}
 
     def taken() -> int:
         with closing(sqlite3.connect(run / run_directory.LEDGER)) as book:

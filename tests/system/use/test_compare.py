@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -43,10 +42,6 @@ def compare(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "learner", "compare", *arguments]
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
     directory = run_root / "compared"
     words = compare(*SMALL, "--env", slow(run_root), "--steps", "15000", "-o", str(directory))
@@ -59,7 +54,7 @@ def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
     assert not psutil.wait_procs(fleet, timeout=30.0)[1], "no process may be left"
-    (first,) = lines(directory / "runs.jsonl")
+    (first,) = conftest.rows_of(directory / "runs.jsonl")
     assert first["run"] == "actor-bound-16-float32-throughput-seed0"
 
     other = subprocess.run(
@@ -74,8 +69,8 @@ def test_two_arms_survive_kill_and_make_rows(run_root: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "1 of 2 runs are to be done" in done.stderr
     rows = {row["measure"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert rows == {row["measure"]: row for row in lines(directory / "rows.jsonl")}
-    kept, again = lines(directory / "runs.jsonl")
+    assert rows == {row["measure"]: row for row in conftest.rows_of(directory / "rows.jsonl")}
+    kept, again = conftest.rows_of(directory / "runs.jsonl")
     assert kept == first
     assert again["directory"].startswith("runs/actor-bound-16-int8-throughput-seed0")
     speed = rows["env_steps_per_s"]
@@ -121,7 +116,7 @@ def test_runs_that_fail_are_kept_and_named(run_root: Path) -> None:
         "2 of 2 runs failed, and are left out: actor-bound-16-float32-throughput-seed0, actor-bound-16-int8" in stderr
     )
     assert "no two runs can be compared: 2 of 2 failed" in stderr
-    records = lines(directory / "runs.jsonl")
+    records = conftest.rows_of(directory / "runs.jsonl")
     assert [str(environment) in record["failed"] for record in records] == [True, True]
     assert sorted(file.stem for file in (directory / "logs").iterdir()) == sorted(one["run"] for one in records)
 
@@ -161,18 +156,20 @@ def test_actors_that_are_there_go_through_all_runs_and_past_an_interruption(
         *("--set", "energy=false", "--set", "learning_starts=200", "--set", "algorithm=dqn"),
     )
     with started(words, stderr=subprocess.PIPE, env=environment) as child:
-        conftest.wait_until(lambda: len(lines(directory / "runs.jsonl")) == 1, "one run has ended", timeout_s=120.0)
+        conftest.wait_until(
+            lambda: len(conftest.rows_of(directory / "runs.jsonl")) == 1, "one run has ended", timeout_s=120.0
+        )
         child.send_signal(signal.SIGINT)
         _, stderr = child.communicate(timeout=240.0)
     assert child.returncode == errors.EXIT_INTERRUPTED, stderr
     assert f"go on with: actorq-learner compare --resume {directory}" in stderr
-    assert len(lines(directory / "runs.jsonl")) == 1
+    assert len(conftest.rows_of(directory / "runs.jsonl")) == 1
 
     resume = compare("--resume", str(directory))
     done = subprocess.run(resume, capture_output=True, text=True, timeout=180, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert [one["arm"]["precision"] for one in lines(directory / "runs.jsonl")] == ["float32", "int8"]
-    rows = {row["measure"]: row for row in lines(directory / "rows.jsonl")}
+    assert [one["arm"]["precision"] for one in conftest.rows_of(directory / "runs.jsonl")] == ["float32", "int8"]
+    rows = {row["measure"]: row for row in conftest.rows_of(directory / "rows.jsonl")}
     assert rows["env_steps_per_s"]["held"] == "quota: the actors' own"
     assert "quota: the actors' own" in done.stdout
     assert not fleet.ended()  # the actors go on

@@ -91,9 +91,9 @@ def test_odd_answers_by_the_thousand(
 
     conftest.wait_until(lambda: tally.answers >= ANSWERS or has_ended(), "enough answers", 120.0 + ANSWERS / 100)
     metrics = run / "metrics.jsonl"
-    before = _rows(metrics)
+    before = conftest.rows_of(metrics)
     conftest.wait_until(
-        lambda: has_ended() or (_rows(metrics)[-1:] or [{"updates": 0}])[0]["updates"] > _updates(before),
+        lambda: has_ended() or (conftest.rows_of(metrics)[-1:] or [{"updates": 0}])[0]["updates"] > _updates(before),
         "it learns on",
         60.0,
     )
@@ -127,10 +127,6 @@ def test_odd_answers_by_the_thousand(
         limit = max(limit, float(np.abs(experience.observation).max()))
         assert np.isfinite(experience.observation).all() and np.isfinite(experience.reward).all()
     assert limit == specs.MAX_MAGNITUDE, "what is finite and too large is clipped, not lost"
-
-
-def _rows(metrics: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
 
 
 def _updates(rows: list[dict[str, Any]]) -> int:

@@ -37,9 +37,8 @@ def first_event(url: str) -> dict[str, Any]:
 
 
 def newest_row(run: Path) -> dict[str, Any]:
-    file = run / "metrics.jsonl"
-    rows = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
-    return json.loads(rows[-1]) if rows else {}
+    rows = conftest.rows_of(run / "metrics.jsonl")
+    return rows[-1] if rows else {}
 
 
 def test_the_page_of_a_learner_shows_who_is_there_and_who_drifts(
