@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -48,6 +48,34 @@ def with_adam(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, dict[str,
     return {"weights": dict(weights), "targets": dict(weights), "adam_m": zeros, "adam_v": zeros}
 
 
+class Program:
+    """A function of tensors that XLA compiles: 2.5 times the speed at width 64, for a second once per set of shapes.
+
+    Args:
+        function: Takes tensors, each of the same type at every call, and returns a list of tensors.
+
+    Attributes:
+        function: The same as a `tf.function`.
+    """
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]]) -> None:
+        self.function = tf.function(function, jit_compile=True, autograph=False)
+        self._graphs: dict[tuple[tuple[int, ...], ...], Any] = {}
+
+    def __call__(self, *arrays: Any) -> Sequence[Tensor]:
+        """Runs it; arrays become tensors, at a copy each.
+
+        Calls the graph, and not the `tf.function`, which finds out anew at each call which graph that is and what it
+        reads: that takes about as long as one update of a 256x2 network (docs/decisions.md).
+        """
+        tensors = [tf.constant(array) for array in arrays]
+        key = tuple(array.shape for array in arrays)
+        if (graph := self._graphs.get(key)) is None:
+            graph = self._graphs[key] = self.function.get_concrete_function(*tensors)
+        outputs: Sequence[Tensor] = graph.inference_fn.call_flat(*tensors, *graph.captured_inputs)
+        return outputs
+
+
 class Compiled:
     """An algorithm without its gradient step and its policy.
 
@@ -76,8 +104,7 @@ class Compiled:
         self._offset = tf.Variable(normalizer.offset, trainable=False, name="normalizer/offset")
         self._updates = tf.Variable(np.int32(0), trainable=False, name="updates")
         self.updates = 0  # the same: a loop looks at it all the time, and to read a variable takes up to 300 us
-        # Compiled by XLA: 2.5 times the speed at width 64, for a second once. Traced anew only for another K or B.
-        self._steps = tf.function(self._gradient_steps, jit_compile=True, autograph=False)
+        self._steps = Program(self._gradient_steps)
 
     def _gradient_step(self, state: Groups, updates: Tensor, batch: Any) -> tuple[Groups, Sequence[Tensor], Any]:
         """Takes one gradient step.
@@ -144,8 +171,7 @@ class Compiled:
         )
 
     def _take_steps(self, *minibatches: NDArray[Any]) -> algorithms.Update:
-        # As tensors: to find out what an array is takes a compiled function as long as the copy
-        return self._told(*self._steps(*map(tf.constant, minibatches)))
+        return self._told(*self._steps(*minibatches))
 
     def _told(self, metrics: Tensor, td_error: Tensor) -> algorithms.Update:
         """Returns what `_gradient_steps` computed, out of TensorFlow."""

@@ -140,7 +140,7 @@ class OnPolicy(compiled.Compiled):
         self._observed = tf.Variable(np.zeros(1 + 2 * width), trainable=False, name="seen/observations")
         self._targeted = tf.Variable(np.zeros(2), trainable=False, name="seen/targets")
         self._estimated = tf.function(self._estimates, autograph=False)
-        self._at_once = tf.function(self._whole_phase, jit_compile=True, autograph=False)
+        self._at_once = compiled.Program(self._whole_phase)
 
     def normalize(self, observations: NDArray[Any]) -> None:
         """Sets the input normaliser by the first observations [N, *shape]; each phase's are added to them."""
@@ -153,10 +153,9 @@ class OnPolicy(compiled.Compiled):
         computes them once. Of several, minibatches are gathered between two calls, where a copy of rows is quicker.
         """
         packed = Packed.of(batch)
-        tensors = map(tf.constant, packed)  # as in `_take_steps`
         if len(batch.minibatches) == 1:
-            return self._told(*self._at_once(*tensors))
-        found = [array.numpy() for array in self._estimated(*tensors)]
+            return self._told(*self._at_once(*packed))
+        found = [array.numpy() for array in self._estimated(*map(tf.constant, packed))]
         arrays = packed.observation[: len(batch.at)], batch.action, batch.log_prob, *found
         return self._take_steps(*(array[batch.minibatches] for array in arrays))
 

@@ -49,7 +49,9 @@ def test_xla_has_as_many_in_the_program(name: str, spec: specs.EnvSpec, settings
     k, b = 2, settings.batch_size
     action: Any = np.zeros((k, b), np.int32) if name == "dqn" else np.zeros((k, b, 2), np.float32)
     observation, number = np.zeros((k, b, 5), np.float32), np.zeros((k, b), np.float32)
-    program = agent._steps.experimental_get_compiler_ir(observation, action, number, number, observation, number)
+    program = agent._steps.function.experimental_get_compiler_ir(
+        observation, action, number, number, observation, number
+    )
     found = sum(_products(program(stage="hlo")))
     expected = _flops.of_update(settings, spec.observation.size, spec.action.size)
     # Where the critic's inputs are joined, the gradient of the observations is computed and thrown away; and there are
