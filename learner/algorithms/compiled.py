@@ -28,6 +28,7 @@ _UNWANTED = "tree_reduction_rewriter"
 nor vectorise: without it an update takes a seventh less (docs/decisions.md)."""
 if _SKIP not in os.environ.get(_FLAGS, ""):  # read once, when the first function is compiled; it has no other setting
     os.environ[_FLAGS] = f"{os.environ.get(_FLAGS, '')} {_SKIP}={_UNWANTED}".strip()
+_ALIGNED = 64  # bytes, as Eigen wants it
 Groups = dict[str, list[Tensor]]
 
 
@@ -51,8 +52,13 @@ def with_adam(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, dict[str,
 class Program:
     """A function of tensors that XLA compiles: 2.5 times the speed at width 64, for a second once per set of shapes.
 
+    What TensorFlow does in Python around a call takes longer than an update of a small network (docs/decisions.md). So
+    a call finds its graph by the arrays' shapes alone, and copies them to where that graph reads them, instead of into
+    new tensors.
+
     Args:
-        function: Takes tensors, each of the same type at every call, and returns a list of tensors.
+        function: Takes tensors, each of the same type at every call, and returns a list of tensors. None of these may
+            be one that it took: the next call overwrites those.
 
     Attributes:
         function: The same as a `tf.function`.
@@ -60,20 +66,45 @@ class Program:
 
     def __init__(self, function: Callable[..., Sequence[Tensor]]) -> None:
         self.function = tf.function(function, jit_compile=True, autograph=False)
-        self._graphs: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._graphs: dict[tuple[tuple[int, ...], ...], _Graph] = {}
 
-    def __call__(self, *arrays: Any) -> Sequence[Tensor]:
-        """Runs it; arrays become tensors, at a copy each.
+    def __call__(self, *arrays: NDArray[Any]) -> Sequence[Tensor]:
+        """Runs it."""
+        return self.given(*arrays)()
 
-        Calls the graph, and not the `tf.function`, which finds out anew at each call which graph that is and what it
-        reads: that takes about as long as one update of a 256x2 network (docs/decisions.md).
+    def given(self, *arrays: NDArray[Any]) -> Callable[[], Sequence[Tensor]]:
+        """Copies arrays to where the program reads them; returns what runs it on the last ones of these shapes.
+
+        Raises:
+            TypeError: One is of another type than at the first call.
         """
-        tensors = [tf.constant(array) for array in arrays]
-        key = tuple(array.shape for array in arrays)
-        if (graph := self._graphs.get(key)) is None:
-            graph = self._graphs[key] = self.function.get_concrete_function(*tensors)
-        outputs: Sequence[Tensor] = graph.inference_fn.call_flat(*tensors, *graph.captured_inputs)
+        shapes = tuple(array.shape for array in arrays)
+        if (graph := self._graphs.get(shapes)) is None:
+            graph = self._graphs[shapes] = _Graph(self.function, arrays)
+        for room, array in zip(graph.rooms, arrays, strict=True):
+            np.copyto(room, array, casting="no")
+        return graph.run
+
+
+class _Graph:
+    """The graph of a function for arrays of such shapes and types, and the memory from which it reads them."""
+
+    def __init__(self, function: Any, arrays: Sequence[NDArray[Any]]) -> None:
+        self.rooms = [_room(array) for array in arrays]
+        tensors = [tf.experimental.dlpack.from_dlpack(room.__dlpack__()) for room in self.rooms]
+        graph = function.get_concrete_function(*tensors)
+        self._graph, self._inputs = graph.inference_fn, (*tensors, *graph.captured_inputs)
+
+    def run(self) -> Sequence[Tensor]:
+        outputs: Sequence[Tensor] = self._graph.call_flat(*self._inputs)
         return outputs
+
+
+def _room(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns an array of the same shape and type, aligned as TensorFlow has its tensors."""
+    memory = np.zeros(array.nbytes + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 class Compiled:
@@ -175,8 +206,9 @@ class Compiled:
 
     def _told(self, metrics: Tensor, td_error: Tensor) -> algorithms.Update:
         """Returns what `_gradient_steps` computed, out of TensorFlow."""
-        self.updates += len(td_error)
-        return algorithms.Update(dict(zip(self.METRICS, map(float, metrics.numpy()), strict=True)), td_error.numpy())
+        found = algorithms.Update(dict(zip(self.METRICS, metrics.numpy().tolist(), strict=True)), td_error.numpy())
+        self.updates += len(found.td_error)
+        return found
 
     def _gradient_steps(self, *minibatches: Tensor) -> tuple[Tensor, Tensor]:
         """Loops `_gradient_step` over the leading axis with all state in registers; stores it once at the end."""

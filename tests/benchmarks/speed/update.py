@@ -134,15 +134,13 @@ def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPol
     def whole() -> None:
         agent.update(memory.draw(steps, settings.epochs, settings.batch_size, newest, rng))
 
-    import tensorflow as tf
-
     one = memory.draw(steps, settings.epochs, settings.batch_size, newest, rng)
     found = (rng.normal(size=steps).astype(np.float32) for _ in range(3))  # advantages, targets and values
     arrays = one.observation[one.at], one.action, one.log_prob, *found
-    prepared = [tf.constant(array[one.minibatches]) for array in arrays]
-    for warm_up in (whole, lambda: agent._steps(*prepared)):
+    bare = agent._steps.given(*(array[one.minibatches] for array in arrays))
+    for warm_up in (whole, bare):
         warm_up()
-    rates: dict[Callable[[], object], list[float]] = {lambda: agent._steps(*prepared): [], whole: []}
+    rates: dict[Callable[[], object], list[float]] = {bare: [], whole: []}
     for _ in range(ALTERNATIONS):
         for side, seen in rates.items():
             started = time.perf_counter()
@@ -175,7 +173,6 @@ def _rows(
     transitions: int = TRANSITIONS,
     calls: int = CALLS,
 ) -> Iterator[dict[str, Any]]:
-    import tensorflow as tf
 
     from learner.algorithms import compiled, registry
 
@@ -187,12 +184,7 @@ def _rows(
     assert isinstance(agent, compiled.Compiled)
     k, b = settings.updates_per_call, settings.batch_size
     one = memory.sample(k, b, rng)
-    prepared = [
-        tf.constant(a) for a in (one.observation, one.action, one.reward, one.discount, one.bootstrap, one.weight)
-    ]
-
-    def bare() -> None:
-        agent._steps(*prepared)
+    bare = agent._steps.given(one.observation, one.action, one.reward, one.discount, one.bootstrap, one.weight)
 
     def whole() -> None:
         batch = memory.sample(k, b, rng)
@@ -200,8 +192,8 @@ def _rows(
 
     for warm_up in (bare, whole):
         warm_up()
-    rates: dict[Callable[[], None], list[float]] = {bare: [], whole: []}
-    by_cpu: dict[Callable[[], None], list[float]] = {bare: [], whole: []}
+    rates: dict[Callable[[], object], list[float]] = {bare: [], whole: []}
+    by_cpu: dict[Callable[[], object], list[float]] = {bare: [], whole: []}
     core: list[float] = []
     for _ in range(ALTERNATIONS):
         core.append(_flops.core_rate())

@@ -315,7 +315,9 @@ def test_a_phase_of_one_step_does_in_one_compiled_call_what_it_does_piece_by_pie
         packed = [tf.convert_to_tensor(array) for array in on_policy.Packed.of(one)]
         steps = on_policy.Steps.of(spec.action, *packed)
         found = [array.numpy() for array in agents[1]._estimates(*packed)]
-        apart = agents[1]._take_steps(*(a[None] for a in (steps.observation, steps.action, steps.log_mu, *found)))
+        apart = agents[1]._take_steps(
+            *(np.asarray(a)[None] for a in (steps.observation, steps.action, steps.log_mu, *found))
+        )
         assert whole.metrics == pytest.approx(apart.metrics, rel=1e-3, abs=1e-5)
         assert whole.td_error == pytest.approx(apart.td_error, abs=1e-4)
     first, second = (agent.state() for agent in agents)

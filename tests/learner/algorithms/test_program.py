@@ -21,16 +21,31 @@ def test_it_is_traced_once_for_each_set_of_shapes_and_sees_what_its_variable_hol
         return total + y, tf.shape(x)
 
     program = compiled.Program(add)
-    one, two = np.ones(2, np.float32), np.ones((3, 2), np.float32)
-    assert [float(program(one, np.float32(10.0))[0]) for _ in range(2)] == [13.0, 15.0]
-    assert program(two, np.float32(0.0))[1].numpy().tolist() == [3, 2]
+    one, two, ten, none = (
+        np.ones(2, np.float32),
+        np.ones((3, 2), np.float32),
+        np.full(1, 10.0, np.float32),
+        np.zeros(1, np.float32),
+    )
+    first, second = (program(one, ten)[0] for _ in range(2))
+    assert (float(first[0]), float(second[0])) == (13.0, 15.0)
+    assert program(two, none)[1].numpy().tolist() == [3, 2]
     total.assign(100.0)
-    assert float(program(one, np.float32(0.0))[0]) == 102.0
-    assert seen == [((2,), (), tf.float32), ((3, 2), (), tf.float32)]
-    with pytest.raises(
-        tf.errors.InvalidArgumentError
-    ):  # nothing is traced for another type, and nothing is taken for one
-        program(np.ones(2, np.int32), np.float32(0.0))
+    again = program.given(one, none)
+    assert [float(again()[0][0]) for _ in range(2)] == [102.0, 104.0]
+    assert seen == [((2,), (1,), tf.float32), ((3, 2), (1,), tf.float32)]
+    with pytest.raises(TypeError, match="Cannot cast"):  # it is traced for no other type, and takes none for one
+        program(np.ones(2, np.int32), none)
+    assert (float(first[0]), float(second[0])) == (13.0, 15.0), "what came of a call stays"
+
+
+def test_arrays_are_read_wherever_they_lie_and_may_change_afterwards() -> None:
+    program = compiled.Program(lambda x, y: [tf.reduce_sum(tf.cast(x, tf.float32), axis=0) + y])
+    frames, number = np.arange(24, dtype=np.uint8).reshape(4, 6), np.full(3, 0.5, np.float32)
+    expected = frames[:, ::2].astype(np.float32).sum(axis=0) + 0.5
+    (found,) = program(frames[:, ::2], number)
+    frames[:], number[:] = 0, 0.0
+    assert found.numpy().tolist() == expected.tolist()
 
 
 def test_weights_become_what_they_become_by_the_function_itself() -> None:
