@@ -211,7 +211,7 @@ def _rows(
         "reference": round(reference, 1),
         "ratio": round(statistics.median(ratios), 3),
         "spread": round(max(ratios) - min(ratios), 3),
-        "explain": f"{k} updates per call; sampling costs one gather per array and call, and no copy on the way to "
+        "explain": f"{k} updates per call; sampling costs one gather and one copy per array and call, on the way to "
         "TensorFlow" + (", but a sum tree is walked twice" if settings.prioritized else ""),
     }
     operations = _flops.of_update(settings, spec.observation.size, spec.action.size)
