@@ -2,8 +2,9 @@
 
 `value` counts gradient steps of: sample from replay, hand to TensorFlow, K compiled steps, and with prioritised
 replay the new priorities; of PPO and A2C, a whole phase, from taking its steps on. `reference` runs the same compiled
-function over and over on one batch that TensorFlow holds already. The two alternate within one process, so that a
-machine that slows down slows both.
+function over and over on one batch that TensorFlow holds already, and as TensorFlow calls it; `explain` has the rate of
+calls by its graph, as an algorithm's are (`compiled.Program`). All alternate within one process, so that a machine that
+slows down slows each.
 
 A second row of each has the limit as its reference: what the core does on a product of 64x256x256, over the operations
 of the products of one update (`_flops`). That is measured in the same turns, and updates are counted per second of CPU,
@@ -16,8 +17,8 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ from learner.experience.buffers import replay, rollouts
 from learner.run.loop import updating
 from tests.benchmarks.speed import _flops, _pixels, _untimed
 from tests.fakes import fleet_examples
+
+if TYPE_CHECKING:
+    from learner.algorithms import compiled
 
 ALTERNATIONS = 9
 CALLS = 8  # of K updates each, per timing
@@ -137,17 +141,17 @@ def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPol
     one = memory.draw(steps, settings.epochs, settings.batch_size, newest, rng)
     found = (rng.normal(size=steps).astype(np.float32) for _ in range(3))  # advantages, targets and values
     arrays = one.observation[one.at], one.action, one.log_prob, *found
-    bare = agent._steps.given(*(array[one.minibatches] for array in arrays))
+    bare, by_graph = _bare(agent._steps, [array[one.minibatches] for array in arrays])
     for warm_up in (whole, bare):
         warm_up()
-    rates: dict[Callable[[], object], list[float]] = {bare: [], whole: []}
+    rates: dict[Callable[[], object], list[float]] = {bare: [], by_graph: [], whole: []}
     for _ in range(ALTERNATIONS):
         for side, seen in rates.items():
             started = time.perf_counter()
             for _ in range(CALLS):
                 side()
             seen.append(CALLS * settings.updates_per_phase / (time.perf_counter() - started))
-    bare_rates, whole_rates = rates.values()
+    bare_rates, graph_rates, whole_rates = rates.values()
     ratios = [w / r for w, r in zip(whole_rates, bare_rates, strict=True)]
     return {
         "benchmark": "update",
@@ -160,8 +164,19 @@ def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPol
         "spread": round(max(ratios) - min(ratios), 3),
         "explain": f"{settings.updates_per_phase} updates a phase; around them: joining segments, values and "
         "log-probabilities (one more pass, unless there is one update), advantages, and minibatches; the reference has "
-        "these ready, and is the gradient steps alone",
+        "these ready, and is the gradient steps alone; called by their graph they make "
+        f"{statistics.median(graph_rates):.1f}",
     }
+
+
+def _bare(
+    program: compiled.Program, arrays: Sequence[NDArray[Any]]
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Returns what runs a program on these arrays: as TensorFlow calls it, on tensors; and by its graph."""
+    import tensorflow as tf
+
+    tensors = [tf.constant(array) for array in arrays]
+    return lambda: program.function(*tensors), program.given(*arrays)
 
 
 def _rows(
@@ -173,7 +188,6 @@ def _rows(
     transitions: int = TRANSITIONS,
     calls: int = CALLS,
 ) -> Iterator[dict[str, Any]]:
-
     from learner.algorithms import compiled, registry
 
     rng = np.random.default_rng(0)
@@ -184,7 +198,8 @@ def _rows(
     assert isinstance(agent, compiled.Compiled)
     k, b = settings.updates_per_call, settings.batch_size
     one = memory.sample(k, b, rng)
-    bare = agent._steps.given(one.observation, one.action, one.reward, one.discount, one.bootstrap, one.weight)
+    arrays = one.observation, one.action, one.reward, one.discount, one.bootstrap, one.weight
+    bare, by_graph = _bare(agent._steps, arrays)
 
     def whole() -> None:
         batch = memory.sample(k, b, rng)
@@ -192,8 +207,8 @@ def _rows(
 
     for warm_up in (bare, whole):
         warm_up()
-    rates: dict[Callable[[], object], list[float]] = {bare: [], whole: []}
-    by_cpu: dict[Callable[[], object], list[float]] = {bare: [], whole: []}
+    rates: dict[Callable[[], object], list[float]] = {bare: [], by_graph: [], whole: []}
+    by_cpu: dict[Callable[[], object], list[float]] = {side: [] for side in rates}
     core: list[float] = []
     for _ in range(ALTERNATIONS):
         core.append(_flops.core_rate())
@@ -212,11 +227,13 @@ def _rows(
         "ratio": round(statistics.median(ratios), 3),
         "spread": round(max(ratios) - min(ratios), 3),
         "explain": f"{k} updates per call; sampling costs one gather and one copy per array and call, on the way to "
-        "TensorFlow" + (", but a sum tree is walked twice" if settings.prioritized else ""),
+        "TensorFlow"
+        + (", but a sum tree is walked twice" if settings.prioritized else "")
+        + f"; called by its graph the bare update makes {statistics.median(rates[by_graph]):.1f}",
     }
     operations = _flops.of_update(settings, spec.observation.size, spec.action.size)
     shares, bare_shares = (
-        [n * operations / rate for n, rate in zip(by_cpu[side], core, strict=True)] for side in (whole, bare)
+        [n * operations / rate for n, rate in zip(by_cpu[side], core, strict=True)] for side in (whole, by_graph)
     )
     yield {
         **row,
