@@ -101,5 +101,5 @@ def test_goes_back_by_itself_and_nobody_hears_a_will(
     home.start()
     conftest.wait_until(lambda: actor.address == home.address and actor.connected, "it is back", 30.0)
     assert actor.connections == 2 and not actor.handler_errors
-    watcher.publish("t/state", b"after")
+    assert watcher.publish("t/state", b"after", wait_s=10)
     assert states.get(timeout=20.0)[1] == b"after", "it said goodbye"

@@ -88,7 +88,7 @@ def test_who_subscribes_without_end_is_shut_out(
         conftest.wait_until(lambda: honest.connected and honest.connections > 1, "the honest one is back")
         with plain_client.PlainClient(broker.port, "l", "learner", fleet.password, fleet.tls()) as learner:
             learner.subscribe("actorq/lab/actor/pi/experience")
-            assert honest.publish("actorq/lab/actor/pi/experience", b"x")
+            assert honest.publish("actorq/lab/actor/pi/experience", b"x", wait_s=10)
             assert learner.next()[1] == b"x"
         with plain_client.PlainClient(broker.port, "h", "hog", fleet.bundle("hog").password, fleet.tls()) as again:
             assert again.reason == "Not authorized"

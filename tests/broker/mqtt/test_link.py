@@ -146,7 +146,7 @@ def test_a_message_waits_for_the_network_thread_as_long_as_it_is_told(
     one.subscribe("actorq/t/busy", handle)
     one.start()
     one.wait_connected(10)
-    assert one.publish("actorq/t/busy", b"go")
+    assert one.publish("actorq/t/busy", b"go", wait_s=10)
     assert inside.wait(10)
     assert not one.publish("actorq/t/part", b"at once, or not at all")
     threading.Timer(0.05, leave.set).start()
@@ -310,7 +310,7 @@ def test_a_network_thread_that_died_is_replaced(
         actor.start()
     assert "stopped turning" in log.get()
     actor.wait_connected(10)
-    assert actor.publish("actorq/t/x", b"alive")
+    assert actor.publish("actorq/t/x", b"alive", wait_s=10)
 
 
 def test_a_network_thread_that_stood_still_leaves_the_connection_to_the_one_that_replaced_it(
@@ -337,7 +337,7 @@ def test_a_network_thread_that_stood_still_leaves_the_connection_to_the_one_that
     go_on.set()
     first.join(10)
     assert actor._network.client is client and actor.connected and actor.connections == 1
-    assert actor.publish("actorq/t/x", b"alive")
+    assert actor.publish("actorq/t/x", b"alive", wait_s=10)
     assert received.get(timeout=10)[1] == b"alive"
 
 
@@ -359,7 +359,7 @@ def test_close_says_farewell_and_withdraws_the_will(
     started = time.monotonic()
     actor.close((STATE, b"farewell"), timeout_s=30)
     assert time.monotonic() - started < 15, "it waited until its time was up"
-    watcher.publish(STATE, b"end")
+    assert watcher.publish(STATE, b"end", wait_s=10)
     assert [received.get(timeout=10)[1] for _ in range(2)] == [b"farewell", b"end"]
     with plain_client.PlainClient(real_broker.port, "late") as late:
         late.subscribe(STATE)

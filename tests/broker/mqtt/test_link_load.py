@@ -31,8 +31,8 @@ def test_a_failing_handler_does_not_end_the_connection(
     actor.start()
     actor.wait_connected(10)
     for _ in range(3):
-        assert actor.publish("actorq/t/bad", b"x")
-    assert actor.publish("actorq/t/good", b"still here")
+        assert actor.publish("actorq/t/bad", b"x", wait_s=10)
+    assert actor.publish("actorq/t/good", b"still here", wait_s=10)
     assert received.get(timeout=10)[1] == b"still here"
     assert actor.handler_errors == 3 and actor.connections == 1
     assert "actorq/t/bad failed: ZeroDivisionError: boom" in log.get()
@@ -76,7 +76,7 @@ def test_the_window_is_bounded_and_the_answer_is_no(
     finally:
         os.kill(broker.pid, signal.SIGCONT)
     conftest.wait_until(lambda: actor.in_flight == 0, "the rest is acknowledged")
-    assert actor.publish("actorq/t/x", b"again")
+    assert actor.publish("actorq/t/x", b"again", wait_s=10)
 
 
 def test_of_what_is_retained_only_the_newest_waits_for_a_broker_that_stands_still(

@@ -138,7 +138,7 @@ def test_a_listener_on_the_wire_reads_nothing(fleet: identity.Fleet, port: int, 
         actor = as_actor(bundle, listening.getsockname()[1], links)
         actor.start()
         actor.wait_connected(10)
-        assert actor.publish("actorq/lab/actor/one/experience", SECRET)
+        assert actor.publish("actorq/lab/actor/one/experience", SECRET, wait_s=10)
         assert learner.next()[1] == SECRET
     assert len(wire) > 1000, "the relay was not used"
     for text in (SECRET, bundle.password.encode(), b"actorq/lab", bundle.mac_key):
