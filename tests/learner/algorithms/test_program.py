@@ -48,10 +48,10 @@ def test_arrays_are_read_wherever_they_lie_and_may_change_afterwards() -> None:
     assert found.numpy().tolist() == expected.tolist()
 
 
-def test_weights_become_what_they_become_by_the_function_itself() -> None:
+def test_weights_become_what_they_become_by_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     agents = [dqn.Dqn(test_dqn.SPEC, test_dqn.settings(), seed=0) for _ in range(2)]
     function = agents[1]._steps.function
-    agents[1]._steps = lambda *arrays: function(*map(tf.constant, arrays))  # type: ignore[assignment]
+    monkeypatch.setattr(agents[1], "_steps", lambda *arrays: function(*map(tf.constant, arrays)))
     for batch in [test_dqn.batches(4, 8, seed) for seed in range(3)]:
         one, other = (agent.update(batch) for agent in agents)
         assert one.metrics == other.metrics and (one.td_error == other.td_error).all()
