@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -131,6 +131,7 @@ class OnPolicy(compiled.Compiled):
             settings.initial_std,
             np.random.default_rng(seed),
             settings.network,
+            cast(layers.Activation, settings.activation),  # which the configuration has checked
         )
         initial = self._network.initial()
         zeros = {name: np.zeros_like(array) for name, array in initial.items()}

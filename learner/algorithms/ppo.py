@@ -7,8 +7,8 @@ any other difference between the two; a phase may have steps of a few versions (
 the policy has left the acting one by more than `max_kl` has the divergence alone for its loss: the references stop the
 phase there, if asked to (`target_kl`), and clipping does not hold a policy whose deviation is small. Deviations: policy
 and value network have gradients clipped and step sizes of their own, Adam's epsilon is 1e-8, weights have He's scale
-instead of being orthogonal, the policy's layers are ReLU instead of tanh, and values are in units of their root mean
-square instead of rewards being scaled (`on_policy`).
+instead of being orthogonal, the policy's layers are ReLU unless `activation` says tanh, and values are in units of
+their root mean square instead of rewards being scaled (`on_policy`).
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ MAX_WORKERS = 64
 """The most processes that take in experience."""
 NETWORKS = ("auto", "nature", "impala-small", "minatar", "mlp")
 """Convolutions in front of an image's dense layers; networks/convolutions.py says what each is."""
+ACTIVATIONS = ("relu", "tanh")
+"""Of the hidden layers of policies that sample."""
 
 
 class Noise(NamedTuple):
@@ -207,6 +209,9 @@ class OnPolicyConfig(AlgorithmConfig):
     # Each phase has its steps, and a policy follows on it
     without: ClassVar[frozenset[str]] = frozenset({"publish_period_updates", "samples_per_insert"})
     hidden: tuple[int, ...] = setting((64, 64), "widths of the policy's hidden layers, after convolutions for images")
+    activation: str = setting(
+        "relu", f"of the policy's hidden dense layers: {' or '.join(ACTIVATIONS)}, which takes int8 longer"
+    )
     learning_rate: float = setting(3e-4, "Adam's step size")
     max_grad_norm: float = setting(0.5, "gradients of a larger global norm are scaled down to it")
     batch_size: int = setting(64, "steps per gradient step")
@@ -600,6 +605,8 @@ def _on_policy_clashes(train: TrainConfig, algorithm: OnPolicyConfig) -> list[st
         clashes.append(f"gamma {algorithm.gamma} and trace_decay {algorithm.trace_decay} must be within 0..1")
     if min(algorithm.max_rollout_lag, algorithm.decay_updates) < 0 or algorithm.entropy_cost < 0:
         clashes.append("max_rollout_lag, decay_updates and entropy_cost must not be negative")
+    if algorithm.activation not in ACTIVATIONS:
+        clashes.append(f"activation {algorithm.activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}")
     if isinstance(algorithm, PpoConfig) and not (
         algorithm.clip > 0 and min(algorithm.value_clip, algorithm.max_kl) >= 0
     ):

@@ -1,6 +1,6 @@
 """Networks of algorithms that sample: a policy with a categorical or Gaussian head, and a value network of its own.
 
-The policy is of ReLU layers, which int8 can equalise; the value network of tanh, but behind convolutions.
+The policy is of ReLU layers, which int8 can equalise, or of tanh; the value network of tanh, but behind convolutions.
 
 Inside, continuous actions are in units of half their range around its middle, and may lie beyond it: bounds clip them
 on their way to the environment. The deviation of a Gaussian is the same in all states.
@@ -53,6 +53,7 @@ class PolicyValue:
         initial_std: float,
         rng: np.random.Generator,
         network: str = "auto",
+        activation: layers.Activation = "relu",
     ) -> PolicyValue:
         """Returns the initial layers.
 
@@ -63,23 +64,27 @@ class PolicyValue:
             initial_std: First deviation of continuous actions, relative to half their range.
             rng: Draws the weights.
             network: Which convolutions, see `convolutions.stack`.
+            activation: Of the policy's dense layers.
         """
-        body, width = networks.torso(spec.observation, hidden, rng, network)
+        body, width = networks.torso(spec.observation, hidden, rng, network, activation)
         policy = (*body, networks.dense(width, spec.action.size, "none", rng, scale=_SMALL))
         # No actor runs it, so that it need not suit int8; ReLU took four times the steps on Acrobot (docs/decisions.md)
-        activation: layers.Activation = "relu" if networks.is_image(spec.observation) else "tanh"
-        body, width = networks.torso(spec.observation, value_hidden, rng, network, activation)
+        of_values: layers.Activation = "relu" if networks.is_image(spec.observation) else "tanh"
+        body, width = networks.torso(spec.observation, value_hidden, rng, network, of_values)
         value = (*body, networks.dense(width, 1, "none", rng, scale=0.01))
         bounds = actor_critic.rescale(spec.action) if spec.action.kind == "continuous" else None
         return PolicyValue(policy, value, bounds, initial_std, spec.action.choices)
 
     def initial(self) -> dict[str, FloatArray]:
         """Returns the weights by stable name, the policy's first; `split` separates them again."""
-        found = {f"policy/{name}": array for name, array in layers.arrays(self.policy).items()}
-        if self.bounds is not None:
-            found[f"policy/{_LOG_STD}"] = np.full(self.bounds.gain.size, np.log(self.initial_std), np.float32)
         # Named by their function, so that no weights of the other one are resumed with it
-        value = "value" if layers.weighted(self.value)[0].activation == "relu" else "value_tanh"
+        policy, value = (
+            name + ("_tanh" if any(layer.activation == "tanh" for layer in layers.weighted(stack)) else "")
+            for name, stack in (("policy", self.policy), ("value", self.value))
+        )
+        found = {f"{policy}/{name}": array for name, array in layers.arrays(self.policy).items()}
+        if self.bounds is not None:
+            found[f"{policy}/{_LOG_STD}"] = np.full(self.bounds.gain.size, np.log(self.initial_std), np.float32)
         return found | {f"{value}/{name}": array for name, array in layers.arrays(self.value).items()}
 
     def split(self, weights: Sequence[Any]) -> tuple[list[Any], list[Any]]:

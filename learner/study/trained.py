@@ -165,6 +165,7 @@ def _sampled(
         settings["initial_std"],
         np.random.default_rng(0),
         settings.get("network", "auto"),
+        settings.get("activation", "relu"),
     )
     policy = network.policy_layers(_weights(state, network.initial()), normalizer)
     return policy, policy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from learner import config
 from learner.algorithms import a2c, dqn, on_policy, ppo
 from learner.experience.buffers import rollouts
 from learner.networks import layers
-from learner.quantize import compare, ptq
+from learner.quantize import compare, fp32, ptq
 from learner.quantize.tflite import interpreter, quantizer
 from tests.fakes import fleet_examples
 from tests.learner import reference
@@ -287,22 +288,31 @@ def test_a_policy_too_far_from_the_one_that_acted_is_pulled_back(max_kl: float, 
         )
 
 
-def test_values_are_those_of_tanh_layers_and_no_weights_of_relu_layers_are_resumed() -> None:
-    agent = make("ppo", DISCRETE)
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_layers_are_of_the_functions_they_should_be_and_no_weights_of_others_are_resumed(activation: str) -> None:
+    agent = make("ppo", DISCRETE, activation=activation)
     state = agent.state()
-    kernels, biases = (
-        [state[name] for name in sorted(state) if name.startswith("weights/value_tanh/") and name.endswith(kind)]
-        for kind in ("kernel", "bias")
-    )
     x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
-    features = x
-    for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
-        features = np.tanh(features @ kernel.T + bias)
+
+    def answers(network: str, activated: Callable[[Any], Any]) -> NDArray[np.float32]:
+        kernels, biases = (
+            [state[name] for name in sorted(state) if name.startswith(f"weights/{network}/") and name.endswith(kind)]
+            for kind in ("kernel", "bias")
+        )
+        features = x
+        for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
+            features = activated(features @ kernel.T + bias)
+        return np.asarray(features @ kernels[-1].T + biases[-1])
+
     _, value = agent._network.split([w.variable for w in agent._groups["weights"]])
-    assert agent._network.values(value, x).numpy() == pytest.approx(features @ kernels[-1][0] + biases[-1], abs=1e-6)
-    older = {name.replace("value_tanh", "value"): array for name, array in state.items()}
+    assert agent._network.values(value, x).numpy() == pytest.approx(answers("value_tanh", np.tanh)[:, 0], abs=1e-6)
+    logits = answers("policy", lambda y: np.maximum(y, 0)) if activation == "relu" else answers("policy_tanh", np.tanh)
+    expected = logits - logits.mean(axis=1, keepdims=True)
+    assert fp32.outputs(agent.policy_layers(), x) == pytest.approx(expected, abs=1e-6)
     with pytest.raises(errors.RunError, match="another network"):
-        agent.restore(older)
+        agent.restore({name.replace("value_tanh", "value"): array for name, array in state.items()})
+    with pytest.raises(errors.RunError, match="another network"):
+        make("ppo", DISCRETE, activation="tanh" if activation == "relu" else "relu").restore(state)
 
 
 @pytest.mark.parametrize("what", SPECS)

@@ -156,6 +156,8 @@ def test_phases_that_cannot_be_are_refused() -> None:
         effective("It-v0", "--algorithm", "a2c", "--epochs", "0")
     with pytest.raises(errors.ConfigError, match="max_kl -1.0 not negative"):
         effective("It-v0", "--algorithm", "ppo", "--max-kl", "-1")
+    with pytest.raises(errors.ConfigError, match="activation 'gelu' is unknown; use one of relu, tanh"):
+        effective("It-v0", "--algorithm", "ppo", "--activation", "gelu")
 
 
 @pytest.mark.parametrize(

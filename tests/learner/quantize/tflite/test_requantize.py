@@ -45,6 +45,9 @@ def _policy(case: str) -> tuple[layers.PolicyLayers, specs.EnvSpec]:
         last = policy[-1]
         assert isinstance(last, layers.Dense)
         policy = (*policy[:-1], dataclasses.replace(last, activation="tanh"))
+    if case == "hidden tanh":
+        *hidden_layers, last = layers.weighted(policy)
+        policy = (*(dataclasses.replace(layer, activation="tanh") for layer in hidden_layers), last)
     return policy, spec
 
 
@@ -111,6 +114,7 @@ def _ranges(calibrated: bytes, affine: input_scaling.Affine | None) -> calibrate
         ("three layers", 50),
         ("dueling", 50),
         ("tanh", 50),
+        ("hidden tanh", 20),
         ("hi/lo", 20),
         ("2048x2", 5),
         ("nature", 5),
