@@ -25,7 +25,7 @@ _FIRST_SEED, _CONFIRMING_SEED = 10_000, 20_000
 
 
 class Scoring(callbacks.BaseCallback):
-    """Scores the greedy policy as our actors do: 20 episodes, and 20 others where these are good enough.
+    """Scores the greedy policy as our actors do, the untrained one too: 20 episodes, and 20 others where these do.
 
     Attributes:
         train_s: Seconds of training alone until it was solved, or until now.
@@ -57,12 +57,11 @@ class Scoring(callbacks.BaseCallback):
 
     def _score(self) -> None:
         self.train_s += time.monotonic() - self._began
-        if self.model._n_updates:
-            self.returns = self._play(_FIRST_SEED + EPISODES * self.scored)
-            self.scored += 1
-            if self._reached(self.returns):
-                self.returns = self._play(_CONFIRMING_SEED + EPISODES * self.scored)
-                self.solved = self._reached(self.returns)
+        self.returns = self._play(_FIRST_SEED + EPISODES * self.scored)
+        self.scored += 1
+        if self._reached(self.returns):
+            self.returns = self._play(_CONFIRMING_SEED + EPISODES * self.scored)
+            self.solved = self._reached(self.returns)
         self._began = time.monotonic()
 
     def _reached(self, returns: list[float]) -> bool:
