@@ -41,6 +41,14 @@ def loggers() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def priority() -> Iterator[None]:
+    """No test leaves this process at another priority: what later tests start would have it too, and time out."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+@pytest.fixture(autouse=True)
 def actorq_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Fleets and actors of a test live in its own directory."""
     home = tmp_path / "actorq-home"

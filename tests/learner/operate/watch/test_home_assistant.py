@@ -173,7 +173,9 @@ def test_what_cannot_be_has_a_clear_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from broker.fleet import identity
+    from learner.operate.watch import command as watch
 
+    monkeypatch.setattr(watch, "_wait_for_others", lambda: None)  # this process goes on
     monkeypatch.delenv(home_assistant.PASSWORD, raising=False)
     identity.Fleet.open("lab")
     (tmp_path / "metrics.jsonl").write_text("")

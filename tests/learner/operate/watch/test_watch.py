@@ -241,9 +241,13 @@ def test_works_from_the_keyboard(tmp_path: Path) -> None:
         page.wait("return !location.hash", 10.0)
 
 
-def test_a_taken_port_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from learner.__main__ import main
+    from learner.operate.watch import command
 
+    monkeypatch.setattr(command, "_wait_for_others", lambda: None)  # this process goes on
     (tmp_path / "metrics.jsonl").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["watch", str(tmp_path), "--port", str(taken.getsockname()[1])]) == 10
