@@ -57,6 +57,7 @@ _ZOO_CARTPOLE_PPO = {
 }
 _ZOO_PENDULUM_PPO = {"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "use_sde": True, "sde_sample_freq": 4}
 _ZOO_ACROBOT_PPO = {"n_steps": 256, "gae_lambda": 0.94, "n_epochs": 4}
+_ZOO_WALKER_PPO = {"n_steps": 2048, "gamma": 0.999, "clip_range": 0.18}
 _ZOO_LANDER_PPO = {"n_steps": 1024, "gae_lambda": 0.98, "gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01}
 
 
@@ -132,6 +133,10 @@ def duels() -> dict[str, Duel]:
             "ppo", "Acrobot-v1", -90.0, 0.0, _ZOO_ACROBOT_PPO, 1_000_000, n_envs=16, normalizes=True
         ),
         "lunarlander-ppo": _beside_zoo("ppo", "LunarLander-v3", 220.0, 330.0, _ZOO_LANDER_PPO, 1_000_000, n_envs=16),
+        "bipedalwalker-ppo": _beside_zoo(
+            "ppo", "BipedalWalker-v3", 280.0, 330.0, _ZOO_WALKER_PPO, 5_000_000, n_envs=32, normalizes=True
+        ),
+        "halfcheetah-sac": _beside_zoo("sac", "HalfCheetah-v5", 5000.0, 7000.0, {"learning_starts": 10_000}, 1_000_000),
     }
 
 
