@@ -1,8 +1,8 @@
 """Frames on the wire: observations of bytes, packed by zstd.
 
 Consecutive frames are nearly alike, and zstd finds each part of one in the one before: packed, they have a fortieth of
-their bytes and less, at 0.2 to 0.6 ms a megabyte (docs/benchmarks/speed.md). Subtracting the previous frame first gained
-nothing with any game.
+their bytes and less, at 0.2 to 0.6 ms a megabyte (docs/benchmarks/speed.md). Subtracting the previous frame first
+gained nothing with any game.
 
 What does not get smaller is sent as it is, so that packed frames are never longer than frames.
 """
