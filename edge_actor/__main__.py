@@ -191,6 +191,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from edge_actor.acting import evaluate
     from edge_actor.environment import env
 
+    logs.configure()  # how far it is; stdout has the result alone
     if args.policy == RANDOM:
         environment = env.make(chosen.env, 1, chosen.env_arguments, frame_stack=chosen.frame_stack)
         limits = evaluate.Limits(args.max_steps, args.max_s)

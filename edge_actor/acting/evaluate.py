@@ -6,6 +6,7 @@ Chance is the other end of every scale of returns, so it can be scored too.
 from __future__ import annotations
 
 import io
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,9 @@ from broker.program import storage
 from edge_actor.environment import answers, env
 from edge_actor.policies import policy
 
+_log = logging.getLogger(__name__)
+_TOLD_S = 10.0
+"""Seconds between two lines that say how far it is."""
 _TIMED_ROWS = 2000
 """Observations kept for timing: enough for a 99th percentile."""
 _TIMED_BYTES = 16_000_000
@@ -167,7 +171,8 @@ def _play(
     seen: list[NDArray[Any]] = []
     returns: list[float] = []
     steps = 0
-    max_steps, max_s, began = limits.max_steps or math.inf, limits.max_s or math.inf, clock()
+    max_steps, max_s = limits.max_steps or math.inf, limits.max_s or math.inf
+    began = told = clock()
     for episode in range(episodes):
         frame = reset(seed=seed + episode)[0]
         row[...] = frame if seen_now is None else seen_now
@@ -191,6 +196,9 @@ def _play(
             over = answers.over(terminated) | answers.over(truncated)
             steps += 1
         returns.append(total)
+        if clock() - told >= _TOLD_S:
+            told = clock()
+            _log.info("played %d of %d episodes: return %.5g on average", episode + 1, episodes, np.mean(returns))
     return np.array(returns, np.float32), steps, seen
 
 

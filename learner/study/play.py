@@ -7,7 +7,8 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from broker.program import children
 _log = logging.getLogger(__name__)
 RANDOM = "random"
 """The policy that `actorq-actor evaluate` knows by this name."""
+_PROGRESS = "played "
+"""Lines of `actorq-actor evaluate` on stderr that say how far it is begin so."""
 _AT_ONCE = 2
 _EPISODE_S = 60.0
 """An episode may take so long on average; some environments' never end."""
@@ -87,22 +90,41 @@ def score(
 def _actor(what: str, task: Task, *options: str, failure: type[errors.ActorqError]) -> Any:
     command = [sys.executable, "-m", "edge_actor", what, *options, "--env", task.env_id]
     command += ["--env-kwargs", task.arguments, "--frame-stack", str(task.frame_stack)]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=children.die_with_parent(),
-    )
-    if done.returncode:
-        said = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
-        todo = [line.split("to do: ")[1] for line in done.stderr.splitlines() if line.startswith("  to do: ")]
+    answer, said, code = _run(command, Path(options[0]).stem if options else task.env_id)
+    if code:
+        found = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+        todo = [line.split("to do: ")[1] for line in said if line.startswith("  to do: ")]
         where = f"{options[0]} in {task.env_id}" if options else task.env_id
-        raise failure(
-            said[0] if said else f"the actor ended with {done.returncode}", where=where, todo=todo[0] if todo else ""
-        )
-    return json.loads(done.stdout)
+        raise failure(found[0] if found else f"the actor ended with {code}", where=where, todo=todo[0] if todo else "")
+    return json.loads(answer)
+
+
+def _run(command: Sequence[str], name: str) -> tuple[str, list[str], int]:
+    """Returns what an actor prints, its lines on stderr and its exit code; says by that name how far it is."""
+    said: list[str] = []
+    with (
+        tempfile.TemporaryFile("w+") as answer,  # a pipe might be full before stderr ends
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=answer,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=children.die_with_parent(),  # noqa: PLW1509  no thread holds a lock that it needs
+        ) as actor,
+    ):
+        assert actor.stderr is not None
+        try:
+            for line in map(str.rstrip, actor.stderr):
+                said.append(line)
+                if line.startswith(_PROGRESS):
+                    _log.info("%s: %s", name, line)
+        except BaseException:
+            actor.terminate()
+            raise
+        code = actor.wait()
+        answer.seek(0)
+        return answer.read(), said, code
 
 
 def play(

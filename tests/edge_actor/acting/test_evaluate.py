@@ -56,6 +56,18 @@ def test_it_is_seeded_and_repeats() -> None:
     assert shifted.episode_return.tolist() == first.episode_return[1:].tolist()
 
 
+def test_how_far_it_is_is_said_at_times(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate.run_at_random(CARTPOLE, 2, 0)
+    assert not caplog.messages  # it took no time
+    monkeypatch.setattr(evaluate, "_TOLD_S", 0.0)
+    with caplog.at_level("INFO", "edge_actor"):
+        returns = evaluate.run_at_random(CARTPOLE, 2, 0).episode_return
+    assert caplog.messages == [
+        f"played 1 of 2 episodes: return {returns[0]:.5g} on average",
+        f"played 2 of 2 episodes: return {returns.mean():.5g} on average",
+    ]
+
+
 def test_times_are_in_order() -> None:
     score = evaluate.run(acting(), CARTPOLE, 1, 0)
     assert score is not None
