@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from broker.contract import specs
 from learner import algorithms, config
-from learner.algorithms import compiled
+from learner.algorithms import compiled, xla
 from learner.experience.buffers import rollouts
 from learner.networks import layers, networks, optimizer, policy_value
 from learner.networks.losses import policy_gradient
@@ -141,7 +141,7 @@ class OnPolicy(compiled.Compiled):
         self._observed = tf.Variable(np.zeros(1 + 2 * width), trainable=False, name="seen/observations")
         self._targeted = tf.Variable(np.zeros(2), trainable=False, name="seen/targets")
         self._estimated = tf.function(self._estimates, autograph=False)
-        self._at_once = compiled.Program(self._whole_phase)
+        self._at_once = xla.Program(self._whole_phase)
 
     def normalize(self, observations: NDArray[Any]) -> None:
         """Sets the input normaliser by the first observations [N, *shape]; each phase's are added to them."""

@@ -3,7 +3,7 @@
 `value` counts gradient steps of: sample from replay, hand to TensorFlow, K compiled steps, and with prioritised
 replay the new priorities; of PPO and A2C, a whole phase, from taking its steps on. `reference` runs the same compiled
 function over and over on one batch that TensorFlow holds already, and as TensorFlow calls it; `explain` has the rate of
-calls by its graph, as an algorithm's are (`compiled.Program`). All alternate within one process, so that a machine that
+calls by its graph, as an algorithm's are (`xla.Program`). All alternate within one process, so that a machine that
 slows down slows each.
 
 A second row of each has the limit as its reference: what the core does on a product of 64x256x256, over the operations
@@ -32,7 +32,7 @@ from tests.benchmarks.speed import _flops, _pixels, _untimed
 from tests.fakes import fleet_examples
 
 if TYPE_CHECKING:
-    from learner.algorithms import compiled
+    from learner.algorithms import xla
 
 ALTERNATIONS = 9
 CALLS = 8  # of K updates each, per timing
@@ -169,9 +169,7 @@ def _phase_row(case: str, name: str, spec: specs.EnvSpec, settings: config.OnPol
     }
 
 
-def _bare(
-    program: compiled.Program, arrays: Sequence[NDArray[Any]]
-) -> tuple[Callable[[], object], Callable[[], object]]:
+def _bare(program: xla.Program, arrays: Sequence[NDArray[Any]]) -> tuple[Callable[[], object], Callable[[], object]]:
     """Returns what runs a program on these arrays: as TensorFlow calls it, on tensors; and by its graph."""
     import tensorflow as tf
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from learner.algorithms import compiled, dqn
+from learner.algorithms import dqn, xla
 from tests.learner.algorithms import test_dqn
 
 
@@ -20,7 +20,7 @@ def test_it_is_traced_once_for_each_set_of_shapes_and_sees_what_its_variable_hol
         total.assign_add(tf.reduce_sum(x))
         return total + y, tf.shape(x)
 
-    program = compiled.Program(add)
+    program = xla.Program(add)
     one, two, ten, none = (
         np.ones(2, np.float32),
         np.ones((3, 2), np.float32),
@@ -40,7 +40,7 @@ def test_it_is_traced_once_for_each_set_of_shapes_and_sees_what_its_variable_hol
 
 
 def test_arrays_are_read_wherever_they_lie_and_may_change_afterwards() -> None:
-    program = compiled.Program(lambda x, y: [tf.reduce_sum(tf.cast(x, tf.float32), axis=0) + y])
+    program = xla.Program(lambda x, y: [tf.reduce_sum(tf.cast(x, tf.float32), axis=0) + y])
     frames, number = np.arange(24, dtype=np.uint8).reshape(4, 6), np.full(3, 0.5, np.float32)
     expected = frames[:, ::2].astype(np.float32).sum(axis=0) + 0.5
     (found,) = program(frames[:, ::2], number)
