@@ -63,6 +63,7 @@ def score(
     seed: int,
     head: specs.Head | None = None,
     observations: Path | None = None,
+    name: str = "",
 ) -> Played:
     """Plays one policy greedily, or random actions.
 
@@ -73,6 +74,7 @@ def score(
         seed: Of the first episode; the k-th after it has `seed + k`.
         head: What the policy puts out; None takes what `actorq-actor evaluate` does.
         observations: File that gets what it saw.
+        name: What people know the policy by; empty: its file's name.
 
     Raises:
         EnvironmentFailure: Random actions cannot be played: the environment cannot be made, or no actor can run here.
@@ -82,15 +84,15 @@ def score(
     options += ["--head", head] if head else []
     options += ["--observations", str(observations)] if observations else []
     failure = errors.EnvironmentFailure if policy == RANDOM else errors.ActorqError
-    answer = _actor("evaluate", task, str(policy), *options, failure=failure)
+    answer = _actor("evaluate", task, str(policy), *options, failure=failure, name=name or Path(policy).stem)
     values = np.array(answer["episode_return"], np.float32)
     return Played(values, answer.get("runtime", ""), answer.get("delegate", ""))
 
 
-def _actor(what: str, task: Task, *options: str, failure: type[errors.ActorqError]) -> Any:
+def _actor(what: str, task: Task, *options: str, failure: type[errors.ActorqError], name: str = "") -> Any:
     command = [sys.executable, "-m", "edge_actor", what, *options, "--env", task.env_id]
     command += ["--env-kwargs", task.arguments, "--frame-stack", str(task.frame_stack)]
-    answer, said, code = _run(command, Path(options[0]).stem if options else task.env_id)
+    answer, said, code = _run(command, name)
     if code:
         found = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
         todo = [line.split("to do: ")[1] for line in said if line.startswith("  to do: ")]
@@ -156,7 +158,9 @@ def at_once(
     """Plays each policy for the same episodes, two at a time. Raises as `score`."""
     played: dict[str, Played] = {}
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        futures = {pool.submit(score, policy, task, episodes, seed, head): name for name, policy in policies.items()}
+        futures = {
+            pool.submit(score, policy, task, episodes, seed, head, name=name): name for name, policy in policies.items()
+        }
         try:
             for future in concurrent.futures.as_completed(futures):
                 played[futures[future]] = future.result()
