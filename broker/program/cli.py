@@ -57,13 +57,25 @@ def _ended(error: errors.ActorqError, *, verbose: bool) -> int:
     return error.exit_code
 
 
-def as_said(stderr: str, code: int) -> errors.ActorqError:
-    """Returns the error that one of our commands ended with, by what it printed and its exit code."""
+def as_said(
+    stderr: str, code: int, kind: type[errors.ActorqError] = errors.ActorqError, where: str = ""
+) -> errors.ActorqError:
+    """Returns the error that one of our commands ended with, by what it printed and its exit code.
+
+    Args:
+        stderr: What it printed; without an error among it, its last line is told.
+        code: Its exit code; negative: the signal that ended it.
+        kind: The error's type.
+        where: What it was asked to do; told if it named no place itself.
+    """
     _, found, text = stderr.rpartition("error: ")
-    what, _, todo = (text if found else stderr).strip().partition("\n  to do: ")
-    what, _, where = what.partition("\n  where: ")
-    error = errors.ActorqError(what or "a command ended without a word", where=where, todo=todo)
-    error.exit_code = code
+    if not found:
+        text = f"a command ended with {code}: {(stderr.strip().splitlines() or ['without a word'])[-1]}"
+    what, _, todo = text.strip().partition("\n  to do: ")
+    what, _, named = what.partition("\n  where: ")
+    error = kind(what, where=named or where, todo=todo)
+    if code > 0:
+        error.exit_code = code
     return error
 
 

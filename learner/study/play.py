@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.contract import errors, specs
-from broker.program import children
+from broker.program import children, cli
 
 _log = logging.getLogger(__name__)
 RANDOM = "random"
@@ -94,10 +94,8 @@ def _actor(what: str, task: Task, *options: str, failure: type[errors.ActorqErro
     command += ["--env-kwargs", task.arguments, "--frame-stack", str(task.frame_stack)]
     answer, said, code = _run(command, name)
     if code:
-        found = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-        todo = [line.split("to do: ")[1] for line in said if line.startswith("  to do: ")]
         where = f"{options[0]} in {task.env_id}" if options else task.env_id
-        raise failure(found[0] if found else f"the actor ended with {code}", where=where, todo=todo[0] if todo else "")
+        raise cli.as_said("\n".join(said), code, failure, where)
     return json.loads(answer)
 
 

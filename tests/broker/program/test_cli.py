@@ -147,3 +147,22 @@ sys.exit(0 if stop.wait(10.0) else 1)
 def test_a_broken_socket_is_not_taken_for_a_reader_that_went_away(capfd: pytest.CaptureFixture[str]) -> None:
     assert raising(BrokenPipeError("a socket")) == errors.EXIT_UNEXPECTED
     assert "BrokenPipeError" in capfd.readouterr().err
+
+
+def test_what_a_command_ended_with_is_raised_again() -> None:
+    told = errors.SpecError("no such action", where="a toy", todo="take another")
+    again = cli.as_said(f"INFO: begins\nerror: {told}\n", told.exit_code, where="elsewhere")
+    assert (str(again), again.exit_code) == (str(told), told.exit_code)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "what"),
+    [
+        ("INFO: begins\nKilled by a library\n", -9, "a command ended with -9: Killed by a library"),
+        ("", 3, "a command ended with 3: without a word"),
+    ],
+)
+def test_what_a_command_ended_with_that_told_no_error(stderr: str, code: int, what: str) -> None:
+    error = cli.as_said(stderr, code, errors.EnvironmentFailure, "a toy")
+    assert str(error) == f"{what}\n  where: a toy"
+    assert error.exit_code == (code if code > 0 else errors.EnvironmentFailure.exit_code)
