@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import queue
+import re
 import select
 import signal
 import sys
@@ -57,6 +58,10 @@ def _ended(error: errors.ActorqError, *, verbose: bool) -> int:
     return error.exit_code
 
 
+_ERROR = re.compile(r"^(?:actorq-[\w -]+: )?error: ", re.MULTILINE)
+"""How a command's error begins: a line of ours, or of argparse, which names the command first."""
+
+
 def as_said(
     stderr: str, code: int, kind: type[errors.ActorqError] = errors.ActorqError, where: str = ""
 ) -> errors.ActorqError:
@@ -68,8 +73,8 @@ def as_said(
         kind: The error's type.
         where: What it was asked to do; told if it named no place itself.
     """
-    _, found, text = stderr.rpartition("error: ")
-    if not found:
+    *before, text = _ERROR.split(stderr)
+    if not before:
         text = f"a command ended with {code}: {(stderr.strip().splitlines() or ['without a word'])[-1]}"
     what, _, todo = text.strip().partition("\n  to do: ")
     what, _, named = what.partition("\n  where: ")

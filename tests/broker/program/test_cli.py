@@ -149,9 +149,10 @@ def test_a_broken_socket_is_not_taken_for_a_reader_that_went_away(capfd: pytest.
     assert "BrokenPipeError" in capfd.readouterr().err
 
 
-def test_what_a_command_ended_with_is_raised_again() -> None:
-    told = errors.SpecError("no such action", where="a toy", todo="take another")
-    again = cli.as_said(f"INFO: begins\nerror: {told}\n", told.exit_code, where="elsewhere")
+@pytest.mark.parametrize("before", ["", "usage: much\nactorq-learner demo: "])
+def test_what_a_command_ended_with_is_raised_again(before: str) -> None:
+    told = errors.SpecError("no such action, parse error: 7", where="a toy", todo="take another")
+    again = cli.as_said(f"INFO: no error: begins\n{before}error: {told}\n", told.exit_code, where="elsewhere")
     assert (str(again), again.exit_code) == (str(told), told.exit_code)
 
 
