@@ -1,1 +1,1 @@
-"""A fleet in the hand: orders, audits, trials, updates, standbys, and programs for it."""
+"""A fleet in the hand: orders, audits, trials, updates, and programs for it."""

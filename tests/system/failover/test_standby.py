@@ -31,7 +31,7 @@ from tests import conftest
 from tests.learner.policies import test_adopting
 from tests.system import books
 from tests.system.conftest import QUICK
-from tests.system.delivery import test_take_over
+from tests.system.failover import test_take_over
 
 pytestmark = pytest.mark.system
 FLAGS = [*QUICK, "--keep-experience", "--evaluate-episodes", "0", "--message-steps", "100"]
