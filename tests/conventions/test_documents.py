@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.contract import errors, messages, topics
-from tests.broker.contract import examples
+from tests.broker.contract.payloads import examples
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "broker" / "README.md"

@@ -41,7 +41,7 @@ EDITS = {
 _COMPARES = """
 import sys
 from broker.contract import codec, messages
-from tests.broker.contract import examples
+from tests.broker.contract.payloads import examples
 assert messages.__file__.startswith(sys.argv[1]), messages.__file__
 for kind, message in examples.EXAMPLES.items():
     assert codec.encode(message) == examples.golden(kind, examples.PREVIOUS), kind

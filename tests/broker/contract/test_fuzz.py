@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.contract import codec, errors, messages
-from tests.broker.contract import examples, mutations
+from tests.broker.contract.payloads import examples, mutations
 
 ROUNDS = 2000
 

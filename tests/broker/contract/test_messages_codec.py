@@ -17,7 +17,7 @@ import safetensors.numpy
 from hypothesis import strategies as st
 
 from broker.contract import codec, errors, messages
-from tests.broker.contract import examples, strategies
+from tests.broker.contract.payloads import examples, strategies
 
 KINDS = sorted(messages.KINDS)
 Header = dict[str, Any]

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from broker.contract import codec, errors, messages, previous, topics
-from tests.broker.contract import examples, strategies
+from tests.broker.contract.payloads import examples, strategies
 
 KINDS = sorted(messages.KINDS)
 

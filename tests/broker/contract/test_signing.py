@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import strategies as st
 
 from broker.contract import errors, signing
-from tests.broker.contract import examples
+from tests.broker.contract.payloads import examples
 
 TOPIC = "actorq/lab/actor/pi/receipt"
 BODY = b"the body of a message"

@@ -16,7 +16,7 @@ from broker.contract import codec, messages
 from learner.experience import ledger
 from learner.files import run_directory
 from tests import conftest as brokers
-from tests.broker.contract import examples
+from tests.broker.contract.payloads import examples
 from tests.system import books
 from tests.system.chaos import __main__, scenario
 

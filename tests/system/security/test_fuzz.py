@@ -30,7 +30,7 @@ from learner import config as learner_config
 from learner.experience import dead_letters, ledger, validate
 from learner.fleet import roster, session
 from learner.run import local_fleet
-from tests.broker.contract import examples, mutations
+from tests.broker.contract.payloads import examples, mutations
 from tests.edge_actor.policies.models import files
 from tests.fakes import fake_learner, fleet_examples
 from tests.system import at_work

@@ -16,7 +16,7 @@ import pytest
 from broker.contract import codec, errors, messages, signing, topics
 from broker.fleet import identity
 from learner.run import local_fleet
-from tests.broker.contract import examples
+from tests.broker.contract.payloads import examples
 from tests.fakes import fleet_examples
 from tests.fakes.connections import plain_client
 from tests.system.conftest import QUICK, STICK

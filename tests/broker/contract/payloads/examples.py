@@ -1,7 +1,7 @@
 """One message of every kind, and its bytes: in golden/ as committed, in golden_previous/ of the schema before.
 
-`python -m tests.broker.contract.examples` writes golden/ anew: only together with a new SCHEMA_VERSION. Then it first
-moves what is there to golden_previous/. Schema 11 is as the commit before the change wrote it:
+`python -m tests.broker.contract.payloads.examples` writes golden/ anew: only together with a new SCHEMA_VERSION. Then
+it first moves what is there to golden_previous/. Schema 11 is as the commit before the change wrote it:
 `git show 68c8c0d^:tests/broker/contract/golden/KIND.hex`.
 """
 
