@@ -146,8 +146,8 @@ if [ "$ARCHITECTURE" = amd64 ]; then
 	exit
 fi
 if [ "$1" = boot ]; then
-	# shellcheck source=tests/pi/boot.sh
-	. "$WORK/source/tests/pi/boot.sh"
+	# shellcheck source=tests/pi/boot/boot.sh
+	. "$WORK/source/tests/pi/boot/boot.sh"
 	use_core cortex-a72
 	boots
 	exit

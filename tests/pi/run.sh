@@ -2,7 +2,7 @@
 # Makes a board out of a Debian root under qemu: setup_pi.sh as a user runs it, then the actor's tests on emulated cores.
 #
 #   tests/pi/run.sh SUITE ARCHITECTURE CORE ...        as root; like: tests/pi/run.sh bookworm arm64 cortex-a53 cortex-a72
-#   tests/pi/run.sh SUITE arm64 boot                   as root; a whole emulated machine, see boot.sh
+#   tests/pi/run.sh SUITE arm64 boot                   as root; a whole emulated machine, see boot/boot.sh
 #
 # arm64 and armhf; amd64 (no emulation, no cores) runs what must fail in setup_pi.sh, at the machine's own speed.
 # Emulation proves wheels, instructions, kernels and numbers; never latency or energy.

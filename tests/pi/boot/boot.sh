@@ -1,5 +1,5 @@
 # A whole emulated machine: real kernel, real systemd, and the card that flash.sh wrote, from its first boot until the
-# actor's experience arrives (boot.py). Bookworm goes by firstrun.sh, Trixie by cloud-init, as Raspberry Pi OS does.
+# actor's experience arrives (__main__.py). Bookworm goes by firstrun.sh, Trixie by cloud-init, as Raspberry Pi OS does.
 # Sourced by board.sh.
 #
 # Unlike on a Pi: qemu and not the firmware reads cmdline.txt (from the card, each time), and an initramfs of ours mounts
@@ -46,7 +46,7 @@ get_kernel() {
 make_initramfs() {
 	mkdir "$WORK/initramfs"
 	cp -r "$KERNEL/busybox" "$KERNEL/modules" "$WORK/initramfs"
-	install -m 755 "$WORK/source/tests/pi/initramfs.sh" "$WORK/initramfs/init"
+	install -m 755 "$WORK/source/tests/pi/boot/initramfs.sh" "$WORK/initramfs/init"
 	(cd "$WORK/initramfs" && find . | cpio --quiet -o -H newc | gzip -1) > "$WORK/initrd"
 }
 

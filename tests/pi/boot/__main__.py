@@ -20,7 +20,8 @@ from pathlib import Path
 
 from learner.run import local_fleet
 from tests import conftest
-from tests.pi import images, machine, updates, witness
+from tests.pi import images
+from tests.pi.boot import machine, updates, witness
 from tests.system.conftest import QUICK
 
 _HOST = "10.0.2.2"

@@ -18,7 +18,7 @@ from broker.contract import errors
 from learner.run import local_fleet
 from tests import conftest
 from tests.fakes import releases
-from tests.pi import machine, witness
+from tests.pi.boot import machine, witness
 from tests.system.conftest import started
 
 _ENDS_S = 900.0
