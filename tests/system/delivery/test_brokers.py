@@ -92,7 +92,8 @@ def test_a_learner_starts_while_one_of_its_brokers_is_away(start_fleet: StartFle
     fleet = start_fleet("mosquitto", brokers=2)
     kill_broker(fleet, 0)
     fleet.start_actor("one", ["--env", "CartPole-v1"])
-    fleet.start_learner([*QUICK, "--run-dir", str(run_root / "run"), "--solved-return", "inf"])
+    endless = ["--max-env-steps", "10000000", "--solved-return", "inf"]
+    fleet.start_learner([*QUICK, "--run-dir", str(run_root / "run"), *endless])
     conftest.wait_until(lambda: list((run_root / "run").glob("policies/*")), "training goes on", 60.0)
     fleet.start_broker(0)
     conftest.wait_until(lambda: learner_is_on(fleet, 0), "what is retained is on the late broker too", 20.0)

@@ -47,7 +47,8 @@ def test_only_the_broker_listens_and_only_on_this_machine(
 ) -> None:
     fleet = start_fleet(kind)
     fleet.start_actor("pi", ["--env", "CartPole-v1", "--spool-dir", "disk"])
-    fleet.start_learner([*QUICK, "--run-dir", str(run_root / "run"), "--solved-return", "inf"])
+    endless = ["--max-env-steps", "10000000", "--solved-return", "inf"]
+    fleet.start_learner([*QUICK, "--run-dir", str(run_root / "run"), *endless])
     brokers.wait_until(lambda: list((run_root / "run").glob("policies/*.tflite")), "training began", 60.0)
     state = fleet.directory / "home" / "actors" / "pi"
     brokers.wait_until((state / "newest.json").exists, "the actor stored a policy", 20.0)

@@ -50,6 +50,7 @@ def test_the_page_of_a_learner_shows_who_is_there_and_who_drifts(
     fleet.start_actor("pi", [*env, "--heartbeat-s", "0.2"])
     command = [sys.executable, "-m", "learner", "train", "--watch", "0", "--fleet", fleet.name]
     command += ["--broker", fleet.address, "--run-dir", str(run), "--solved-return", "1000", *QUICK]
+    command += ["--max-env-steps", "1000000000"]  # a fast machine takes the usual ones in seconds
     command += ["--publish-period-updates", "1000000000"]  # returns are held against the first ones of one policy
     home = os.environ | {"ACTORQ_HOME": str(fleet.directory / "home")}
     with said.open("w") as stderr, started(command, env=home, stderr=stderr, stdout=subprocess.DEVNULL) as learner:
