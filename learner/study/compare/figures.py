@@ -67,9 +67,11 @@ def of_run(rows: Sequence[Row], summary: Row, *, reached: bool) -> Figures:
         "actors_joules": actors_j.get("joules"),
         "kgco2e": energy.get("kgco2e"),
         "published_to_acting_ms": summary.get("publish_to_acting_ms_p50"),
-        "threshold_s": _training_s(rows, summary) if reached and summary.get("solved") else None,
-        "threshold_steps": summary.get("env_steps") if reached and summary.get("solved") else None,
+        "trained_s": _training_s(rows, summary),
+        "trained_steps": summary.get("env_steps"),
     }
+    if reached and summary.get("solved"):
+        found |= {"threshold_s": found["trained_s"], "threshold_steps": found["trained_steps"]}
     found.setdefault("idle_share", summary.get("learner_idle_share"))
     return {key: float(value) for key, value in found.items() if isinstance(value, (int, float))}
 

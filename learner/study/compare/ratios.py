@@ -26,6 +26,7 @@ class Measure:
         kinds: Of runs that tell it.
         as_difference: Whether arms are compared by their difference, because a ratio says nothing.
         energy: The part of the summary's energy that says where it comes from.
+        so_far: In the figures of a run that was ended before it got there; `key` by default.
     """
 
     key: str
@@ -35,13 +36,36 @@ class Measure:
     kinds: Sequence[str] = plan.KINDS
     as_difference: bool = False
     energy: str = ""
+    so_far: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bound:
+    """What a ratio is at least, or at most, because runs that did not get to the threshold would have cost more.
+
+    Attributes:
+        side: `at least` or `at most`.
+        found: With what they had cost when they were ended, over all seeds of which one arm at least got there.
+    """
+
+    side: str
+    found: statistics.Paired
+
+    def facts(self) -> Record:
+        """Returns it for a row."""
+        ends = self.found.interval and [_rounded(end) for end in self.found.interval]
+        return {"side": self.side, "ratio": _rounded(self.found.ratio), "interval": ends, "runs": self.found.pairs}
+
+    def __str__(self) -> str:
+        ends = "({:.3g} to {:.3g}) ".format(*self.found.interval) if self.found.interval else ""
+        return f"{self.side} {self.found.ratio:.3g} {ends}over {self.found.pairs} seed{'s' * (self.found.pairs > 1)}"
 
 
 MEASURES = (
     Measure("env_steps_per_s", "environment steps/s at equal learner work", "1/s", "higher", (plan.THROUGHPUT,)),
     Measure("return", "return at equal steps", "return", "higher", (plan.THROUGHPUT,), as_difference=True),
-    Measure("threshold_s", "time to the threshold", "s", kinds=(plan.THRESHOLD,)),
-    Measure("threshold_steps", "steps to the threshold", "steps", kinds=(plan.THRESHOLD,)),
+    Measure("threshold_s", "time to the threshold", "s", kinds=(plan.THRESHOLD,), so_far="trained_s"),
+    Measure("threshold_steps", "steps to the threshold", "steps", kinds=(plan.THRESHOLD,), so_far="trained_steps"),
     Measure("policy_bytes", "bytes of a policy's file", "bytes", kinds=(plan.THROUGHPUT,)),
     Measure("bytes_per_policy", "bytes of a policy on the wire", "bytes", kinds=(plan.THROUGHPUT,)),
     Measure("bytes", "bytes at the learner in all", "bytes"),
@@ -51,6 +75,7 @@ MEASURES = (
     Measure("actors_joules", "energy of the actors", "J", energy="actors"),
     Measure("kgco2e", "CO2 in all", "kg CO2e", energy="carbon"),
 )
+_TIME = next(measure for measure in MEASURES if measure.key == "threshold_s")
 _WORK = {plan.THROUGHPUT: "equal steps", plan.THRESHOLD: "to the threshold"}
 
 
@@ -87,9 +112,10 @@ def unreached(request: plan.Request, records: Sequence[Record]) -> Iterator[str]
                     f"{len(reached)} of {len(runs)} runs of {arm.name}"
                     for arm, runs, reached in zip((other, reference), beside, seeds, strict=True)
                 )
+                bound = _Cell(request, plan.THRESHOLD, _TIME, reference, other, records).bound()
                 yield (
                     f"{regime}, {request.env} {plan.widths(hidden)}: no ratio of times to the threshold, which "
-                    f"{' and '.join(told)} reached within {request.max_s:g} s"
+                    f"{' and '.join(told)} reached within {request.max_s:g} s" + (f"; it is {bound}" if bound else "")
                 )
 
 
@@ -115,10 +141,7 @@ class _Cell:
     def row(self, pace: headroom.Pace | None) -> Record | None:
         """Returns the row; None where no seed has both figures."""
         measure, (other, reference) = self._measure, self._arms
-        values, references = (
-            {one["seed"]: one["figures"][measure.key] for one in good if measure.key in one["figures"]}
-            for good in self._counted
-        )
+        values, references = (_by_seed(counted, measure.key) for counted in self._counted)
         found = statistics.paired(values, references, as_difference=measure.as_difference)
         if found is None:
             return None
@@ -135,6 +158,7 @@ class _Cell:
             "interval": [_rounded(end) for end in found.interval] if found.interval else None,
             "runs": found.pairs,
             "spread": _rounded(found.spread),
+            "bound": bound.facts() if (bound := self.bound()) else None,
             "explain": "; ".join(filter(None, self._explain(found, pace))),
             "better": measure.better,
             "measure": measure.key,
@@ -150,6 +174,26 @@ class _Cell:
             "breakdown": {arm.name: self._breakdown(good) for arm, good in zip(self._arms, self._good, strict=True)},
             "pace": dataclasses.asdict(pace) if pace else None,
         }
+
+    def bound(self) -> Bound | None:
+        """Returns what runs that did not get to the threshold tell of the ratio; None if nothing.
+
+        Where one arm was too slow with some seeds and the other one with others, it is bounded on no side.
+        """
+        reached = [_by_seed(counted, self._measure.key) for counted in self._counted]
+        missed = [
+            _by_seed([one for one in good if one not in counted], self._measure.so_far or self._measure.key)
+            for good, counted in zip(self._good, self._counted, strict=True)
+        ]
+        slower = [missed[0].keys() & reached[1].keys(), missed[1].keys() & reached[0].keys()]
+        if bool(slower[0]) == bool(slower[1]):
+            return None
+        late = 0 if slower[0] else 1
+        beside = [reached[arm] | (missed[arm] if arm == late else {}) for arm in (0, 1)]
+        found = statistics.paired(*beside)
+        if found is None or found.ratio is None:
+            return None
+        return Bound(("at least", "at most")[late], found)
 
     def _explain(self, found: statistics.Paired, pace: headroom.Pace | None) -> Iterator[str]:
         measure = self._measure
@@ -186,6 +230,8 @@ class _Cell:
                 yield f"{short} of {len(good)} runs of {arm.name} ended by time before their {steps:,} steps"
             if self._kind == plan.THRESHOLD and (missed := sum(not _is_reached(one) for one in good)):
                 yield f"{missed} of {len(good)} runs of {arm.name} did not reach it within {self._request.max_s:g} s"
+        if bound := self.bound():
+            yield f"with what such runs had cost when they were ended, the ratio is {bound}"
         yield statistics.remark(found.pairs)
 
     def _held(self) -> str:
@@ -246,6 +292,11 @@ class _Cell:
 def of(record: Record, kind: str, arm: plan.Arm) -> bool:
     """Returns whether a record is of a run of this kind and arm."""
     return bool(record["kind"] == kind and record["arm"] == arm.facts())
+
+
+def _by_seed(records: Sequence[Record], key: str) -> dict[int, float]:
+    """Returns a figure of runs that have it."""
+    return {one["seed"]: one["figures"][key] for one in records if key in one["figures"]}
 
 
 def _is_reached(record: Record) -> bool:

@@ -61,8 +61,9 @@ def test_what_is_not_said_is_missing() -> None:
         "env_steps_per_s": 90.0,
     }
     found = figures.of_run([row(1, 900, 1, return_mean=7.0)], summary, reached=True)
-    known = {"return": 7.0, "policy_bytes": 5000.0, "threshold_s": 10.0, "threshold_steps": 900.0}
-    assert found == known  # no rate: its rows are too few, and that of the summary has random steps in it
+    known = {"return": 7.0, "policy_bytes": 5000.0, "trained_s": 10.0, "trained_steps": 900.0}
+    # No rate: its rows are too few, and that of the summary has random steps in it
+    assert found == known | {"threshold_s": 10.0, "threshold_steps": 900.0}
     assert "threshold_s" not in figures.of_run([], summary | {"solved": False}, reached=True)
     energy = {"learner": {"joules": 3.0}, "actors": {"joules": None}, "kgco2e": 1e-6}
     both = figures.of_run([], {"energy": energy, "bytes_received": 3, "bytes_sent": 4}, reached=False)

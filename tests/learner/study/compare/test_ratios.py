@@ -97,6 +97,44 @@ def test_runs_that_did_not_reach_the_threshold_are_counted() -> None:
     ]
 
 
+def threshold_runs(float32: list[float | None], int8: list[float | None]) -> list[dict[str, Any]]:
+    """Returns runs with the seconds that they took to the threshold; None: ended after 100 s, without it."""
+    return [
+        record(
+            precision,
+            seed,
+            "threshold",
+            figures={"actors_joules": 2.0 * (s or 100.0)}
+            | ({"trained_s": 100.0} if s is None else {"trained_s": s, "threshold_s": s}),
+        )
+        for precision, seconds in (("float32", float32), ("int8", int8))
+        for seed, s in enumerate(seconds)
+    ]
+
+
+def test_runs_that_did_not_get_there_bound_the_ratio_on_the_side_that_they_tell_of() -> None:
+    rows = found(*threshold_runs([40.0, None], [20.0, 25.0]))
+    for row in (rows["threshold_s"], rows["actors_joules"]):
+        assert (row["ratio"], row["runs"]) == (0.5, 1)
+        assert row["bound"] == {"side": "at most", "ratio": 0.3536, "interval": [0.25, 0.5], "runs": 2}
+        assert "the ratio is at most 0.354 (0.25 to 0.5) over 2 seeds" in row["explain"]
+    row = found(*threshold_runs([20.0, 25.0], [40.0, None]))["threshold_s"]
+    assert row["bound"] == {"side": "at least", "ratio": 2.828, "interval": [2.0, 4.0], "runs": 2}
+    for neither in (([40.0, None, 25.0], [20.0, 25.0, None]), ([40.0, None], [20.0, None]), ([40.0], [20.0])):
+        assert found(*threshold_runs(*neither))["threshold_s"]["bound"] is None
+    assert found(*BOTH)["env_steps_per_s"]["bound"] is None
+
+
+def test_a_bound_is_told_where_no_seed_has_both_arms_there() -> None:
+    (line,) = ratios.unreached(REQUEST, threshold_runs([None, None], [20.0, 25.0]))
+    assert line.endswith(
+        "2 of 2 runs of int8 and 0 of 2 runs of float32 reached within 180 s; "
+        "it is at most 0.224 (0.2 to 0.25) over 2 seeds"
+    )
+    (line,) = ratios.unreached(REQUEST, threshold_runs([None, 30.0], [20.0, None]))
+    assert line.endswith("reached within 180 s")
+
+
 def test_nothing_beside_it_makes_no_row() -> None:
     assert not found(*BOTH[:2])
 
